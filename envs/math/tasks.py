@@ -1,0 +1,248 @@
+"""Reads problems and their answers from the files in which people have them.
+
+JSON (a list, or an object that holds one), JSON lines, Parquet, a folder of such files, or the id of a Hugging Face
+data set (`openai/gsm8k`, `openai/gsm8k:main:test`). The fields are found by their usual names unless they are given.
+
+    MATH   {"problem", "final_answer"} or {"problem", "solution"} with the answer in \\boxed{}
+    GSM8K  {"question", "answer"}, the answer's last line is `#### N`
+    AIME, AMC  {"prompt", "answer"}; AMC's answers are floats: 142.0 is read as 142
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mafrt.envs.math.answers import boxed, hash_answer
+from mafrt.errors import DataError, MissingExtraError
+
+PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
+"""Looked for in this order, without regard to case."""
+ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "gold", "target", "label", "solution", "output")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
+SHIPPED = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem. `id` is unique within its source: the name of the file and the number of the record."""
+
+    id: str
+    problem: str
+    answer: str
+    meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The record's other fields, as they are."""
+
+
+def load_tasks(
+    source: str | Path | None = None,
+    *,
+    problem_field: str | None = None,
+    answer_field: str | None = None,
+    split: str = "train",
+) -> tuple[Task, ...]:
+    """All tasks of `source`: a file, a folder, or a Hugging Face data set id; None: the shipped word problems.
+
+    `split` picks the part of the shipped problems and of a data set whose id names none. Raises DataError that names
+    the file, the record and what is wrong with it; MissingExtraError if a data set id needs a package.
+    """
+    if source is None:
+        path = SHIPPED / f"word_problems_{split}.jsonl"
+        if not path.is_file():
+            parts = sorted(p.stem.removeprefix("word_problems_") for p in SHIPPED.glob("word_problems_*.jsonl"))
+            raise DataError(f"there is no split {split!r} of the shipped word problems; there is: {parts}")
+        source = path
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+        if not files:
+            raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
+        return tuple(task for file in files for task in _tasks_of(file, problem_field, answer_field))
+    if path.exists():
+        return tuple(_tasks_of(path, problem_field, answer_field))
+    if _looks_like_id(str(source)):
+        return tuple(_make_tasks(str(source), _hub_records(str(source), split), problem_field, answer_field))
+    raise DataError(
+        f"data file {path} does not exist; give a JSON, JSONL or Parquet file, or a Hugging Face data set id such as "
+        "openai/gsm8k"
+    )
+
+
+def _tasks_of(path: Path, problem_field: str | None, answer_field: str | None) -> list[Task]:
+    return _make_tasks(path.name, _file_records(path), problem_field, answer_field, shown=str(path))
+
+
+Records = Iterator[tuple[str, Any]]
+"""Pairs of where a record stands (`line 3`, `record 3`) and the record."""
+
+
+def _make_tasks(
+    name: str, records: Records, problem_field: str | None, answer_field: str | None, shown: str = ""
+) -> list[Task]:
+    shown = shown or name
+    stem = name.rsplit(".", 1)[0] if "." in name and "/" not in name else name
+    tasks = []
+    for number, (where, record) in enumerate(records):
+        here = f"{shown}, {where}"
+        if not isinstance(record, Mapping):
+            raise DataError(f"{here}: expected an object with a problem and an answer, found {_brief(record)}")
+        problem_key = _field(here, record, "problem", problem_field, PROBLEM_FIELDS)
+        answer_key = _field(here, record, "answer", answer_field, ANSWER_FIELDS)
+        problem = _problem_text(here, problem_key, record[problem_key])
+        answer = answer_text(record[answer_key])
+        if not answer:
+            raise DataError(
+                f"{here}: no answer can be read from {answer_key!r}: {_brief(record[answer_key])} "
+                "(expected a number, a text, one with \\boxed{...}, or one that ends in '#### N')"
+            )
+        meta = {k: v for k, v in record.items() if k not in (problem_key, answer_key)}
+        tasks.append(Task(f"{stem}:{number}", problem, answer, meta))
+    if not tasks:
+        raise DataError(f"{shown}: holds no records; expected at least one with a problem and an answer")
+    return tasks
+
+
+def answer_text(value: Any) -> str:
+    """The reference answer as text: `#### 72` -> `72`, a solution's last \\boxed{}, 142.0 -> `142`."""
+    if isinstance(value, bool) or value is None:
+        return ""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value) if value == value else ""
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return answer_text(value[0])
+    if not isinstance(value, str):
+        return ""
+    found = boxed(value)
+    if found is None:
+        found = hash_answer(value)
+    return (value if found is None else found).strip()
+
+
+def _field(here: str, record: Mapping, what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
+    has = f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
+    if wanted is not None:
+        if wanted not in record:
+            raise DataError(f"{here}: has no field {wanted!r} (asked for with {what}_field); {has}")
+        return wanted
+    by_name = {str(key).lower(): key for key in record}
+    for name in usual:
+        # A null answer beside a solution that has one: the solution counts.
+        if name in by_name and record[by_name[name]] is not None:
+            return by_name[name]
+    raise DataError(
+        f"{here}: no {what} found; {has}, expected one of {', '.join(usual)} with a value, or name it with {what}_field"
+    )
+
+
+def _problem_text(here: str, key: str, value: Any) -> str:
+    # Chat-style records: the problem is the last message of the user.
+    if isinstance(value, (list, tuple)) and value and all(isinstance(m, Mapping) and "content" in m for m in value):
+        value = next((m["content"] for m in reversed(value) if m.get("role") == "user"), value[-1]["content"])
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{here}: the problem {key!r} must be a text that is not empty, found {_brief(value)}")
+    return value.strip()
+
+
+def _file_records(path: Path) -> Records:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet_records(path)
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: is not UTF-8 text ({error.reason}); convert the file to UTF-8") from error
+    if not text.strip():
+        raise DataError(f"{path}: is empty; expected records with a problem and an answer")
+    if suffix != ".json":
+        return _line_records(path, text)
+    try:
+        return _json_records(path, json.loads(text))
+    except json.JSONDecodeError as error:
+        # Files called .json often hold one object per line.
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):
+            return _line_records(path, text)
+        raise DataError(f"{path}, line {error.lineno}: is not JSON ({error.msg}, column {error.colno})") from error
+
+
+def _line_records(path: Path, text: str) -> Records:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: is not JSON ({error.msg}, column {error.colno})") from error
+
+
+def _json_records(path: Path, data: Any) -> Records:
+    if isinstance(data, dict):
+        lists = [key for key, value in data.items() if isinstance(value, list)]
+        if len(lists) == 1:
+            data = data[lists[0]]
+        elif not lists:
+            data = [data]
+        else:
+            raise DataError(f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records")
+    if not isinstance(data, list):
+        raise DataError(f"{path}: expected a list of records, found {_brief(data)}")
+    return ((f"record {number}", record) for number, record in enumerate(data, start=1))
+
+
+def _parquet_records(path: Path) -> Records:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: is not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    return ((f"record {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def _looks_like_id(source: str) -> bool:
+    """`owner/name` with optional `:config:split`, and not a path to a file."""
+    name = source.split(":")[0]
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and not name.endswith((*SUFFIXES, "/"))
+        and source.count(":") <= 2
+    )
+
+
+def _hub_records(source: str, split: str, load: Callable[..., Any] | None = None) -> Records:
+    if load is None:
+        try:
+            from datasets import load_dataset as load
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{source} is no file, and reading it as a Hugging Face data set needs a package: "
+                "pip install 'mafrt[datasets]'"
+            ) from error
+    name, config, part = (*source.split(":"), "", "")[:3]
+    # GSM8K has two configurations and no default one; `main` is what everybody means.
+    config = config or ("main" if name == "openai/gsm8k" else "")
+    try:
+        rows = load(name, config or None, split=part or split)
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}") from error
+    return ((f"record {number}", dict(row)) for number, row in enumerate(rows, start=1))
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,214 @@
+"""Is the answer right? Plain numbers are compared here; everything else by math-verify in a process of its own.
+
+What a model wrote is never parsed by sympy in the trainer's process (see `_worker.py`). One worker serves all threads.
+It is started when the first answer needs it, restarted when it dies or overruns its deadline, and ended with the
+program. An answer that overruns the deadline, or that kills the worker twice, is counted and is not right; a worker
+that cannot be started at all is an error, never a verdict.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mafrt.envs.math.answers import extract_answer, quick_verdict, tidy
+from mafrt.errors import EnvError, MissingExtraError
+
+__all__ = ["Verifier", "VerifyStats", "extract_answer", "stats", "verify", "verify_many"]
+
+MAX_ANSWER_CHARS = 600
+"""A longer answer is not parsed and not right; the longest of MATH's 12,500 has under 200 characters."""
+
+
+@dataclass
+class VerifyStats:
+    """What happened to the pairs so far."""
+
+    asked: int = 0
+    no_answer: int = 0
+    """Texts without \\boxed{} or `####`."""
+    too_long: int = 0
+    quick: int = 0
+    """Decided by string work."""
+    cached: int = 0
+    parsed: int = 0
+    """Decided by math-verify."""
+    timeouts: int = 0
+    crashes: int = 0
+    """Answers that killed the worker twice."""
+    restarts: int = 0
+
+
+class Verifier:
+    """Checks answers with one worker process; safe to share among threads.
+
+    `deadline_s` is the wall-clock time for one pair, `start_s` that for starting the worker.
+    """
+
+    def __init__(self, *, deadline_s: float = 8.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
+        self.deadline_s, self.start_s, self.cache_size = deadline_s, start_s, cache_size
+        self.stats = VerifyStats()
+        self._lock = threading.RLock()
+        self._cache: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._unread = b""
+
+    def verify_many(self, pairs: Iterable[tuple[str, str]], *, last_number: bool = False) -> list[bool]:
+        """Whether each text gives its reference answer, in the order of the pairs."""
+        return [self._one(text, reference, last_number) for text, reference in pairs]
+
+    def close(self) -> None:
+        """End the worker; the next answer that needs it starts another."""
+        with self._lock:
+            process, self._process, self._unread = self._process, None, b""
+            if process is None or self._owner != os.getpid():
+                return
+            with contextlib.suppress(OSError):
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _one(self, text: str, reference: str, last_number: bool) -> bool:
+        given = extract_answer(text, last_number=last_number)
+        with self._lock:
+            self.stats.asked += 1
+            if given is None:
+                self.stats.no_answer += 1
+                return False
+            if len(given) > MAX_ANSWER_CHARS:
+                self.stats.too_long += 1
+                return False
+            given, reference = tidy(given), tidy(reference)
+            verdict = quick_verdict(given, reference)
+            if verdict is not None:
+                self.stats.quick += 1
+                return verdict
+            key = (given, reference)
+            if key in self._cache:
+                self.stats.cached += 1
+                self._cache.move_to_end(key)
+                return self._cache[key]
+            verdict = self._ask(given, reference)
+            if verdict is None:
+                return False
+            self.stats.parsed += 1
+            self._cache[key] = verdict
+            if len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+            return verdict
+
+    def _ask(self, given: str, reference: str) -> bool | None:
+        """math-verify's verdict, or None if it could not be had (which is counted)."""
+        for last_try in (False, True):
+            self._ensure_worker()
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                line = json.dumps({"given": given, "reference": reference}) + "\n"
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+                return bool(self._read(self.deadline_s)["equal"])
+            except TimeoutError:
+                self.stats.timeouts += 1
+                self._restart()
+                return None
+            except OSError:
+                # It may have been killed from outside, so the answer gets a second worker before it is blamed.
+                self._restart()
+                if last_try:
+                    self.stats.crashes += 1
+        return None
+
+    def _restart(self) -> None:
+        self.stats.restarts += 1
+        self.close()
+
+    def _ensure_worker(self) -> None:
+        if self._process is not None and self._owner != os.getpid():
+            self._process, self._unread = None, b""  # a fork: the worker belongs to the parent
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            self._restart()
+        # A clean environment: no keys for the worker to read, and the very packages that this process has.
+        paths = [os.path.abspath(p) for p in sys.path]
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mafrt.envs.math._worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+        except OSError as error:
+            raise EnvError(f"the answer verifier's process cannot be started: {error}") from error
+        self._owner, self._unread = os.getpid(), b""
+        try:
+            hello = self._read(self.start_s)
+        except OSError as error:
+            self.close()
+            raise EnvError(
+                f"the answer verifier's process did not come up ({error or 'it ended'}); try: "
+                f"{sys.executable} -c 'import math_verify'"
+            ) from error
+        if "ready" not in hello:
+            self.close()
+            raise MissingExtraError(f"checking answers needs math-verify ({hello.get('error')}): pip install math-verify")
+
+    def _read(self, deadline_s: float) -> dict[str, Any]:
+        """One reply; TimeoutError past the deadline, OSError if the worker is gone or talks nonsense."""
+        assert self._process is not None and self._process.stdout is not None
+        pipe, until = self._process.stdout.fileno(), time.monotonic() + deadline_s
+        while b"\n" not in self._unread:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError(f"no reply within {deadline_s:g} s")
+            chunk = os.read(pipe, 65536)
+            if not chunk:
+                raise OSError("the process ended")
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError as error:
+            raise OSError(f"the process sent {line[:80]!r}") from error
+
+
+_SHARED = Verifier()
+atexit.register(_SHARED.close)
+
+
+def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
+    """Whether the answer that `text` gives equals the reference `answer`.
+
+    The answer of a text is its last \\boxed{...}, else what follows its last `####`, else (only with `last_number`)
+    its last number; a text that gives none is not right.
+    """
+    return _SHARED.verify_many([(text, answer)], last_number=last_number)[0]
+
+
+def verify_many(pairs: Sequence[tuple[str, str]], *, last_number: bool = False) -> list[bool]:
+    """`verify` for many (text, answer) pairs."""
+    return _SHARED.verify_many(pairs, last_number=last_number)
+
+
+def stats() -> dict[str, int]:
+    """Counts of the shared verifier since the program began."""
+    return asdict(_SHARED.stats)

@@ -1,0 +1,46 @@
+"""`python -m mafrt.bench NAME [arguments]`: run one benchmark; the last line printed is its result as JSON."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mafrt.errors import MafrtError
+
+
+def names() -> list[str]:
+    """The benchmarks there are: the public modules of this package."""
+    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark that `argv` names; returns the exit status (2: no such benchmark, or it cannot run)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    known = names()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: python -m mafrt.bench NAME [arguments]   (NAME --help for its arguments)")
+        print("benchmarks: " + ", ".join(known))
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "expected one of: " + ", ".join(known)
+        print(f"found no benchmark {name!r}; {hint}", file=sys.stderr)
+        return 2
+    try:
+        result = importlib.import_module(f"mafrt.bench.{name}").run(arguments[1:])
+    except MafrtError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

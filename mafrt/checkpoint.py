@@ -1,0 +1,603 @@
+"""Checkpoints that survive kill -9, a full disk and a flipped byte.
+
+A checkpoint is the folder `step_000100`: adapters, critic, optimizers, random states, and a `manifest.json` with the
+SHA-256 of every other file. It is written under another name, made durable, and appears by one rename, so that a
+folder with the final name is either complete or was damaged later, which the hashes tell.
+
+Names beside the checkpoints, all ignored by `latest` unless said otherwise:
+`step_N.tmp` is unfinished or half removed; `step_N.old` is the one being replaced (it counts while `step_N` does not
+exist); `step_N.aside` lay beyond the step that a run was resumed from.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from mafrt.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+CRITIC = "critic.pth"
+RESERVED = frozenset({MANIFEST, CRITIC, "state"})
+"""Names inside a checkpoint that no adapter may take."""
+
+_FORMAT = "mafrt-checkpoint"
+_FORMAT_VERSION = 1
+_STEP = re.compile(r"step_(\d{6,})(\.old)?")
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a folder that holds adapter folders"
+
+Writer = Callable[[Path], object]
+"""Writes one file or one folder at the path it is given."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were all found and hashed."""
+
+    path: Path
+    step: int
+    """Iterations completed when it was written."""
+    files: dict[str, str]
+    """Relative path -> SHA-256."""
+    versions: dict[str, str]
+    sandbox_tier: str | None
+    meta: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    """Why newer checkpoints beside it were passed over, one sentence each."""
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """What a `--load_path` turned out to be."""
+
+    kind: Literal["run", "checkpoint", "adapters"]
+    path: Path
+    """The folder that holds the adapter folders; the run directory if `checkpoint` is None and `kind` is "run"."""
+    adapters: dict[str, Path]
+    """Adapter name -> its PEFT folder. Empty for a run that was stopped before its first checkpoint."""
+    critic: Path | None
+    checkpoint: Checkpoint | None = None
+    """None: there is nothing to resume; the adapters, if any, are initial weights."""
+    run: Path | None = None
+    """The run directory it belongs to, if that is known."""
+
+    @property
+    def step(self) -> int:
+        """Iterations already done: 0 unless a checkpoint is resumed."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run goes on (with optimizers, random states and data position) rather than starts."""
+        return self.kind != "adapters"
+
+    def adapter(self, name: str) -> Path:
+        """The folder of one adapter. Raises CheckpointError with the names that are there."""
+        if name not in self.adapters:
+            raise CheckpointError(
+                f"{self.path} holds no adapter {name!r}, only {', '.join(sorted(self.adapters)) or 'none at all'}; "
+                "use the team it was trained with, or add the missing adapter folder"
+            )
+        return self.adapters[name]
+
+    def state(self, name: str) -> Path:
+        """The file `state/NAME` of the checkpoint. Raises CheckpointError if it was not saved."""
+        if self.checkpoint is None or f"state/{name}" not in self.checkpoint.files:
+            raise CheckpointError(f"{self.path} holds no state/{name}, so the run cannot go on exactly from there")
+        return self.path / "state" / name
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def save(
+    root: str | os.PathLike[str],
+    step: int,
+    writers: Mapping[str, Writer],
+    *,
+    meta: Mapping[str, Any] | None = None,
+    sandbox_tier: str | None = None,
+    keep_last: int = 2,
+    keep_every: int = 0,
+) -> Path:
+    """Write checkpoint `step` under `root`, atomically and durably, then thin out old ones (see `thin`).
+
+    `writers` maps a relative path ("solver", "critic.pth", "state/run.json") to what writes that file or folder.
+    `meta` is any JSON. A step that exists is left alone if it is intact and holds the same files, else replaced.
+    Raises CheckpointError, with earlier checkpoints untouched and nothing left behind, if it cannot be written.
+    """
+    root = Path(root)
+    _check_names(writers)
+    final, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
+    what = str(final)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        clean(root)
+        temporary.mkdir()
+        for name, write in writers.items():
+            what = f"{name} of {final}"
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            write(temporary / name)
+            if not (temporary / name).exists():
+                raise FileNotFoundError(errno.ENOENT, "its writer wrote nothing", name)
+        what = str(final)
+        manifest = _seal(temporary, step, json.loads(json.dumps(meta or {}, allow_nan=False)), sandbox_tier)
+        _publish(temporary, final, manifest)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if _is_disk_error(error):
+            raise CheckpointError(
+                f"cannot write {what}: {error} ({_free_mib(root)} MiB free); earlier checkpoints are untouched: "
+                "free some space or lower --keep_last, then go on with --load_path"
+            ) from error
+        raise
+    thin(root, keep_last=keep_last, keep_every=keep_every, trusted=final)
+    return final
+
+
+def _check_names(writers: Mapping[str, Writer]) -> None:
+    for name in writers:
+        if not _is_safe(name) or name == MANIFEST:
+            raise ConfigError(f"{name!r} cannot be the name of a part of a checkpoint; expected a relative path")
+        for parent in PurePosixPath(name).parents:
+            if str(parent) in writers:
+                raise ConfigError(
+                    f"{str(parent)!r} is reserved in a checkpoint because of {name!r}; rename the adapter"
+                )
+
+
+def _seal(folder: Path, step: int, meta: dict[str, Any], sandbox_tier: str | None) -> dict[str, Any]:
+    """Make every file of `folder` durable and write the manifest last."""
+    files: dict[str, dict[str, Any]] = {}
+    folders = [folder]
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise CheckpointError(f"{path} is neither a file nor a folder; a checkpoint holds nothing else")
+        if path.is_dir():
+            folders.append(path)
+        else:
+            _fsync(path)
+            files[path.relative_to(folder).as_posix()] = {"sha256": _sha256(path), "size": path.stat().st_size}
+    manifest: dict[str, Any] = {
+        "format": _FORMAT,
+        "format_version": _FORMAT_VERSION,
+        "step": step,
+        "sandbox_tier": sandbox_tier,
+        "versions": versions(),
+        "meta": meta,
+        "files": files,
+    }
+    manifest["manifest_sha256"] = _manifest_hash(manifest)
+    save_json(folder / MANIFEST, manifest)
+    for path in reversed(folders):
+        _fsync(path)
+    return manifest
+
+
+def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
+    root, old = final.parent, final.with_name(f"{final.name}.old")
+    if final.exists():
+        try:
+            there = verify(final)
+        except CheckpointError as error:
+            log.warning("replacing a damaged checkpoint: %s", error)
+        else:
+            if there.meta == manifest["meta"] and there.files == _hashes(manifest):
+                shutil.rmtree(temporary)
+                return
+        os.replace(final, old)
+    os.replace(temporary, final)
+    _fsync(root)
+    if old.exists():
+        _remove(old)
+
+
+def thin(
+    root: str | os.PathLike[str], *, keep_last: int, keep_every: int = 0, trusted: Path | None = None
+) -> list[Path]:
+    """Remove checkpoints except the newest `keep_last`, every multiple of `keep_every` steps (0: none), and the newest
+    one that is intact. `trusted` was verified just now. Returns what was removed."""
+    if keep_last < 1:
+        raise ConfigError(f"keep_last is {keep_last}; at least the newest checkpoint has to stay, so give 1 or more")
+    everything = [(step, path) for step, path in _candidates(Path(root)) if path.suffix != ".old"]
+    keep = {path for _, path in everything[:keep_last]}
+    keep |= {path for step, path in everything if keep_every and step % keep_every == 0}
+    for _, path in everything:
+        if path == trusted or _is_intact(path):
+            keep.add(path)
+            break
+    removed = [path for _, path in everything if path not in keep]
+    for path in removed:
+        _remove(path)
+    return removed
+
+
+def clean(root: str | os.PathLike[str]) -> None:
+    """Tidy up after a killed process: only for whoever writes into `root`."""
+    for path in sorted(Path(root).glob("step_*")):
+        if path.name.endswith(".tmp"):
+            log.info("removing the unfinished %s", path)
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.endswith(".old"):
+            final = path.with_suffix("")
+            if final.exists():
+                _remove(path)
+            else:
+                os.replace(path, final)
+
+
+def set_aside_after(root: str | os.PathLike[str], step: int) -> list[Path]:
+    """Rename checkpoints beyond `step` to `step_N.aside`: the run goes on from `step`, and they are not its future."""
+    moved = []
+    for later, path in _candidates(Path(root)):
+        if later > step and path.suffix != ".old":
+            aside = path.with_name(f"{path.name}.aside")
+            if aside.exists():
+                _remove(aside)
+            os.replace(path, aside)
+            moved.append(aside)
+    if moved:
+        _fsync(Path(root))
+    return moved
+
+
+def _remove(path: Path) -> None:
+    # Renamed first, so that a kill half-way leaves nothing that looks like a checkpoint.
+    gone = path.with_name(f"{path.name}.gone.tmp")
+    os.replace(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def verify(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read the manifest and hash every file. Raises CheckpointError with the first thing that is wrong."""
+    path = Path(path)
+    manifest = _read_manifest(path)
+    named = _STEP.fullmatch(path.name)
+    if named and int(named[1]) != manifest["step"]:
+        raise CheckpointError(f"{path} was written as step {manifest['step']}; give it back its name")
+    for name, entry in manifest["files"].items():
+        _verify_file(path, name, entry)
+    hashes = _hashes(manifest)
+    for extra in path.rglob("*"):
+        name = extra.relative_to(path).as_posix()
+        if not extra.is_dir() and name != MANIFEST and name not in hashes:
+            log.warning("%s is not part of the checkpoint and is ignored", extra)
+    return Checkpoint(
+        path, manifest["step"], hashes, manifest["versions"], manifest.get("sandbox_tier"), manifest["meta"]
+    )
+
+
+def latest(root: str | os.PathLike[str]) -> Checkpoint:
+    """The newest intact checkpoint under `root` (a run's `checkpoints/`).
+
+    Damaged ones are passed over with a logged error each, and listed in `skipped`. Raises CheckpointError if none is
+    left. Writes nothing.
+    """
+    root = Path(root)
+    skipped: list[str] = []
+    for _, path in _candidates(root):
+        try:
+            found = verify(path)
+        except CheckpointError as error:
+            log.error("%s cannot be used, falling back to the one before: %s", path, error)
+            skipped.append(str(error))
+        else:
+            return replace(found, skipped=tuple(skipped))
+    if skipped:
+        raise CheckpointError(f"no checkpoint in {root} is intact ({'; '.join(skipped)}); start a new run")
+    raise CheckpointError(f"{root} holds no finished checkpoint; start a new run")
+
+
+def resolve(load_path: str | os.PathLike[str]) -> Loadable:
+    """What to load from `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
+
+    A run yields its newest intact checkpoint, or none if it was stopped before its first one. Raises CheckpointError.
+    """
+    path = Path(load_path).expanduser()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} {'is a file' if path.exists() else 'does not exist'}; {_TAKES}")
+    if (path / MANIFEST).is_file():
+        return _one_checkpoint(path)
+    if path.name.startswith("step_") or (path / "state").is_dir():
+        raise CheckpointError(f"{path} is an unfinished checkpoint (it has no {MANIFEST}); give its run directory")
+    if _candidates(path):
+        run = path.parent if path.name == "checkpoints" else None
+        return _loadable("run", latest(path), run)
+    if (path / "checkpoints").is_dir() or (path / "args.yaml").is_file():
+        if _candidates(path / "checkpoints"):
+            return _loadable("run", latest(path / "checkpoints"), path)
+        log.warning("%s was stopped before its first checkpoint, so it starts from the beginning", path)
+        return Loadable("run", path, {}, None, run=path)
+    return _adapter_folders(path)
+
+
+def _one_checkpoint(path: Path) -> Loadable:
+    run = path.parent.parent if path.parent.name == "checkpoints" else None
+    return _loadable("checkpoint", verify(path), run)
+
+
+def _loadable(kind: Literal["run", "checkpoint"], found: Checkpoint, run: Path | None) -> Loadable:
+    names = [name.rpartition("/")[0] for name in found.files if name.endswith("/" + _ADAPTER_FILES[0])]
+    adapters = {name: found.path / name for name in names if f"{name}/{_ADAPTER_FILES[1]}" in found.files}
+    current = versions()
+    changed = [f"{k} {v} -> {current.get(k)}" for k, v in found.versions.items() if current.get(k) != v]
+    if changed:
+        log.warning("%s was written with other versions, so numbers may differ: %s", found.path, ", ".join(changed))
+    critic = found.path / CRITIC if CRITIC in found.files else None
+    return Loadable(kind, found.path, adapters, critic, found, run)
+
+
+def _adapter_folders(path: Path) -> Loadable:
+    if any((path / name).exists() for name in _ADAPTER_FILES):
+        raise CheckpointError(f"{path} is itself one adapter; give the folder that holds it, so that it has a name")
+    adapters = {}
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        present = [name for name in _ADAPTER_FILES if (folder / name).is_file()]
+        if len(present) == len(_ADAPTER_FILES):
+            adapters[folder.name] = folder
+        elif present or (folder / "adapter_model.bin").exists():
+            missing = next(name for name in _ADAPTER_FILES if name not in present)
+            raise CheckpointError(
+                f"{folder} has no {missing}; expected an adapter folder with {' and '.join(_ADAPTER_FILES)}"
+            )
+    if not adapters:
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise CheckpointError(f"{path} holds no run, checkpoint or adapter folder (found: {found}); {_TAKES}")
+    critic = path / CRITIC
+    return Loadable("adapters", path, adapters, critic if critic.is_file() else None)
+
+
+def _candidates(root: Path) -> list[tuple[int, Path]]:
+    """(step, folder), newest first; a `.old` comes right after the one that replaces it."""
+    matches = [(m, path) for path in root.glob("step_*") if (m := _STEP.fullmatch(path.name)) and path.is_dir()]
+    matches.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] is not None))
+    return [(int(m[1]), path) for m, path in matches]
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        verify(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    where = path / MANIFEST
+    manifest = load_json(where)
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise CheckpointError(f"{where} is not the manifest of a mafrt checkpoint")
+    if manifest.get("format_version") != _FORMAT_VERSION:
+        raise CheckpointError(
+            f"{where} has format {manifest.get('format_version')}, this mafrt reads {_FORMAT_VERSION}"
+        )
+    if manifest.get("manifest_sha256") != _manifest_hash(manifest):
+        raise CheckpointError(f"{where} is damaged: it does not match its own hash")
+    return manifest
+
+
+def _verify_file(root: Path, name: str, entry: dict[str, Any]) -> None:
+    if not _is_safe(name):
+        raise CheckpointError(f"{root / MANIFEST} names {name!r}, which leads out of the checkpoint; do not trust it")
+    path = root / name
+    for part in (path, *(root / parent for parent in PurePosixPath(name).parents if str(parent) != ".")):
+        if part.is_symlink():
+            raise CheckpointError(f"{part} is a symbolic link; a checkpoint holds files only")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        size, digest = path.stat().st_size, _sha256(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if (size, digest) != (entry["size"], entry["sha256"]):
+        raise CheckpointError(f"{path} is damaged: its size or SHA-256 is not the one in {MANIFEST}")
+
+
+def _is_safe(name: str) -> bool:
+    parts = name.split("/")
+    return not any(part in ("", ".", "..") or "\\" in part or ":" in part or "\0" in part for part in parts)
+
+
+def _hashes(manifest: dict[str, Any]) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
+
+def _manifest_hash(manifest: dict[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------ states
+
+
+def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
+    """Write tensors in plain containers (a `state_dict`), to be read by `load_tensors`."""
+    import io
+
+    import torch
+
+    # Through memory, so that a full disk is an ordinary OSError instead of an abort inside torch's zip writer.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with open(path, "wb") as file:
+        file.write(buffer.getbuffer())
+
+
+def load_tensors(path: str | os.PathLike[str]) -> Any:
+    """Read what `save_tensors` wrote, on the CPU, without running anything it may contain. Raises CheckpointError."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # foreign bytes make torch raise nearly anything
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} holds no plain tensors that can be loaded: {reason[0]}") from error
+
+
+def save_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write JSON through a rename, durably: the file holds either the old value or the whole new one."""
+    write_atomic(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON. Raises CheckpointError if it is missing or cut."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file so that a kill or a full disk leaves the old content or all of the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _fsync(path.parent)
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the global generators of python, numpy and torch (CPU, CUDA), as JSON."""
+    import random
+
+    import numpy
+    import torch
+
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    kind, keys, *rest = cast("tuple[Any, ...]", numpy.random.get_state(legacy=True))
+    return {
+        "python": _python_state(random.getstate()),
+        "numpy": [kind, keys.tobytes().hex(), *rest],
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "cuda": [bytes(state.tolist()).hex() for state in cuda],
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put the global generators where `random_state` found them."""
+    import random
+
+    import numpy
+    import torch
+
+    random.setstate(_python_tuple(state["python"]))
+    kind, keys, *rest = state["numpy"]
+    numpy.random.set_state((kind, numpy.frombuffer(bytes.fromhex(keys), dtype=numpy.uint32), *rest))
+    torch.set_rng_state(_byte_tensor(state["torch"]))
+    if state["cuda"]:
+        if torch.cuda.device_count() == len(state["cuda"]):
+            torch.cuda.set_rng_state_all([_byte_tensor(one) for one in state["cuda"]])
+        else:
+            log.warning("the random states of %d GPUs do not fit here and are not restored", len(state["cuda"]))
+
+
+def generator_state(generator: Any) -> Any:
+    """The state of a `random.Random`, `numpy.random.Generator` or `torch.Generator`, as JSON."""
+    import random
+
+    if isinstance(generator, random.Random):
+        return _python_state(generator.getstate())
+    if hasattr(generator, "bit_generator"):
+        return json.loads(json.dumps(generator.bit_generator.state, default=lambda array: array.tolist()))
+    return bytes(generator.get_state().tolist()).hex()
+
+
+def restore_generator(generator: Any, state: Any) -> None:
+    """Put a generator where `generator_state` found it."""
+    import random
+
+    if isinstance(generator, random.Random):
+        generator.setstate(_python_tuple(state))
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(_byte_tensor(state))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a resumed run must share to give the same numbers."""
+    found = {"python": platform.python_version()}
+    for name in ("mafrt", "torch", "transformers", "peft"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def _python_state(state: Any) -> list[Any]:
+    kind, keys, gauss = state
+    return [kind, list(keys), gauss]
+
+
+def _python_tuple(state: Any) -> tuple[Any, ...]:
+    kind, keys, gauss = state
+    return kind, tuple(keys), gauss
+
+
+def _byte_tensor(text: str) -> Any:
+    import torch
+
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_disk_error(error: BaseException) -> bool:
+    """Whether the disk, not our code, is to blame; safetensors wraps the errno into a message of its own."""
+    if isinstance(error, CheckpointError):
+        return False
+    return isinstance(error, OSError) or "os error 28" in str(error) or "No space left" in str(error)
+
+
+def _free_mib(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free >> 20

@@ -1,0 +1,77 @@
+"""Credit: who gets how much of what the team earned.
+
+    metrics = credit.assign(episodes, rule="gae", gamma=1.0, gae_lambda=0.95)
+
+fills `turn.advantages` and `turn.returns`, one number per action token, and returns metrics. A turn that is out of
+the loss has None in both. Nothing else is changed, no model and no network is needed, and the order of the episodes
+does not matter. Statistics run over the episodes given: pass the batch of all processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mafrt.credit.normalize import credit_metrics, normalize
+from mafrt.credit.registry import ALGORITHMS, RULES, Algorithm, algorithm, check_needs
+from mafrt.credit.rewards import RewardSettings, reward_rows
+from mafrt.credit.settings import choice, unknown
+from mafrt.types import Episode
+
+__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "assign", "check_needs", "settings_of"]
+
+
+def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> dict[str, float]:
+    """Fill the advantages and returns of every turn.
+
+    Args:
+        episodes: the global batch. `turn.values` must be filled for rules with a critic.
+        rule: a name of `ALGORITHMS`.
+        settings: of the rule, of the rewards (`RewardSettings`), and `normalize_advantages` (none, batch or agent),
+            which centres and scales the finished advantages, token by token. They go before the preset's.
+
+    Returns:
+        `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, counts of turns
+        out of the loss, and how many groups there were and could teach nothing.
+
+    Raises:
+        ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
+            reference.
+    """
+    preset = algorithm(rule)
+    run, kind = RULES[preset.family]
+    chosen = {**preset.credit, **settings}
+    how = chosen.pop("normalize_advantages", "none")
+    choice("normalize_advantages", how, ("none", "batch", "agent"))
+    own, rewarding = _names(kind), _names(RewardSettings)
+    for name in chosen:
+        if name not in own | rewarding:
+            raise unknown(f"setting of rule {rule!r}", name, own | rewarding | {"normalize_advantages"})
+    rule_settings = kind(**{k: v for k, v in chosen.items() if k in own})
+    trajectories, spans_lost = reward_rows(
+        episodes, RewardSettings(**{k: v for k, v in chosen.items() if k in rewarding})
+    )
+    metrics = run(trajectories, rule_settings)
+    rows = [row for trajectory in trajectories for row in trajectory]
+    for row in rows:
+        numbers = (*(row.turn.advantages or ()), *(row.turn.returns or ()))
+        if not all(map(math.isfinite, numbers)):
+            row.drop("nonfinite")
+    by_turn = getattr(rule_settings, "level", "token") == "action"
+    normalize(rows, how, by_turn=by_turn)
+    return metrics | credit_metrics(rows) | {"spans_unlocated": float(spans_lost)}
+
+
+def settings_of(rule: str) -> dict[str, Any]:
+    """Every setting of a rule with its default in that preset."""
+    preset = algorithm(rule)
+    kinds = (RULES[preset.family][1], RewardSettings)
+    defaults = {f.name: f.default for kind in kinds for f in dataclasses.fields(kind)}
+    return {**defaults, "normalize_advantages": "none", **preset.credit}
+
+
+def _names(kind: type) -> set[str]:
+    """Names of a settings class's fields."""
+    return {f.name for f in dataclasses.fields(kind)}

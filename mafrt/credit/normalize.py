@@ -1,0 +1,52 @@
+"""What happens to finished advantages: optional normalisation, and the metrics everybody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mafrt.credit.rewards import Row
+from mafrt.credit.stats import mean, standardise, std, total
+
+
+def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, eps: float = 1e-8) -> None:
+    """Centre and scale the advantages of the rows in the loss; returns stay as they are.
+
+    `how`: "none", "batch" (all agents together) or "agent" (each on its own, so that one agent's reward scale does
+    not set another's step size; Dr. MAS's argument). Every action token counts alike, or every turn (`by_turn`, for
+    action-level rules whose tokens share one advantage). Population deviation + eps; no spread gives zeros.
+    """
+    if how == "none":
+        return
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.turn.advantages:
+            groups.setdefault(row.turn.agent if how == "agent" else "", []).append(row)
+    for members in groups.values():
+        lists = [(row.turn.advantages or [])[: 1 if by_turn else None] for row in members]
+        flat = standardise([a for one in lists for a in one], eps=eps)
+        start = 0
+        for row, one in zip(members, lists, strict=True):
+            own = flat[start : start + len(one)]
+            start += len(one)
+            row.turn.advantages = own * len(row.turn.action_ids) if by_turn else own
+
+
+def credit_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """Per agent: mean reward of its turns, mean and deviation of its advantages over tokens. Of all turns: how many
+    there are, and how many of them are out of the loss and why."""
+    rewards: dict[str, list[float]] = {}
+    advantages: dict[str, list[float]] = {}
+    for row in rows:
+        if row.dropped is None:
+            rewards.setdefault(row.turn.agent, []).append(row.reward)
+            advantages.setdefault(row.turn.agent, []).extend(row.turn.advantages or ())
+    out: dict[str, float] = {}
+    for agent in sorted(rewards):
+        out[f"reward/{agent}"] = mean(rewards[agent])
+        if advantages[agent]:
+            out[f"advantage_mean/{agent}"] = mean(advantages[agent])
+            out[f"advantage_std/{agent}"] = std(advantages[agent], unbiased=False)
+    out["turns"] = float(len(rows))
+    for why in ("unjudged", "nonfinite"):
+        out[f"turns_{why}"] = float(total(row.dropped == why for row in rows))
+    return out

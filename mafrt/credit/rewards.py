@@ -1,0 +1,175 @@
+"""The reward of a turn: what the environment, the coach and the task's verdict say, in one number or a few.
+
+    r = reward_weight * turn.reward + process_weight * score / 10 (+ outcome_weight * episode.outcome)
+
+The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to the last turn of every agent
+(`"each"`) or to every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's
+reward"). Rules that see tokens place a verdict's spans on the last token of each span instead of its overall score.
+
+A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
+coach is on (`None` and `Unscored` alike), or a part of its reward is NaN or infinite. It never becomes a number.
+A part whose weight is 0 is not read at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mafrt.credit.settings import choice, flag, number
+from mafrt.types import Episode, Scored, Turn
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """How the parts of a reward are weighed."""
+
+    reward_weight: float = 1.0
+    """Weight of what `env.step` gave the agent."""
+    process_weight: float = 1.0
+    """Weight of the coach's score, which is divided by 10 first."""
+    outcome_weight: float = 1.0
+    """Weight of the task's verdict for the team."""
+    outcome_to: Literal["last", "each", "all"] = "last"
+    """Who gets the outcome: the episode's last turn, every agent's last turn, or every turn."""
+    outcome_veto: bool = False
+    """Take positive process rewards away where the task's verdict is 0 (or less)."""
+    share: Literal["own", "sum"] = "own"
+    """A turn keeps its own reward, or carries the sum over its episode (CORY: both agents get r1 + r2)."""
+    coach: bool | None = None
+    """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
+    then goes unseen, so the runner says True)."""
+    decode: Decode | None = None
+    """Token ids -> text, to find a span's last token. Without it a span falls back to the action's last token."""
+
+    def __post_init__(self) -> None:
+        number("reward_weight", self.reward_weight)
+        number("process_weight", self.process_weight)
+        number("outcome_weight", self.outcome_weight)
+        choice("outcome_to", self.outcome_to, ("last", "each", "all"))
+        choice("share", self.share, ("own", "sum"))
+        flag("outcome_veto", self.outcome_veto)
+
+
+@dataclass
+class Row:
+    """One turn with its reward, as every rule reads it."""
+
+    turn: Turn
+    episode: int
+    """Position of its episode in the batch; tells trajectories apart even if two share an id."""
+    group: str
+    reward: float = 0.0
+    """The turn's reward as one number, for rules that give a turn one number."""
+    token_rewards: dict[int, float] = field(default_factory=dict)
+    """Token index -> reward, for rules that see tokens; differs from `reward` only where a verdict has spans."""
+    dropped: Literal["unjudged", "nonfinite"] | None = None
+    """Why the turn is out of the loss; None if it is in."""
+
+    def fill(self, advantages: list[float], returns: list[float]) -> None:
+        """Write one advantage and one return per action token."""
+        self.turn.advantages, self.turn.returns = advantages, returns
+
+    def drop(self, why: Literal["unjudged", "nonfinite"]) -> None:
+        """Take the turn out of the loss; the first reason stays."""
+        self.dropped = self.dropped or why
+        self.turn.advantages = self.turn.returns = None
+
+
+def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[list[list[Row]], int]:
+    """One list of rows per episode, in speaking order, and the number of spans that could not be located."""
+    coached = settings.process_weight != 0.0 and (
+        any(turn.coach is not None for episode in episodes for turn in episode.turns)
+        if settings.coach is None
+        else settings.coach
+    )
+    spans_lost = 0
+    trajectories = []
+    for index, episode in enumerate(episodes):
+        payees = _payees(episode, settings.outcome_to)
+        rows = []
+        for position, turn in enumerate(episode.turns):
+            row = Row(turn, index, episode.group)
+            turn.advantages = turn.returns = None
+            spans_lost += _pay(row, episode, settings, coached=coached, outcome=position in payees)
+            rows.append(row)
+        if settings.share == "sum":
+            _share(rows)
+        trajectories.append(rows)
+    return trajectories, spans_lost
+
+
+def _payees(episode: Episode, outcome_to: str) -> set[int]:
+    """Positions of the turns that the outcome is added to."""
+    positions = range(len(episode.turns))
+    if outcome_to == "all":
+        return set(positions)
+    if outcome_to == "last":
+        return set(positions[-1:])
+    return set({episode.turns[i].agent: i for i in positions}.values())
+
+
+def _pay(row: Row, episode: Episode, settings: RewardSettings, *, coached: bool, outcome: bool) -> int:
+    """Fill `row`'s rewards, or drop it. Returns how many spans were not located."""
+    turn = row.turn
+    last = max(len(turn.action_ids) - 1, 0)
+    base = 0.0
+    if turn.reward is not None and settings.reward_weight != 0.0:
+        base += settings.reward_weight * turn.reward
+    if outcome and episode.outcome is not None and settings.outcome_weight != 0.0:
+        base += settings.outcome_weight * episode.outcome
+    row.reward, row.token_rewards = base, {last: base}
+    lost = 0
+    if coached:
+        if not isinstance(turn.coach, Scored):
+            row.drop("unjudged")
+            return 0
+        veto = settings.outcome_veto and episode.outcome is not None and episode.outcome <= 0.0
+
+        def process(score: float) -> float:
+            paid = settings.process_weight * score / 10.0
+            return min(paid, 0.0) if veto and not math.isnan(paid) else paid
+
+        row.reward += process(turn.coach.score)
+        for quote, score in turn.coach.spans or (("", turn.coach.score),):
+            where = _last_token(turn, quote, settings.decode) if turn.coach.spans else last
+            lost += where is None
+            where = last if where is None else where
+            row.token_rewards[where] = row.token_rewards.get(where, 0.0) + process(score)
+    if not all(map(math.isfinite, (row.reward, *row.token_rewards.values()))):
+        row.drop("nonfinite")
+    return lost
+
+
+def _share(rows: list[Row]) -> None:
+    """Give every row the sum of the episode's rewards; unknown if one of them is."""
+    gone = next((row.dropped for row in rows if row.dropped), None)
+    summed = math.fsum(row.reward for row in rows) if gone is None else 0.0
+    for row in rows:
+        row.reward = summed
+        row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): summed}
+        if gone:
+            row.drop(gone)
+
+
+def _last_token(turn: Turn, quote: str, decode: Decode | None) -> int | None:
+    """Index of the token that completes the first occurrence of `quote`; None if it is not to be found.
+
+    Decoded text grows with its tokens, so the first prefix that holds the quote ends in its last token. The search
+    halves the range; a tokenizer may change the last characters of a prefix (half of a multi-byte character), never
+    those before, so containment is monotone once the quote is complete.
+    """
+    if decode is None or not quote or quote not in decode(turn.action_ids):
+        return None
+    low, high = 1, len(turn.action_ids)
+    while low < high:
+        middle = (low + high) // 2
+        if quote in decode(turn.action_ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low - 1

@@ -1,0 +1,62 @@
+"""Exact sums and the few statistics that credit rules need.
+
+Every sum is `math.fsum`, which is rounded once: the result depends on the numbers and not on their order, so that
+permuting the episodes of a batch cannot change an advantage by even one bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+
+def total(numbers: Iterable[float]) -> float:
+    """Exactly rounded sum; NaN where the sum has no value in float64 (overflow, or inf - inf)."""
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """Arithmetic mean of at least one number."""
+    return total(numbers) / len(numbers)
+
+
+def no_spread(numbers: Sequence[float]) -> bool:
+    """Whether all numbers are equal. Asked before dividing: the mean of n equal floats may be off by a rounding."""
+    return min(numbers) == max(numbers)
+
+
+def std(numbers: Sequence[float], *, unbiased: bool) -> float:
+    """Standard deviation, divided by n - 1 (`unbiased`, at least two numbers) or by n."""
+    centre = mean(numbers)
+    squares = total((x - centre) * (x - centre) for x in numbers)
+    return math.sqrt(squares / (len(numbers) - 1 if unbiased else len(numbers)))
+
+
+def standardise(numbers: Sequence[float], *, eps: float) -> list[float]:
+    """(x - mean) / (std + eps) with the deviation of the population (divided by n); zeros if there is no spread.
+
+    The form of OpenRLHF's and verl's masked whitening, where the batch *is* the population.
+    """
+    if not numbers or no_spread(numbers):
+        return [0.0] * len(numbers)
+    centre, scale = mean(numbers), std(numbers, unbiased=False) + eps
+    return [(x - centre) / scale for x in numbers]
+
+
+def explained_variance(predicted: Sequence[float], actual: Sequence[float]) -> float | None:
+    """1 - Var(actual - predicted) / Var(actual): 1 is perfect, 0 no better than a constant, negative is worse.
+
+    None if it is undefined: fewer than two numbers, or `actual` without spread.
+    """
+    if len(actual) < 2 or no_spread(actual):
+        return None
+    spread = std(actual, unbiased=False)
+    residual = std([a - p for a, p in zip(actual, predicted, strict=True)], unbiased=False)
+    if not spread > 0.0 or not math.isfinite(residual):
+        return None
+    ratio = residual / spread
+    value = 1.0 - ratio * ratio
+    return value if math.isfinite(value) else None

@@ -1,0 +1,35 @@
+"""The one error tree. Every message says what was found, what was expected, and what to do."""
+
+from __future__ import annotations
+
+
+class MafrtError(Exception):
+    """Base of every error that a user can cause or mend. Scripts print it as one sentence and exit with 2."""
+
+
+class ConfigError(MafrtError, ValueError):
+    """A setting, a team file or a combination of both that cannot work."""
+
+
+class DataError(MafrtError, ValueError):
+    """A data file that is missing, empty or holds a record that cannot be used."""
+
+
+class EnvError(MafrtError, RuntimeError):
+    """An environment that breaks its contract or raises."""
+
+
+class ModelError(MafrtError, OSError):
+    """A base model or tokenizer that cannot be loaded."""
+
+
+class CheckpointError(MafrtError, OSError):
+    """A checkpoint or adapter folder that is missing, foreign or corrupt."""
+
+
+class PromptTooLongError(MafrtError, ValueError):
+    """A prompt that leaves no room for an answer in the context window."""
+
+
+class MissingExtraError(MafrtError, ImportError):
+    """An optional dependency that is not installed; the message names the `pip install` to run."""

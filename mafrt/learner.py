@@ -1,0 +1,238 @@
+"""Learn: turns with advantages in, new adapter weights out.
+
+One backward pass serves all learning adapters. Each adapter has its own optimizer, gradient norm and denominator
+(the number of its own action tokens, or turns, in the whole mini-batch), so neither micro-batches nor what the
+others said change its gradient.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mafrt.batch import Batch, collate, split
+from mafrt.config import LearnConfig
+from mafrt.losses import entropy_loss, kl_loss, policy_loss
+from mafrt.seeding import permutation
+from mafrt.tally import Tally
+from mafrt.types import Turn
+
+if TYPE_CHECKING:
+    from mafrt.policy import SharedBase
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Counts:
+    """What an adapter said in a mini-batch: the denominators of its loss."""
+
+    tokens: int = 0
+    turns: int = 0
+
+
+class Learner:
+    """Clipped policy-gradient updates of stacked adapters (PPO; Schulman 2017).
+
+    Args:
+        base: holds the adapters.
+        adapter_of: which adapter each agent speaks with.
+        temperatures: at which each agent samples; log-probabilities are taken at the same.
+        rates: learning rate of each adapter.
+        learn: the update's settings.
+        level: `token` or `action`, what one ratio spans.
+        seed: of the mini-batches.
+    """
+
+    def __init__(
+        self,
+        base: SharedBase,
+        adapter_of: Mapping[str, str],
+        temperatures: Mapping[str, float],
+        rates: Mapping[str, float],
+        learn: LearnConfig,
+        level: str,
+        seed: int,
+    ) -> None:
+        self.base = base
+        self.adapter_of = adapter_of
+        self.temperatures = temperatures
+        self.learn = learn
+        self.level = level
+        self.seed = seed
+        self.optimizers = {
+            name: torch.optim.AdamW(
+                base.adapter_parameters(name), lr=rate, eps=learn.opti_eps, weight_decay=learn.weight_decay
+            )
+            for name, rate in rates.items()
+        }
+        self.micro_batch_tokens = learn.micro_batch_tokens
+
+    @torch.no_grad()
+    def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
+        """Fill `old_logprobs` from the adapters as they are now.
+
+        Needed where the sampler's own log-probabilities are not the policy's: a cut support (top-p, top-k), or
+        another engine.
+        """
+        for part in split([turn for turn in turns if turn.action_ids], self.micro_batch_tokens):
+            batch = self._collate(part)
+            logprobs, _ = self._logprobs(batch, ())
+            for turn, found in zip(part, batch.scatter(logprobs), strict=True):
+                turn.old_logprobs = found
+
+    def update(self, turns: Sequence[Turn], adapters: Sequence[str], iteration: int) -> dict[str, float]:
+        """Move `adapters` along the advantages of their agents' turns; all others stay bit-identical.
+
+        Turns without advantages, and turns of adapters that do not learn, are left out. A mini-batch whose
+        gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
+        after a step goes back to what it was before the update. Both are counted.
+
+        Returns:
+            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`;
+            and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
+        """
+        mine = [
+            turn
+            for turn in turns
+            if turn.advantages is not None and turn.action_ids and self.adapter_of[turn.agent] in adapters
+        ]
+        tally = Tally(adapters)
+        if not mine:
+            return tally.metrics() | {"epochs": 0.0}
+        before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
+        epochs = 0
+        for epoch in range(self.learn.ppo_epoch):
+            order = permutation(len(mine), self.seed, iteration, epoch)
+            size = math.ceil(len(order) / self.learn.num_mini_batch)
+            this_pass = Tally(adapters)
+            for at in range(0, len(order), size):
+                this_pass.merge(self._step([mine[index] for index in sorted(order[at : at + size])], adapters))
+            tally.merge(this_pass)
+            epochs += 1
+            if self.learn.target_kl is not None and this_pass.mean_kl() > self.learn.target_kl:
+                break
+        for name in adapters:
+            if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
+                self._roll_back(name, before[name])
+                tally.rollbacks += 1
+        return tally.metrics() | {"epochs": float(epochs)}
+
+    def _step(self, turns: list[Turn], adapters: Sequence[str]) -> Tally:
+        """One optimizer step per adapter from the mini-batch `turns`."""
+        counts = {name: _Counts() for name in adapters}
+        for turn in turns:
+            counts[self.adapter_of[turn.agent]].tokens += len(turn.action_ids)
+            counts[self.adapter_of[turn.agent]].turns += 1
+        while True:
+            self._clear(adapters)
+            tally = Tally(adapters)
+            try:
+                for part in split(turns, self.micro_batch_tokens):
+                    self._backward(part, counts, tally)
+                break
+            except RuntimeError as error:
+                if not _out_of_memory(error) or self.micro_batch_tokens < 64:
+                    raise
+            # The gradient is a sum over turns, so smaller micro-batches give the same one.
+            self.micro_batch_tokens //= 2
+            log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
+        tally.steps = 1
+        for name in adapters:
+            if not counts[name].turns:
+                continue
+            norm = torch.nn.utils.clip_grad_norm_(self.base.adapter_parameters(name), self.learn.max_grad_norm)
+            if torch.isfinite(norm):
+                self.optimizers[name].step()
+                self.base.bump(name)
+                tally.add_norm(name, norm)
+            else:
+                tally.skipped += 1
+                log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
+        self._clear(adapters)
+        return tally
+
+    def _backward(self, turns: list[Turn], counts: Mapping[str, _Counts], tally: Tally) -> None:
+        """Add the gradient of some turns of a mini-batch whose `counts` are the denominators."""
+        learn = self.learn
+        batch = self._collate(turns)
+        logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
+        old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
+        advantages = batch.gather([turn.advantages for turn in turns])
+        reference = batch.gather([turn.ref_logprobs for turn in turns]) if learn.kl_coef else None
+        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
+        owners = [self.adapter_of[turn.agent] for turn in turns]
+        total = logprobs.new_zeros(())
+        for name in dict.fromkeys(owners):
+            at = torch.tensor([owner == name for owner in owners], device=old.device)[batch.row].nonzero().squeeze(-1)
+            loss, stats = policy_loss(
+                logprobs[at],
+                old[at],
+                advantages[at],
+                denominator=counts[name].tokens if self.level == "token" else counts[name].turns,
+                level=self.level,
+                segment=batch.row[at],
+                clip_low=learn.clip_param,
+                clip_high=learn.clip_param,
+                dual_clip=learn.dual_clip,
+                normalize=learn.normalization_mode,
+                words=words[at],
+            )
+            tally.add(name, "policy", stats)
+            extra, stats = entropy_loss(entropy[at], coef=learn.entropy_coef, denominator=counts[name].tokens)
+            tally.add(name, "entropy", stats)
+            loss = loss + extra
+            if reference is not None:
+                extra, stats = kl_loss(
+                    logprobs[at], reference[at], coef=learn.kl_coef, denominator=counts[name].tokens
+                )
+                tally.add(name, "reference", stats)
+                loss = loss + extra
+            tally.add_loss(name, loss)
+            total = total + loss
+        total.backward()
+
+    def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of every action token, [N] each."""
+        states = self.base.forward(batch.input_ids, None, batch.adapter_index, train=train)
+        rows = states.reshape(-1, states.shape[-1])[batch.predict]
+        heat = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
+        return self.base.token_logprobs(
+            rows, batch.targets, temperature=heat, entropy_grad=bool(self.learn.entropy_coef)
+        )
+
+    def _collate(self, turns: Sequence[Turn]) -> Batch:
+        index = {agent: self.base.adapter_index(name) for agent, name in self.adapter_of.items()}
+        return collate(turns, lambda turn: index[turn.agent], self.base.pad_id, self.base.device)
+
+    def _clear(self, adapters: Sequence[str]) -> None:
+        for name in adapters:
+            for parameter in self.base.adapter_parameters(name):
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _roll_back(self, name: str, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self.base.adapter_parameters(name), weights, strict=True):
+            parameter.copy_(value)
+        self.optimizers[name].state.clear()
+        self.base.bump(name)
+        log.error("Adapter %s was no longer finite; it is back at its last good weights.", name)
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state of every adapter."""
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error class of its own; the CPU allocator only a message."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,91 @@
+"""Log-probabilities and entropies of tokens without ever holding `[tokens, vocabulary]`.
+
+The head is frozen, so the gradient of a token's log-probability with respect to its hidden state is one vector:
+
+    d logp / d h = (W[target] - p W) / temperature
+    d H / d h    = -sum_v p_v (log p_v + H) W[v] / temperature
+
+Both are computed chunk by chunk while the chunk's logits exist, and the backward pass only scales them: the logits
+are not recomputed, and what is kept is `[tokens, d]`. (Liger kernels do the same for the cross-entropy,
+arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio weights each token differently.)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+"""Logits held at a time, by device type; with two float32 buffers this is 32 MiB on a CPU, 512 MiB on a GPU."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    chunk: int | None = None,
+    entropy_grad: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
+
+    `hidden` `[N, d]` after the final norm, `targets` `[N]`, `weight` `[V, d]` and `bias` `[V]` of the frozen head.
+    The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
+    `chunk` is the number of tokens whose logits exist at a time (default: as many as fit in `CHUNK_ELEMENTS`).
+    Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time where the entropy
+    is only looked at.
+    """
+    if not isinstance(temperature, Tensor):
+        if not temperature > 0:
+            raise ValueError(f"found temperature {temperature}, expected a number above 0")
+        temperature = torch.tensor(float(temperature), device=hidden.device)
+    temperature = temperature.to(hidden.device).expand(hidden.shape[0])
+    if chunk is None:
+        chunk = max(16, CHUNK_ELEMENTS.get(hidden.device.type, 2**26) // weight.shape[0])
+    want = torch.is_grad_enabled() and hidden.requires_grad
+    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad):  # type: ignore[no-untyped-def]
+        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        n = hidden.shape[0]
+        logprobs = torch.empty(n, dtype=exact, device=hidden.device)
+        entropy = torch.empty_like(logprobs)
+        d_logprob = torch.empty_like(hidden) if want else None
+        d_entropy = torch.empty_like(hidden) if want and entropy_grad else None
+        for start in range(0, n, chunk):
+            part = slice(start, min(start + chunk, n))
+            scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
+            logp = torch.nn.functional.linear(hidden[part], weight, bias).to(exact).mul_(scale)
+            logp.sub_(logp.logsumexp(1, keepdim=True))
+            target = targets[part]
+            logprobs[part] = logp.gather(1, target.unsqueeze(1)).squeeze(1)
+            p = logp.exp()
+            # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
+            surprise = logp.clamp_(min=torch.finfo(exact).min).mul_(p)
+            entropy[part] = h = surprise.sum(1).neg_()
+            if d_logprob is not None:
+                mean = torch.mm(p.to(weight.dtype), weight)
+                d_logprob[part] = (weight[target] - mean) * scale
+                if d_entropy is not None:
+                    d_entropy[part] = torch.mm(surprise.to(weight.dtype), weight).add_(mean * h.unsqueeze(1)) * -scale
+        ctx.save_for_backward(d_logprob, d_entropy)
+        ctx.set_materialize_grads(False)
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logprob, grad_entropy):  # type: ignore[no-untyped-def]
+        d_logprob, d_entropy = ctx.saved_tensors
+        grad = None
+        if grad_logprob is not None:
+            grad = grad_logprob.unsqueeze(1).to(d_logprob.dtype) * d_logprob
+        if grad_entropy is not None and d_entropy is not None:
+            extra = grad_entropy.unsqueeze(1).to(d_entropy.dtype) * d_entropy
+            grad = extra if grad is None else grad.add_(extra)
+        return grad, None, None, None, None, None, None, None

@@ -1,0 +1,255 @@
+"""Losses as pure functions on flat tensors: one entry per action token of the learner's turns, padding left out.
+
+Every loss is a *sum* over the entries given, divided by a `denominator` that the caller computes once for the global
+batch. So a batch may be split into micro-batches or over processes in any way, and the gradients add up to the same;
+at action level a turn must stay whole within its micro-batch.
+
+Entries whose inputs are not finite are masked before anything is computed from them, so that neither they nor a
+0 * NaN reach a gradient, and are counted (`nonfinite`). They stay in the denominator, since whether one is bad is not
+known globally in advance. At action level one bad token takes its whole turn out.
+
+Statistics are detached 0-d tensors holding sums; `mean_stats` merges those of all micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Stats = dict[str, Tensor]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +- this before exp, as in verl: e^20 is far outside every clip, and still finite."""
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    denominator: float,
+    level: Literal["token", "action"] = "token",
+    segment: Tensor | None = None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    normalize: Literal["sum", "token", "word"] = "token",
+    words: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Stats]:
+    """Clipped policy gradient loss.
+
+        L = -sum_k w_k * min(rho_k * A_k, clip(rho_k, 1 - clip_low, 1 + clip_high) * A_k) / denominator
+
+    `level="token"`: k runs over tokens, rho = exp(logprob - old). `level="action"`: k runs over turns,
+    rho = exp(sum of the turn's log-ratios / m), m = 1 (`normalize="sum"`), the turn's tokens (`"token"`) or its words
+    (`"word"`, TWOSOME, 2401.14151); a turn's advantage and weight are those of its tokens, which all share them.
+    `dual_clip=c` bounds the loss of a term with A < 0 by -c * A (Ye 2020, 1912.09729).
+
+    Args:
+        logprobs: [n] under the current weights, differentiable.
+        old_logprobs: [n] under the weights that the update starts from.
+        advantages: [n].
+        denominator: action tokens (or turns) of the global batch, or a constant (Dr. GRPO).
+        segment: [n] long, any number per turn; needed at action level.
+        words: [n] long, words of the token's turn; needed for `normalize="word"`.
+        weights: [n] factors without gradient: truncated importance weights, HAPPO's M.
+
+    Returns:
+        the loss, and sums `count`, `clipped` (terms where the clip cuts the gradient off), `approx_kl`
+        (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`.
+    """
+    if dual_clip is not None and dual_clip <= 1.0:
+        raise ValueError(f"dual_clip is {dual_clip}; expected more than 1, or None.")
+    good = finite(logprobs, old_logprobs, advantages, weights)
+    log_ratio = blank(logprobs, good) - blank(old_logprobs, good)
+    advantage = blank(advantages, good)
+    weight = None if weights is None else blank(weights, good)
+    if level == "action":
+        if segment is None:
+            raise ValueError("level='action' needs `segment`, the turn of each token.")
+        turn, first, tokens = _turns(segment)
+        whole = torch.ones_like(tokens, dtype=torch.bool).scatter_reduce(0, turn, good, "amin")
+        log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)
+        if normalize == "token":
+            log_ratio = log_ratio / tokens
+        elif normalize == "word":
+            if words is None:
+                raise ValueError("normalize='word' needs `words`, the words of each token's turn.")
+            log_ratio = log_ratio / words[first].clamp(min=1)
+        elif normalize != "sum":
+            raise ValueError(f"normalize is {normalize!r}; expected sum, token or word.")
+        log_ratio, advantage, good = blank(log_ratio, whole), blank(advantage[first], whole), whole
+        weight = None if weight is None else blank(weight[first], whole)
+    elif level != "token":
+        raise ValueError(f"level is {level!r}; expected token or action.")
+
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio = log_ratio.exp()
+    plain = -advantage * ratio
+    clipped = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    terms = torch.maximum(plain, clipped)
+    if dual_clip is not None:
+        terms = torch.where(advantage < 0, torch.minimum(terms, -dual_clip * advantage), terms)
+    if weight is not None:
+        terms = terms * weight.detach()
+    with torch.no_grad():
+        stats = {
+            "count": good.sum(),
+            "clipped": ((clipped > plain) & good).sum(),
+            "approx_kl": blank(ratio - 1.0 - log_ratio, good).sum(),
+            "ratio": blank(ratio, good).sum(),
+            "nonfinite": (~good).sum(),
+        }
+    return blank(terms, good).sum() / denominator, stats
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    *,
+    denominator: float,
+    clip: float | None = None,
+    huber_delta: float | None = None,
+) -> tuple[Tensor, Stats]:
+    """Squared or Huber error of the critic, optionally clipped around the old values (PPO, as in baselines).
+
+        l(e) = e^2 / 2, or delta * (|e| - delta / 2) where |e| > delta
+        L = sum max(l(v - R), l(old + clamp(v - old, -clip, clip) - R)) / denominator
+
+    All tensors are [n], one entry per step of the rule (a token, or a turn). Sums: `count`, `clipped`, `error`
+    (squared, unclipped), `nonfinite`.
+    """
+    good = finite(values, old_values, returns)
+    value, old, target = blank(values, good), blank(old_values, good), blank(returns, good)
+
+    def error(e: Tensor) -> Tensor:
+        square = 0.5 * e * e
+        if huber_delta is None:
+            return square
+        return torch.where(e.abs() <= huber_delta, square, huber_delta * (e.abs() - 0.5 * huber_delta))
+
+    terms = plain = error(value - target)
+    if clip is not None:
+        terms = torch.maximum(plain, error(old + (value - old).clamp(-clip, clip) - target))
+    with torch.no_grad():
+        stats = {
+            "count": good.sum(),
+            "clipped": ((terms > plain) & good).sum(),
+            "error": ((value - target) ** 2).sum(),
+            "nonfinite": (~good).sum(),
+        }
+    return terms.sum() / denominator, stats
+
+
+def kl_k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """log pi - log pi_ref per token: unbiased for KL(pi || ref), may be negative. For rewards; as a loss its gradient
+    has mean zero (Schulman, "Approximating KL divergence", 2020)."""
+    return logprobs - ref_logprobs
+
+
+def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """exp(d) - d - 1 with d = log pi_ref - log pi, per token: unbiased for KL(pi || ref), never negative, of small
+    variance. For the loss."""
+    d = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return d.exp() - d - 1.0
+
+
+def kl_loss(
+    logprobs: Tensor, ref_logprobs: Tensor, *, coef: float, denominator: float, kind: Literal["k1", "k3"] = "k3"
+) -> tuple[Tensor, Stats]:
+    """coef * sum of KL estimates / denominator, over tokens [n]. Sums: `count`, `kl`, `nonfinite`."""
+    good = finite(logprobs, ref_logprobs)
+    estimate = {"k1": kl_k1, "k3": kl_k3}[kind]
+    terms = blank(estimate(blank(logprobs, good), blank(ref_logprobs, good)), good)
+    stats = {"count": good.sum(), "kl": terms.detach().sum(), "nonfinite": (~good).sum()}
+    return coef * terms.sum() / denominator, stats
+
+
+def entropy_loss(entropy: Tensor, *, coef: float, denominator: float) -> tuple[Tensor, Stats]:
+    """-coef * sum of entropies / denominator, over tokens [n]: minimising it keeps the policy broad."""
+    good = finite(entropy)
+    terms = blank(entropy, good)
+    stats = {"count": good.sum(), "entropy": terms.detach().sum(), "nonfinite": (~good).sum()}
+    return -coef * terms.sum() / denominator, stats
+
+
+def truncated_importance_weights(
+    old_logprobs: Tensor, engine_logprobs: Tensor, *, cap: float = 2.0, segment: Tensor | None = None
+) -> Tensor:
+    """min(pi_old / pi_engine, cap) without gradient, [n], for tokens that another engine sampled.
+
+    With `segment` the ratio is the whole turn's, the same on all its tokens (action level). Entries that are not
+    finite become NaN, which `policy_loss` masks and counts. Source: Yao 2025, "Your efficient RL framework secretly
+    brings you off-policy RL training".
+    """
+    with torch.no_grad():
+        good = finite(old_logprobs, engine_logprobs)
+        log_ratio = torch.where(good, old_logprobs - engine_logprobs, torch.nan)
+        if segment is not None:
+            turn, _, tokens = _turns(segment)
+            log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)[turn]
+        return log_ratio.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
+
+
+class AdaptiveKL:
+    """Coefficient of the KL penalty that steers the measured KL to a target (Ziegler 2019, 1909.08593, section 2.2).
+
+    coef <- coef * (1 + clip(kl / target - 1, -.2, .2) * samples / horizon). A KL that is not finite changes nothing.
+    """
+
+    def __init__(self, coef: float, target: float, horizon: float) -> None:
+        if coef < 0.0 or target <= 0.0 or horizon <= 0.0:
+            raise ValueError(f"AdaptiveKL({coef=}, {target=}, {horizon=}): expected coef >= 0, others above 0.")
+        self.coef, self.target, self.horizon = float(coef), float(target), float(horizon)
+
+    def update(self, kl: float, samples: int) -> float:
+        """Take the mean KL of `samples` samples into account; returns the coefficient to use next."""
+        if abs(kl) < float("inf"):
+            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            self.coef = max(self.coef * (1.0 + error * samples / self.horizon), 0.0)
+        return self.coef
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take the coefficient of a checkpoint over."""
+        self.coef = float(state["coef"])
+
+
+def finite(*tensors: Tensor | None) -> Tensor:
+    """[n] bool: True where all given tensors are finite."""
+    present = [t for t in tensors if t is not None]
+    good = torch.isfinite(present[0].detach())
+    for t in present[1:]:
+        good = good & torch.isfinite(t.detach())
+    return good
+
+
+def blank(tensor: Tensor, good: Tensor) -> Tensor:
+    """`tensor` with 0 where `good` is False; those entries get gradient 0, whatever they hold."""
+    return torch.where(good, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+
+def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
+    """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    count = max(sums.get("count", 0.0), 1.0)
+    return {name: value if name in ("count", "nonfinite") else value / count for name, value in sums.items()}
+
+
+def _turns(segment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per token its turn as 0..S-1; per turn the index of its first token, and how many tokens it has."""
+    _, turn, tokens = segment.unique(return_inverse=True, return_counts=True)
+    index = torch.arange(len(segment), device=segment.device)
+    first = torch.full_like(tokens, len(segment)).scatter_reduce(0, turn, index, "amin")
+    return turn, first, tokens

@@ -1,0 +1,118 @@
+"""Environments by name (`math`) or by path (`my_game:MyGame`), as `--env` takes them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mafrt.errors import EnvError, MafrtError
+from mafrt.team import nearest
+
+if TYPE_CHECKING:
+    from mafrt.env import Env
+
+# Built-in environments are named by path, so that nothing is imported before it is asked for.
+_FACTORIES: dict[str, str | Callable[..., Env]] = {"math": "mafrt.envs.math:MathEnv"}
+
+
+def register_env(name: str, factory: Callable[..., Env]) -> None:
+    """Make `factory` (a class or a function that returns an Env) available as `make_env(name)`.
+
+    Registering the same factory again changes nothing; another one under a name that is taken is an EnvError.
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise EnvError(f"an environment's name must be a text without ':', found {name!r}")
+    if not callable(factory):
+        raise EnvError(f"the factory of environment {name!r} must be a class or function, found {factory!r}")
+    if _FACTORIES.get(name, factory) is not factory:
+        raise EnvError(f"environment {name!r} is registered already; choose another name")
+    _FACTORIES[name] = factory
+
+
+def env_names() -> tuple[str, ...]:
+    """The names that `make_env` knows."""
+    return tuple(sorted(_FACTORIES))
+
+
+def make_env(name_or_path: str, **kwargs: Any) -> Env:
+    """An environment from its registered name or from `package.module:Class`, built with `kwargs`.
+
+    A module is looked up in the current directory as well. EnvError says what is missing: the name, the module, the
+    class, or the setting that the constructor does not take.
+    """
+    from mafrt.env import Env
+
+    known = _FACTORIES.get(name_or_path)
+    if known is None and ":" not in name_or_path:
+        raise EnvError(
+            f"unknown environment {name_or_path!r}{nearest(name_or_path, _FACTORIES)} "
+            "(one's own environment is given as package.module:Class)"
+        )
+    factory = _load(name_or_path if known is None else known) if not callable(known) else known
+    if isinstance(factory, type) and not issubclass(factory, Env):
+        raise EnvError(f"{name_or_path}: the class {factory.__name__} is not a subclass of mafrt.Env")
+    _check_kwargs(name_or_path, factory, kwargs)
+    try:
+        env = factory(**kwargs)
+    except MafrtError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{name_or_path} could not be built: {type(error).__name__}: {error}") from error
+    if not isinstance(env, Env):
+        raise EnvError(f"{name_or_path} made a {type(env).__name__}, which is not a mafrt.Env")
+    return env
+
+
+def _load(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise EnvError(f"{path!r} is not package.module:Class; both parts are needed")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        # Scripts run with their own folder first in sys.path; a user's module lies where the command was typed.
+        sys.path.append(here)
+    try:
+        importlib.invalidate_caches()
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise EnvError(
+                f"{path}: there is no module {error.name!r} in {here} or among the installed packages"
+            ) from error
+        raise EnvError(f"{path}: the module needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        raise EnvError(f"{path}: importing the module raised {type(error).__name__}: {error}") from error
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+            raise EnvError(f"{path}: the module has no {attribute!r}{nearest(attribute, names) if names else ''}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise EnvError(f"{path}: {attribute!r} is a {type(found).__name__}, not a class")
+    return found
+
+
+def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """EnvError for a setting that the constructor does not take, or one that it needs and was not given."""
+    try:
+        parameters = inspect.signature(factory.__init__ if isinstance(factory, type) else factory).parameters
+    except (TypeError, ValueError):
+        return
+    named = {
+        name: p
+        for index, (name, p) in enumerate(parameters.items())
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not (index == 0 and isinstance(factory, type))
+    }
+    if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        for name in kwargs:
+            if name not in named:
+                takes = nearest(name, named) if named else "; it takes none"
+                raise EnvError(f"{what} does not take the setting {name!r}{takes}")
+    for name, p in named.items():
+        if p.default is p.empty and name not in kwargs:
+            raise EnvError(f"{what} needs the setting {name!r}; give it, or give it a default in the constructor")

@@ -1,0 +1,146 @@
+"""Evaluate a team: every task a few times by sampling, and once greedily.
+
+avg@k is the mean score of k sampled episodes per task; pass@k is the share of tasks that at least one of the k
+solves (score >= 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mafrt.engine import Engine
+from mafrt.env import Env
+from mafrt.errors import EnvError
+from mafrt.rollout import Player, Start
+from mafrt.seeding import seed_of
+from mafrt.team import Team
+from mafrt.types import Episode, SamplingParams
+
+SOLVED = 1.0
+"""score from which a task counts as solved"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    scores: Mapping[str, tuple[float, ...]]
+    """per task, the scores of its sampled episodes; a task all of whose episodes were lost is not here"""
+    greedy_scores: Mapping[str, float]
+    """per task, the score of its greedy episode; empty if there was no greedy pass"""
+    samples: int
+    """k: episodes asked for per task"""
+    lost: int
+    """episodes that the environment lost"""
+
+    @property
+    def avg(self) -> float | None:
+        """avg@k, or None if nothing was sampled."""
+        return _mean([_mean(scores) for scores in self.scores.values()])
+
+    @property
+    def passed(self) -> float | None:
+        """pass@k, or None if nothing was sampled."""
+        return _mean([float(max(scores) >= SOLVED) for scores in self.scores.values()])
+
+    @property
+    def greedy(self) -> float | None:
+        """Mean score of the greedy episodes, or None if there were none."""
+        return _mean(list(self.greedy_scores.values()))
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name: `eval/avg@K`, `eval/pass@K`, `eval/greedy`."""
+        named = {
+            f"eval/avg@{self.samples}": self.avg,
+            f"eval/pass@{self.samples}": self.passed,
+            "eval/greedy": self.greedy,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def score(episode: Episode) -> float:
+    """The outcome, or the sum of all rewards where the environment gives no outcome."""
+    if episode.outcome is not None:
+        return episode.outcome
+    return sum(turn.reward for turn in episode.turns if turn.reward is not None)
+
+
+def evaluate(
+    env: Env,
+    team: Team,
+    engine: Engine,
+    tokenizer: Any,
+    *,
+    sampling: Mapping[str, SamplingParams],
+    context_window: int,
+    tasks: int,
+    samples: int,
+    greedy: bool,
+    seed: int,
+    slots: int = 64,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Play the first `tasks` tasks of `env` (seeds instead, where it has no numbered tasks).
+
+    Args:
+        sampling: how each agent samples in the sampled episodes.
+        samples: k, sampled episodes per task; 0 leaves them out.
+        greedy: whether to play each task once with temperature 0 as well.
+        seed: tasks of an environment without numbered tasks, and all samples, follow from it.
+        slots: environments side by side.
+
+    Returns:
+        What was found, or None if `interrupted()` became true.
+
+    Raises:
+        EnvError: every episode was lost.
+    """
+    count = tasks if env.num_tasks is None else min(tasks, env.num_tasks)
+    numbered = env.num_tasks is not None
+
+    def starts(kind: str, each: int) -> list[Start]:
+        return [
+            Start(
+                id=f"{kind}-{task:06d}-{sample:03d}",
+                group=f"{task:06d}",
+                reset_seed=seed_of(seed, "task", task),
+                seed=seed_of(seed, kind, task, sample),
+                task=task if numbered else None,
+            )
+            for task in range(count)
+            for sample in range(each)
+        ]
+
+    passes: list[tuple[Sequence[Start], Mapping[str, SamplingParams]]] = []
+    if samples:
+        passes.append((starts("sampled", samples), sampling))
+    if greedy:
+        passes.append((starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in sampling.items()}))
+    episodes: list[Episode] = []
+    lost, error = 0, None
+    for queue, how in passes:
+        waiting = iter(queue)
+        envs = [env.spawn() for _ in range(min(slots, len(queue)))]
+        player = Player(engine, tokenizer, team, how, context_window)
+        found, stats = player.play(envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted)
+        episodes += found
+        lost, error = lost + stats.env_errors, stats.last_error or error
+        if interrupted():
+            return None
+    if not episodes and lost:
+        raise EnvError(f"All {lost} evaluation episodes were lost; the last one because: {error}")
+    scores: dict[str, tuple[float, ...]] = {}
+    greedy_scores: dict[str, float] = {}
+    for episode in episodes:
+        if episode.id.startswith("greedy"):
+            greedy_scores[episode.group] = score(episode)
+        else:
+            scores[episode.group] = (*scores.get(episode.group, ()), score(episode))
+    return Evaluation(scores, greedy_scores, samples, lost)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

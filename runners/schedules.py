@@ -1,0 +1,191 @@
+"""Schedules: who learns in which iteration. Pure functions of the iteration, so that a resumed run needs no state.
+
+A frozen agent still acts; its turns stay in the context and out of the loss.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mafrt.credit.settings import unknown
+from mafrt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who learns in one iteration."""
+
+    learners: tuple[tuple[str, ...], ...]
+    """Groups of agents, updated one group after the other; the agents of a group learn together. Empty: nobody."""
+    adapters: Mapping[str, str]
+    """Adapter that each agent acts and learns with in this iteration."""
+    interval: str | None = None
+    """Whose interval it is, where only one agent learns."""
+    compound: bool = False
+    """Whether later groups are weighted by how the earlier ones moved (HAPPO's M)."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """All agents that learn, in order of their update."""
+        return tuple(agent for group in self.learners for agent in group)
+
+    @property
+    def learning_adapters(self) -> tuple[str, ...]:
+        """Adapters that may change, in order of their update, each once."""
+        return tuple(dict.fromkeys(self.adapters[agent] for agent in self.agents))
+
+
+class Schedule(Protocol):
+    """Anything that says who learns when. Equal iterations give equal plans."""
+
+    def plan(self, iteration: int) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The agents of a team, their adapters, and who is frozen."""
+
+    agents: tuple[str, ...]
+    adapters: Mapping[str, str]
+    frozen: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, agents: Sequence[str], *, frozen: Sequence[str] = (), adapters: Mapping[str, str] | None = None
+    ) -> Cast:
+        """Check and build; `adapters` defaults to one per agent, of the agent's name.
+
+        Raises:
+            ConfigError: no agents, one named twice, a frozen one that is not in the team, an agent without adapter,
+                or an adapter that a frozen and a learning agent share (it cannot be both).
+        """
+        if not agents or len(set(agents)) != len(agents):
+            raise ConfigError(f"agents are {list(agents)}; expected at least one, each named once.")
+        for name in frozen:
+            if name not in agents:
+                raise unknown("frozen agent", name, agents)
+        chosen = dict(adapters) if adapters is not None else {name: name for name in agents}
+        for name in agents:
+            if name not in chosen:
+                raise ConfigError(f"agent {name!r} has no adapter; adapters are given for {sorted(chosen)}.")
+        held = {chosen[name]: name for name in frozen}
+        for name in agents:
+            if name not in frozen and chosen[name] in held:
+                raise ConfigError(
+                    f"adapter {chosen[name]!r} is shared by the frozen agent {held[chosen[name]]!r} and the learning "
+                    f"agent {name!r}; freeze both or give them adapters of their own."
+                )
+        return cls(tuple(agents), chosen, frozenset(frozen))
+
+    @property
+    def learning(self) -> tuple[str, ...]:
+        """Agents that are not frozen, in the team's order."""
+        return tuple(name for name in self.agents if name not in self.frozen)
+
+
+@dataclass(frozen=True)
+class Concurrent:
+    """Everybody learns in every iteration, together."""
+
+    cast: Cast
+
+    def plan(self, iteration: int) -> Plan:
+        learning = self.cast.learning
+        return Plan((learning,) if learning else (), self.cast.adapters)
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """One agent learns for `interval` iterations, then the next (MARFT's `agent_iteration_interval`).
+
+    agent = learning[(iteration // interval) % n]; frozen agents have no interval.
+    """
+
+    cast: Cast
+    interval: int
+
+    def plan(self, iteration: int) -> Plan:
+        learning = self.cast.learning
+        if not learning:
+            return Plan((), self.cast.adapters)
+        name = learning[(iteration // self.interval) % len(learning)]
+        return Plan(((name,),), self.cast.adapters, interval=name)
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """All agents within each iteration, one after the other in an order drawn anew (HAPPO, 2109.11251, algorithm 4).
+
+    The order depends on `seed` and the iteration alone.
+    """
+
+    cast: Cast
+    seed: int = 0
+
+    def plan(self, iteration: int) -> Plan:
+        order = list(self.cast.learning)
+        random.Random(f"{self.seed}:{iteration}").shuffle(order)
+        return Plan(tuple((name,) for name in order), self.cast.adapters, compound=True)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Everybody learns together, and every `interval` iterations the adapters move on by one role (CORY, 2410.06101).
+
+    With two roles they swap. Frozen agents keep theirs. Optimizer state belongs to the adapter and travels with it.
+    """
+
+    cast: Cast
+    interval: int
+
+    def plan(self, iteration: int) -> Plan:
+        learning = self.cast.learning
+        adapters = dict(self.cast.adapters)
+        for position, name in enumerate(learning):
+            source = learning[(position + iteration // self.interval) % len(learning)]
+            adapters[name] = self.cast.adapters[source]
+        return Plan((learning,) if learning else (), adapters)
+
+
+SCHEDULES = ("concurrent", "round_robin", "sequential", "swap")
+
+
+def make_schedule(
+    name: str,
+    agents: Sequence[str],
+    *,
+    interval: int = 1,
+    seed: int = 0,
+    frozen: Sequence[str] = (),
+    adapters: Mapping[str, str] | None = None,
+) -> Schedule:
+    """The schedule of that name.
+
+    Args:
+        name: one of `SCHEDULES`.
+        agents: the team's agents in order.
+        interval: iterations per agent (`round_robin`) or per casting (`swap`).
+        seed: of the order (`sequential`).
+        frozen: agents that never learn.
+        adapters: agent -> adapter.
+
+    Raises:
+        ConfigError: an unknown name (names the nearest), an interval below 1, or a cast that cannot be.
+    """
+    if name not in SCHEDULES:
+        raise unknown("schedule", name, SCHEDULES)
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        raise ConfigError(
+            f"agent_iteration_interval is {interval!r}; expected a whole number of iterations, 1 or more."
+        )
+    cast = Cast.of(agents, frozen=frozen, adapters=adapters)
+    if name == "concurrent":
+        return Concurrent(cast)
+    if name == "round_robin":
+        return RoundRobin(cast, interval)
+    if name == "sequential":
+        return Sequential(cast, seed)
+    return Swap(cast, interval)

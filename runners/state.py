@@ -1,0 +1,111 @@
+"""What a run remembers between iterations, and how it enters and leaves a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from mafrt import checkpoint
+from mafrt.checkpoint import Loadable
+from mafrt.config import RunConfig
+from mafrt.critic import save_critic
+from mafrt.errors import CheckpointError
+from mafrt.rundir import RunDir
+from mafrt.team import Team
+
+if TYPE_CHECKING:
+    from mafrt.learner import Learner
+    from mafrt.policy import SharedBase
+    from mafrt.valuation import Valuation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunState:
+    """Everything besides weights and optimizers that the next iteration depends on, or the final table shows."""
+
+    iteration: int = 0
+    """iterations completed"""
+    drawn: int = 0
+    """tasks drawn: the position in the data"""
+    tokens: int = 0
+    """tokens sampled in all iterations"""
+    before: dict[str, float] | None = None
+    """metrics of the evaluation before training"""
+
+
+def save(
+    disk: RunDir,
+    state: RunState,
+    base: SharedBase,
+    team: Team,
+    valuation: Valuation,
+    learner: Learner,
+    run: RunConfig,
+) -> None:
+    """Write checkpoint `state.iteration`. Raises CheckpointError, with earlier ones untouched, if it cannot."""
+    writers: dict[str, checkpoint.Writer] = {
+        name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
+        for name in team.adapters
+    }
+    writers["critic.pth"] = lambda path: save_critic(valuation.head, path)
+    writers["state/optimizers.pt"] = lambda path: checkpoint.save_tensors(
+        path, {"adapters": learner.state(), "critic": valuation.state()}
+    )
+    versions = {name: base.versions[name] for name in team.adapters}
+    writers["state/run.json"] = lambda path: checkpoint.save_json(
+        path, {**asdict(state), "versions": versions, "random": checkpoint.random_state()}
+    )
+    checkpoint.save(
+        disk.checkpoints,
+        state.iteration,
+        writers,
+        meta={"base": base.fingerprint(), "team": list(team.names)},
+        keep_last=run.keep_last,
+        keep_every=run.keep_every,
+    )
+
+
+def restore(
+    loaded: Loadable, state: RunState, base: SharedBase, team: Team, valuation: Valuation, learner: Learner
+) -> None:
+    """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
+
+    Raises:
+        CheckpointError: an adapter is missing or foreign, or the state does not fit the team.
+    """
+    if loaded.kind == "run" and loaded.checkpoint is None:
+        return
+    for name in team.adapters:
+        base.load_adapter(name, loaded.adapter(name))
+    if loaded.critic is not None:
+        valuation.load(loaded.critic)
+    if loaded.checkpoint is None:
+        return
+    _same_base(loaded, base)
+    found = checkpoint.load_json(loaded.state("run.json"))
+    optimizers = checkpoint.load_tensors(loaded.state("optimizers.pt"))
+    try:
+        learner.load_state(optimizers["adapters"])
+        valuation.load_state(optimizers["critic"])
+        state.iteration, state.drawn, state.tokens = found["iteration"], found["drawn"], found["tokens"]
+        state.before = found["before"]
+        for name in team.adapters:
+            base.versions[name] = found["versions"][name]
+        checkpoint.restore_random_state(found["random"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The state in {loaded.path} does not fit this team ({type(error).__name__}: {error}); resume with the "
+            "team and settings it was saved with, or give a folder with the adapters alone to start from them."
+        ) from error
+
+
+def _same_base(loaded: Loadable, base: SharedBase) -> None:
+    was = (loaded.checkpoint.meta if loaded.checkpoint else {}).get("base")
+    if was and was != base.fingerprint():
+        raise CheckpointError(
+            f"{loaded.path} was trained on another base model (its configuration hashes to {was}, this one to "
+            f"{base.fingerprint()}); give the --model_name_or_path it was trained with."
+        )

@@ -1,0 +1,73 @@
+"""Which task is played next: a shuffled pass over all tasks, then another, as a pure function of a counter."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mafrt.rollout import Start
+from mafrt.seeding import permutation, seed_of
+from mafrt.types import Episode
+
+
+@lru_cache(maxsize=4)
+def _order(num_tasks: int, seed: int, epoch: int) -> list[int]:
+    return permutation(num_tasks, seed, "tasks", epoch)
+
+
+def task_at(draw: int, num_tasks: int, seed: int) -> int:
+    """The task of the `draw`-th draw: every task once per pass, in an order of its own for each pass."""
+    return _order(num_tasks, seed, draw // num_tasks)[draw % num_tasks]
+
+
+class TaskStream:
+    """Hands out the starts of one iteration's episodes.
+
+    Slots are dealt in blocks of `n_samples`; the slots of a block play the same tasks. A slot takes another task
+    until it has collected `episode_length` turns per agent.
+
+    Args:
+        drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        n_samples: int,
+        episode_length: int,
+        n_agents: int,
+        num_tasks: int | None,
+        seed: int,
+        iteration: int,
+        drawn: int,
+    ) -> None:
+        self.n_samples = n_samples
+        self.enough = episode_length * n_agents
+        self.num_tasks = num_tasks
+        self.seed = seed
+        self.iteration = iteration
+        self.blocks = slots // n_samples
+        self._turns = [0] * slots
+        self._round = [0] * slots
+        self._first = drawn
+        self.drawn = drawn + self.blocks
+
+    def next_start(self, slot: int, finished: Episode | None) -> Start | None:
+        """The next episode of `slot`, or None if it has collected enough. `finished` is what it played last."""
+        if finished is not None:
+            self._turns[slot] += len(finished.turns)
+            if self._turns[slot] >= self.enough:
+                return None
+        turn_round = self._round[slot]
+        self._round[slot] += 1
+        block, sample = divmod(slot, self.n_samples)
+        # Draws are numbered by round and block, not by who asks first, so that the order of play changes nothing.
+        draw = self._first + turn_round * self.blocks + block
+        self.drawn = max(self.drawn, self._first + (turn_round + 1) * self.blocks)
+        return Start(
+            id=f"{self.iteration:06d}-{turn_round:03d}-{slot:05d}",
+            group=f"{self.iteration:06d}-{draw:09d}",
+            reset_seed=seed_of(self.seed, "draw", draw),
+            seed=seed_of(self.seed, "episode", draw, sample),
+            task=None if self.num_tasks is None else task_at(draw, self.num_tasks, self.seed),
+        )

@@ -1,0 +1,251 @@
+"""The command line, generated from settings dataclasses: strict names, one help line per flag, YAML underneath.
+
+A `Command` lists the dataclasses that a script understands. Their fields are its flags (`mafrt.config.describe`), so
+a setting has one name in Python, in a YAML file and on the command line. Values are taken, weakest first, from the
+field's default, the command's own defaults, `--config file.yaml`, and the flags. Standard library only at import:
+`--help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from mafrt.config import Setting, describe, unknown
+from mafrt.errors import ConfigError, MafrtError
+
+T = TypeVar("T")
+
+DEBUG_HELP = "show the traceback of an error, not only its sentence"
+CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of one call by flat name, and which of them somebody asked for."""
+
+    values: dict[str, Any]
+    flags: frozenset[str]
+    """names given on the command line"""
+    given: frozenset[str]
+    """names given on the command line or in the YAML file"""
+    config: Path | None = None
+    """the YAML file that was read"""
+
+    def make(self, kind: type[T]) -> T:
+        """One settings dataclass, filled and thereby checked."""
+        return kind(**{name: self.values[name] for name in describe(kind)})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One script's command line."""
+
+    name: str
+    summary: str
+    groups: tuple[type, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """where this command's default differs from the field's"""
+    epilog: str = ""
+
+    def settings(self) -> dict[str, Setting]:
+        """All settings by name, defaults as this command has them."""
+        return {name: setting for kind in self.groups for name, setting in describe(kind).items()}
+
+    def default(self, setting: Setting) -> Any:
+        """The value of a setting that nobody gives."""
+        value = self.defaults.get(setting.name, setting.default)
+        return () if value is MISSING else value
+
+    def parser(self) -> argparse.ArgumentParser:
+        """An argparse parser that keeps only what was typed (no defaults), all values as text."""
+        parser = _Parser(
+            prog=self.name,
+            description=self.summary,
+            epilog=self.epilog,
+            allow_abbrev=False,
+            add_help=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=_Help,
+        )
+        for kind in self.groups:
+            group = parser.add_argument_group(_title(kind))
+            for setting in describe(kind).values():
+                _add(group, setting, self.default(setting))
+        general = parser.add_argument_group("General")
+        general.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+        general.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+        general.add_argument("-h", "--help", action="help", help="show this help and leave")
+        return parser
+
+    def read(self, argv: Sequence[str]) -> Settings:
+        """Parse; raises ConfigError in one sentence for anything unknown, malformed or out of place."""
+        parser = self.parser()
+        typed, rest = parser.parse_known_args(list(argv))
+        _refuse(rest, [option for action in parser._actions for option in action.option_strings])
+        flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
+        config = Path(typed.config) if "config" in typed else None
+        known = self.settings()
+        values = {name: self.default(setting) for name, setting in known.items()}
+        stored = read_yaml(config) if config else {}
+        for name, value in stored.items():
+            if name not in known:
+                raise ConfigError(f"In {config}: {unknown('setting', str(name), known)}")
+            values[name] = convert(known[name], value, f"{name} in {config}")
+        for name, value in flags.items():
+            values[name] = convert(known[name], value, f"--{name}")
+        return Settings(values, frozenset(flags), frozenset(flags) | frozenset(stored), config)
+
+
+def convert(setting: Setting, value: Any, where: str) -> Any:
+    """`value` (typed text, or what YAML made of it) as the setting's type; `none` for an optional one."""
+    if setting.many:
+        if value is None or value in ("none", ["none"]):
+            return ()
+        if isinstance(value, Mapping):  # `env_kwargs: {name: value}` in a YAML file
+            value = [f"{key}={item}" for key, item in value.items()]
+        items = value.split(",") if isinstance(value, str) else list(value)
+        parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
+        return tuple(_scalar(setting, part, where) for part in parts)
+    if setting.optional and (value is None or value == "none"):
+        return None
+    return _scalar(setting, value, where)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A flat mapping of settings from a YAML file; ConfigError in one sentence otherwise."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read ({error.strerror}); give a YAML file of settings.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path} is not text; give a YAML file of settings.") from error
+    try:
+        stored = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = re.sub(r"\s+", " ", str(error))
+        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from error
+    if stored is None:
+        return {}
+    if not isinstance(stored, dict):
+        raise ConfigError(f"--config {path} holds a {type(stored).__name__}; expected lines of `name: value`.")
+    return stored
+
+
+def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a script's body; an error of ours becomes one sentence on stderr and exit code 2.
+
+    A `python scripts/x.py` has the scripts folder first on `sys.path`, where `main.py` or `evaluate.py` would shadow
+    other packages; the current directory stands there instead, as with `python -m`, so that
+    `--env my_game:MyGame` finds a user's own file.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return main(argv)
+    except MafrtError as error:
+        if "--debug" in argv:
+            raise
+        print("error: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in our own words and with our own exit, and `-1e-4` read as a value."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._negative_number_matcher = re.compile(r"^-\.?\d")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` lists what it takes.")
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=120)
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
+        return f"usage: {self._prog} [--config FILE] [--flag value ...]\n\n"
+
+
+def _title(kind: type) -> str:
+    return (kind.__doc__ or kind.__name__).strip().splitlines()[0].rstrip(".")
+
+
+def _add(group: Any, setting: Setting, default: Any) -> None:
+    shown = setting.help
+    if default not in (None, ()) or "default" not in setting.help:
+        shown += f" (default: {_show(default)})"
+    shown = shown.replace("%", "%%")
+    if setting.kind is bool:
+        group.add_argument(f"--{setting.name}", action=argparse.BooleanOptionalAction, help=shown)
+        return
+    metavar = "|".join(setting.choices) if setting.choices else setting.kind.__name__.upper().replace("STR", "TEXT")
+    if setting.many:
+        group.add_argument(f"--{setting.name}", nargs="*", action="extend", metavar=metavar, help=shown)
+    else:
+        group.add_argument(f"--{setting.name}", metavar=metavar, help=shown)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
+    for item in rest:
+        if item.startswith("-"):
+            raise ConfigError(unknown("flag", item.split("=")[0], [option for option in options if option != "-h"]))
+    if rest:
+        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
+
+
+def _split(text: str) -> list[str]:
+    """Comma-separated words; JSON is left whole."""
+    return [text] if text.lstrip().startswith("{") else [part for part in text.split(",") if part]
+
+
+def _scalar(setting: Setting, value: Any, where: str) -> Any:
+    if setting.kind is bool and isinstance(value, bool):
+        return value
+    if setting.kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        if setting.choices and value not in setting.choices:
+            raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(setting.choices)}.")
+        return str(value)
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[setting.kind]
+    try:
+        if setting.kind in (bool, str) or isinstance(value, (bool, list, dict)) or value is None:
+            raise ValueError
+        if setting.kind is int and isinstance(value, float):
+            raise ValueError
+        number = setting.kind(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ConfigError(f"{where} is {value!r}; expected {wanted}.") from None
+    return number

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Makes .venv in the checkout and installs into it what requirements.txt pins, and mafrt itself, editable.
+# Does nothing when that is already so. quickstart.sh, test.sh and .ci/run begin with it.
+#
+#   PYTHON=python3.12 bash scripts/install.sh      choose the interpreter
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
+
+venv=.venv/bin/python
+if [ -e .venv ] && "$venv" -m pip --version >/dev/null 2>&1; then
+  supported "$venv" || fail ".venv holds $("$venv" --version 2>&1), but mafrt runs on Python 3.10 to 3.12; move .venv away and run this again."
+else
+  found=""
+  for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python}; do
+    if supported "$candidate"; then
+      found=$candidate
+      break
+    fi
+  done
+  [ -n "$found" ] || fail "no Python 3.10, 3.11 or 3.12 was found${PYTHON:+ as $PYTHON}; install one, or name it with PYTHON=/path/to/python3.11."
+  echo "Making .venv with $("$found" --version) ..."
+  # --clear: an interrupted first run may have left half of one.
+  "$found" -m venv --clear .venv || fail "$found cannot make a virtual environment; on Debian and Ubuntu, 'apt-get install python3-venv' mends that."
+fi
+
+torch=$(grep -E '^torch==' requirements.txt)
+if [ -n "$(nvidia-smi -L 2>/dev/null || true)" ]; then build=cuda; else build=cpu; fi
+
+# What the installation depends on; a moved checkout counts, since both .venv and the editable install hold its path.
+stamp=$({ pwd && echo "$build" && cat requirements.txt setup.cfg pyproject.toml; } |
+  "$venv" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
+if [ "$(cat .venv/mafrt.stamp 2>/dev/null || true)" = "$stamp" ]; then
+  exit 0
+fi
+
+pip() { "$venv" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+echo "Installing $torch ($build build) and the rest of requirements.txt (once; a few minutes) ..."
+case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null | grep -E '^torch==' || true)" in
+  "$torch" | "$torch+"*) ;; # already there, whatever its build
+  *)
+    if [ "$build" = cpu ]; then
+      # An index that knows CPU builds offers one by this name; the others have one build only, which is then taken.
+      pip "$torch+cpu" 2>/dev/null || pip "$torch"
+    else
+      # '===' matches the version as text, so that a CPU build lying around is not preferred.
+      pip "${torch/==/===}" 2>/dev/null || pip "$torch"
+    fi
+    ;;
+esac
+pip -r requirements.txt
+pip --no-deps --editable .
+echo "$stamp" >.venv/mafrt.stamp

@@ -1,0 +1,170 @@
+"""Make the teaching base: corpus, tokenizer, pretraining, model folder and problem files.
+
+The result is a teaching-size stand-in for Qwen/Qwen3-4B and the like: it loads through the same
+code, and learns in minutes on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CARD = """\
+# teaching_base
+
+A teaching-size stand-in for Qwen/Qwen3-4B and the like: the same architecture (Qwen3), the same
+chat markup and the same loading code, at {parameters:,} parameters. It knows nothing but small
+arithmetic and generated grade-school word problems. Use it to learn how teams are trained, to
+develop environments and to run tests; use a real model for real work.
+
+It was made from nothing by
+
+    python scripts/make_base.py --seed {seed} --documents {documents}
+
+which generates the corpus ({documents:,} documents, {tokens:,} tokens, seen once), trains a
+byte-level BPE of {vocab_size} tokens (every digit stands alone) and pretrains on a CPU with
+{threads} threads ({seconds:.0f} s for {steps:,} steps; final loss {loss:.3f} nats per assistant token).
+
+## What it imitates
+
+The corpus shows teams at work: Reasoner -> Actor, Solver <-> Verifier, and Problem Solver ->
+Code Executor -> Verifier (`mafrt/teaching/demonstrations.py`). The demonstrators calculate without
+error, and choose carelessly, at these rates:
+
+| carelessness | rate | what it means |
+|---|---|---|
+{rates}
+
+So sampling from the model is mediocre although it knows better, and reinforcement learning can show.
+
+## Data
+
+`envs/math/data/word_problems_train.jsonl` and `word_problems_test.jsonl` come from the same
+generator. No problem of the corpus shares both wording and numbers with one of theirs, and none of
+the first shares both with one of the second.
+
+License: MIT, as the project.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make_base.py", description=__doc__)
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--output_dir", type=Path, default=ROOT / "mafrt/assets/teaching_base", help="model folder (default: the shipped one)"
+    )
+    out.add_argument(
+        "--data_dir", type=Path, default=ROOT / "envs/math/data", help="folder of the problem files (default: the shipped one)"
+    )
+    out.add_argument("--train_problems", type=int, default=2000, help="problems to train on (default: 2000)")
+    out.add_argument("--test_problems", type=int, default=256, help="held-out problems (default: 256)")
+    train = parser.add_argument_group("pretraining")
+    train.add_argument("--documents", type=int, default=120_000, help="documents of the corpus (default: 120000)")
+    train.add_argument("--hidden_size", type=int, default=128, help="width of the model (default: 128)")
+    train.add_argument("--layers", type=int, default=4, help="layers of the model (default: 4)")
+    train.add_argument("--vocab_size", type=int, default=1200, help="tokens of the tokenizer (default: 1200)")
+    train.add_argument("--learning_rate", type=float, default=0.02, help="peak learning rate (default: 0.02)")
+    train.add_argument("--batch_tokens", type=int, default=4096, help="tokens a batch (default: 4096)")
+    train.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    train.add_argument("--seed", type=int, default=0, help="seed of corpus, weights and order (default: 0)")
+    return parser
+
+
+def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
+    from mafrt.teaching.problems import distinct
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", train), ("test", test)):
+        lines = [
+            json.dumps({"problem": problem.text, "answer": str(problem.answer)})
+            for problem in distinct(seed, split, count)
+        ]
+        (folder / f"word_problems_{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def corpus(seed: int, count: int) -> list[str]:
+    """Rendered documents about problems of the corpus split."""
+    from itertools import islice
+
+    from mafrt.teaching.demonstrations import document
+    from mafrt.teaching.problems import stream
+    from mafrt.teaching.tokenizer import render
+
+    rng = random.Random(f"documents-{seed}")
+    return [render(document(rng, problem)) for problem in islice(stream(seed, "corpus"), count)]
+
+
+def card(figures: dict) -> str:
+    """The model card; the rates and their meanings are read from the demonstrators themselves."""
+    import ast
+    import inspect
+
+    from mafrt.teaching import demonstrations
+
+    body = ast.parse(inspect.getsource(demonstrations.Carelessness)).body[0].body[1:]
+    rows = [
+        f"| `{rate.target.id}` | {getattr(demonstrations.RATES, rate.target.id)} | {doc.value.value} |"
+        for rate, doc in zip(body[::2], body[1::2], strict=True)
+    ]
+    return CARD.format(rates="\n".join(rows), **figures)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    import torch
+    from transformers import GenerationConfig
+
+    from mafrt.teaching.pretrain import Encoded, PretrainConfig, mark_written, pretrain
+    from mafrt.teaching.tokenizer import END, PAD, START, save_tokenizer, train_tokenizer
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(args.threads)
+    config = PretrainConfig(
+        hidden_size=args.hidden_size,
+        layers=args.layers,
+        vocab_size=args.vocab_size,
+        documents=args.documents,
+        batch_tokens=args.batch_tokens,
+        learning_rate=args.learning_rate,
+        seed=args.seed,
+    )
+    write_problems(args.data_dir, args.seed, args.train_problems, args.test_problems)
+    texts = corpus(args.seed, args.documents)
+    tokenizer = train_tokenizer(texts[:20_000], config.vocab_size)
+    ids = {"pad": tokenizer.token_to_id(PAD), "end": tokenizer.token_to_id(END)}
+    header = tokenizer.encode(f"{START}assistant\n").ids
+    encoded = [
+        Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"])) for encoding in tokenizer.encode_batch(texts)
+    ]
+    model, figures = pretrain(config, encoded, ids)
+
+    # Written beside its place and then moved, so that a reader never finds half a model.
+    args.output_dir.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=".teaching_base", dir=args.output_dir.parent))
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ids["end"], pad_token_id=ids["pad"]
+    )
+    model.save_pretrained(fresh)
+    for path in fresh.iterdir():
+        path.chmod(0o644)
+    save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
+    figures = {**vars(args), **figures, "parameters": model.num_parameters()}
+    (fresh / "README.md").write_text(card(figures))
+    fresh.chmod(0o755)
+    if args.output_dir.exists():
+        shutil.rmtree(args.output_dir)
+    os.replace(fresh, args.output_dir)
+    logging.info("%s: %.0f s", args.output_dir, figures["seconds"])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
