@@ -33,6 +33,14 @@ _TEXTS = (
 )
 
 
+class Findings(list[str]):
+    """What was found, in order; the same breach shows for every seed and is kept once."""
+
+    def add(self, breach: str) -> None:
+        if breach not in self:
+            self.append(breach)
+
+
 def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     """Everything that breaks the contract, one clause each; an empty list if nothing does."""
     from mafrt.env import Env, agents_problem
@@ -46,27 +54,29 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
         return [problem]
     if problem := _limits_problem(env):
         return [problem]
-    found: dict[str, None] = {}  # an ordered set: the same breach shows for every seed
+    found = Findings()
     agents = env.agents
     watch = _TransitionWatch(env)
     try:
         for seed in seeds:
             _replay(env, seed, found)
-        found.update(dict.fromkeys(watch.found))
-        if not found:
-            _check_tasks(env, found)
-            _check_spawn(env, found)
-            _check_after_end(env, found)
     finally:
         watch.remove()
+    for breach in watch.found:
+        found.add(breach)
+    # What follows compares whole episodes, which says nothing new about an environment that fails to repeat itself.
+    if not found:
+        _check_tasks(env, found)
+        _check_spawn(env, found)
+        _check_after_end(env, found)
     if env.agents != agents:
-        found[f"agents changed while playing, from {agents} to {env.agents}"] = None
+        found.add(f"agents changed while playing, from {agents} to {env.agents}")
     try:
         env.close()
         env.close()
     except Exception as error:
-        found[f"close() raised {type(error).__name__}: {error}"] = None
-    return list(found)
+        found.add(f"close() raised {type(error).__name__}: {error}")
+    return found
 
 
 def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, action_seed: int = 0) -> list[Any]:
@@ -93,29 +103,29 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
     return transcript
 
 
-def _replay(env: Env, seed: int, found: dict[str, None]) -> None:
+def _replay(env: Env, seed: int, found: Findings) -> None:
     """The same seed and the same actions must give the same episode, whatever was played before."""
     first = play(env, seed, action_seed=seed)
     if isinstance(first[-1], str):
-        found[first[-1]] = None
+        found.add(first[-1])
         return
     play(env, seed + 1, action_seed=seed + 1)
     again = play(env, seed, action_seed=seed)
     if isinstance(again[-1], str):
-        found[f"played a second time, {again[-1]}"] = None
+        found.add(f"played a second time, {again[-1]}")
     elif first[0] != again[0]:
-        found[
+        found.add(
             f"reset(seed={seed}) gave different episodes when called twice; draw from self.rng only, and set all state "
             "in reset()"
-        ] = None
+        )
     elif first != again:
-        found[
+        found.add(
             f"the same seed ({seed}) and actions gave different results; draw from self.rng only, and set all state in "
             "reset()"
-        ] = None
+        )
 
 
-def _check_tasks(env: Env, found: dict[str, None]) -> None:
+def _check_tasks(env: Env, found: Findings) -> None:
     if env.num_tasks is None:
         return
     seen: dict[str, int] = {}
@@ -125,35 +135,35 @@ def _check_tasks(env: Env, found: dict[str, None]) -> None:
             try:
                 names.append(env.reset(seed=seed, options={"task": task})[1].get("task"))
             except MafrtError as error:
-                found[str(error)] = None
+                found.add(str(error))
                 return
         if names[0] is None:
-            found['num_tasks is set, but the info of reset() has no "task" that names the task'] = None
+            found.add('num_tasks is set, but the info of reset() has no "task" that names the task')
             return
         if names[0] != names[1]:
-            found[f"options['task'] = {task} gave task {names[0]!r} and then {names[1]!r}; it must pick the task"] = None
+            found.add(f"options['task'] = {task} gave task {names[0]!r} and then {names[1]!r}; it must pick the task")
         elif names[0] in seen:
-            found[f"options['task'] = {seen[names[0]]} and {task} gave the same task {names[0]!r}"] = None
+            found.add(f"options['task'] = {seen[names[0]]} and {task} gave the same task {names[0]!r}")
         seen[names[0]] = task
 
 
-def _check_spawn(env: Env, found: dict[str, None]) -> None:
+def _check_spawn(env: Env, found: Findings) -> None:
     """Two siblings played in turns must do what each does alone."""
     try:
         left, right = env.spawn(), env.spawn()
     except Exception as error:
-        found[f"spawn() raised {type(error).__name__}: {error}"] = None
+        found.add(f"spawn() raised {type(error).__name__}: {error}")
         return
     if type(left) is not type(env) or left is right or left is env:
-        found[f"spawn() must return a {type(env).__name__} of its own each time, found {left!r}"] = None
+        found.add(f"spawn() must return a {type(env).__name__} of its own each time, found {left!r}")
         return
     if left.agents != env.agents:
-        found[f"spawn() gave a sibling with the agents {left.agents} instead of {env.agents}"] = None
+        found.add(f"spawn() gave a sibling with the agents {left.agents} instead of {env.agents}")
         return
     alone = [play(env, seed, action_seed=seed) for seed in (0, 1)]
     together = _interleaved(left, right)
     if together != alone:
-        found["two siblings from spawn() disturb each other; they must share read-only data only"] = None
+        found.add("two siblings from spawn() disturb each other; they must share read-only data only")
     for sibling in (left, right):
         sibling.close()
 
@@ -180,13 +190,13 @@ def _interleaved(left: Env, right: Env) -> list[list[Any]]:
     return runs
 
 
-def _check_after_end(env: Env, found: dict[str, None]) -> None:
+def _check_after_end(env: Env, found: Findings) -> None:
     play(env, 0)
     try:
         env.step(dict.fromkeys(env.agents, ""))
     except MafrtError:
         return
-    found["step() after the end of an episode must raise; do not replace the wrapped step()"] = None
+    found.add("step() after the end of an episode must raise; do not replace the wrapped step()")
 
 
 def _limits_problem(env: Env) -> str | None:
@@ -201,7 +211,7 @@ class _TransitionWatch:
     """Calls every `transition` twice and compares its arguments before and after."""
 
     def __init__(self, env: Env) -> None:
-        self.env, self.found = env, dict[str, None]()
+        self.env, self.found = env, Findings()
         self.inner = env.transition
         env.transition = self  # type: ignore[method-assign]
 
@@ -210,23 +220,38 @@ class _TransitionWatch:
 
     def __call__(self, state: Any, actions: dict[str, str]) -> Any:
         kept = copy.deepcopy((state, actions))
-        rng = self.env.rng.getstate()
+        rng, own = self.env.rng.getstate(), _shallow(self.env)
         result = self.inner(state, actions)
         snapshot = copy.deepcopy(result)
         if self.env.rng.getstate() != rng:
-            self.found["transition() draws random numbers; draw them in step() or keep them in the state"] = None
+            self.found.add("transition() draws random numbers; draw them in step() or keep them in the state")
+            return result
+        if changed := sorted(k for k, v in _shallow(self.env).items() if k not in own or not _same(own[k], v)):
+            self.found.add(f"transition() changes the environment itself ({', '.join(changed)}); do so in step()")
             return result
         if not _same((state, actions), kept):
-            self.found["transition() changes its arguments; build a new state instead"] = None
+            self.found.add("transition() changes its arguments; build a new state instead")
             return result
         again = self.inner(*copy.deepcopy(kept))
         if not _same(again, snapshot):
-            self.found["transition() gave different states for equal arguments; it must depend on nothing else"] = None
+            self.found.add("transition() gave different states for equal arguments; it must depend on nothing else")
         return result
+
+
+def _shallow(env: Env) -> dict[str, Any]:
+    """The environment's attributes; small containers are copied, so that a change inside them shows."""
+    bookkeeping = ("rng", "transition", "_depth", "_acting")
+    return {
+        name: copy.copy(value) if isinstance(value, (list, dict, set)) and len(value) < 1000 else value
+        for name, value in vars(env).items()
+        if name not in bookkeeping
+    }
 
 
 def _same(left: Any, right: Any) -> bool:
     """Equality that also holds for plain objects, which Python compares by identity."""
+    if left is right:
+        return True
     try:
         if bool(left == right):
             return True

@@ -129,7 +129,9 @@ def save(
     final, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
     what = str(final)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if not root.is_dir():
+            root.mkdir(parents=True)
+            fsync(root.parent)
         clean(root)
         temporary.mkdir()
         for name, write in writers.items():
@@ -149,7 +151,10 @@ def save(
                 "free some space or lower --keep_last, then go on with --load_path"
             ) from error
         raise
-    thin(root, keep_last=keep_last, keep_every=keep_every, trusted=final)
+    try:
+        thin(root, keep_last=keep_last, keep_every=keep_every, trusted=final)
+    except OSError as error:
+        log.warning("%s is written, but old checkpoints could not be removed: %s", final, error)
     return final
 
 
@@ -174,7 +179,7 @@ def _seal(folder: Path, step: int, meta: dict[str, Any], sandbox_tier: str | Non
         if path.is_dir():
             folders.append(path)
         else:
-            _fsync(path)
+            fsync(path)
             files[path.relative_to(folder).as_posix()] = {"sha256": _sha256(path), "size": path.stat().st_size}
     manifest: dict[str, Any] = {
         "format": _FORMAT,
@@ -188,7 +193,7 @@ def _seal(folder: Path, step: int, meta: dict[str, Any], sandbox_tier: str | Non
     manifest["manifest_sha256"] = _manifest_hash(manifest)
     save_json(folder / MANIFEST, manifest)
     for path in reversed(folders):
-        _fsync(path)
+        fsync(path)
     return manifest
 
 
@@ -205,7 +210,7 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
                 return
         os.replace(final, old)
     os.replace(temporary, final)
-    _fsync(root)
+    fsync(root)
     if old.exists():
         _remove(old)
 
@@ -246,16 +251,20 @@ def clean(root: str | os.PathLike[str]) -> None:
 
 def set_aside_after(root: str | os.PathLike[str], step: int) -> list[Path]:
     """Rename checkpoints beyond `step` to `step_N.aside`: the run goes on from `step`, and they are not its future."""
-    moved = []
+    moved: list[Path] = []
     for later, path in _candidates(Path(root)):
-        if later > step and path.suffix != ".old":
-            aside = path.with_name(f"{path.name}.aside")
-            if aside.exists():
-                _remove(aside)
-            os.replace(path, aside)
-            moved.append(aside)
+        if later <= step:
+            continue
+        aside = path.with_name(f"{step_name(later)}.aside")
+        if aside in moved:  # a `.old` whose replacement has just become the `.aside`
+            _remove(path)
+            continue
+        if aside.exists():
+            _remove(aside)
+        os.replace(path, aside)
+        moved.append(aside)
     if moved:
-        _fsync(Path(root))
+        fsync(Path(root))
     return moved
 
 
@@ -394,6 +403,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.get("manifest_sha256") != _manifest_hash(manifest):
         raise CheckpointError(f"{where} is damaged: it does not match its own hash")
+    kinds = {"step": int, "files": dict, "versions": dict, "meta": dict}
+    for key, kind in kinds.items():
+        if not isinstance(manifest.get(key), kind):
+            raise CheckpointError(f"{where} has {key}: {manifest.get(key)!r}; expected a {kind.__name__}")
+    for name, entry in manifest["files"].items():
+        if not isinstance(entry, dict) or not entry.keys() >= {"sha256", "size"}:
+            raise CheckpointError(f"{where} does not say what {name!r} should hold")
     return manifest
 
 
@@ -481,7 +497,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync(path.parent)
+    fsync(path.parent)
 
 
 def random_state() -> dict[str, Any]:
@@ -494,7 +510,7 @@ def random_state() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     kind, keys, *rest = cast("tuple[Any, ...]", numpy.random.get_state(legacy=True))
     return {
-        "python": _python_state(random.getstate()),
+        "python": random.getstate(),
         "numpy": [kind, keys.tobytes().hex(), *rest],
         "torch": bytes(torch.get_rng_state().tolist()).hex(),
         "cuda": [bytes(state.tolist()).hex() for state in cuda],
@@ -508,7 +524,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     import numpy
     import torch
 
-    random.setstate(_python_tuple(state["python"]))
+    kind, keys, gauss = state["python"]
+    random.setstate((kind, tuple(keys), gauss))
     kind, keys, *rest = state["numpy"]
     numpy.random.set_state((kind, numpy.frombuffer(bytes.fromhex(keys), dtype=numpy.uint32), *rest))
     torch.set_rng_state(_byte_tensor(state["torch"]))
@@ -517,29 +534,6 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state_all([_byte_tensor(one) for one in state["cuda"]])
         else:
             log.warning("the random states of %d GPUs do not fit here and are not restored", len(state["cuda"]))
-
-
-def generator_state(generator: Any) -> Any:
-    """The state of a `random.Random`, `numpy.random.Generator` or `torch.Generator`, as JSON."""
-    import random
-
-    if isinstance(generator, random.Random):
-        return _python_state(generator.getstate())
-    if hasattr(generator, "bit_generator"):
-        return json.loads(json.dumps(generator.bit_generator.state, default=lambda array: array.tolist()))
-    return bytes(generator.get_state().tolist()).hex()
-
-
-def restore_generator(generator: Any, state: Any) -> None:
-    """Put a generator where `generator_state` found it."""
-    import random
-
-    if isinstance(generator, random.Random):
-        generator.setstate(_python_tuple(state))
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(_byte_tensor(state))
 
 
 def versions() -> dict[str, str]:
@@ -551,16 +545,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "absent"
     return found
-
-
-def _python_state(state: Any) -> list[Any]:
-    kind, keys, gauss = state
-    return [kind, list(keys), gauss]
-
-
-def _python_tuple(state: Any) -> tuple[Any, ...]:
-    kind, keys, gauss = state
-    return kind, tuple(keys), gauss
 
 
 def _byte_tensor(text: str) -> Any:
@@ -580,7 +564,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -590,11 +574,12 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_disk_error(error: BaseException) -> bool:
-    """Whether the disk, not our code, is to blame; safetensors wraps the errno into a message of its own."""
-    if isinstance(error, CheckpointError):
+def _is_disk_error(error: BaseException | None) -> bool:
+    """Whether the disk, not our code, is to blame. safetensors and torch hide the errno in messages of their own."""
+    if error is None or isinstance(error, CheckpointError):
         return False
-    return isinstance(error, OSError) or "os error 28" in str(error) or "No space left" in str(error)
+    hidden = ("os error 28", "No space left", "inline_container")
+    return isinstance(error, OSError) or any(text in str(error) for text in hidden) or _is_disk_error(error.__context__)
 
 
 def _free_mib(path: Path) -> int:

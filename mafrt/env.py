@@ -51,6 +51,8 @@ class Env:
     _init_args: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls: type[_SELF], *args: Any, **kwargs: Any) -> _SELF:
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")  # object.__init__ would swallow them here
         env = object.__new__(cls)
         env._init_args = (args, kwargs)
         env.rng = random.Random()
@@ -212,6 +214,8 @@ def _check_result(env: Env, where: str, result: Any) -> StepResult:
         if type(flag).__name__ not in ("bool", "bool_"):
             raise EnvError(f"{where}: {what} must be True or False, found {_brief(flag)}")
     _check_info(where, info)
+    if info.get("outcome", 0) is None:  # None means not known, which is the same as not given
+        info = {key: value for key, value in info.items() if key != "outcome"}
     numbers_of = {agent: float(reward) for agent, reward in rewards.items()}
     return StepResult(observations, numbers_of, bool(terminated), bool(truncated), info)
 

@@ -184,20 +184,16 @@ def _apply(
 
 
 class _LoraLinear(torch.autograd.Function):
-    """`x W^T + b + adapters`, with gradients for x and the adapters only.
+    """`x W^T + b + adapters`, or the adapters alone where `weight` is None; gradients for x and the adapters only.
 
     One node instead of some ten per adapter: no gradient for the frozen weight, no temporaries of the output's size,
-    and the adapters' part of the input gradient is accumulated by the matrix product itself. Where `weight` is None
-    (a quantised base layer), `out` comes from that layer and is changed in place.
+    and the adapters' part of the input gradient is accumulated by the matrix product itself.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, out, order, pieces, *params):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, width, order, pieces, *params):  # type: ignore[no-untyped-def]
         weights = [p.to(x.dtype) for p in params]
-        if weight is not None:
-            out = F.linear(x, weight, bias)
-        else:
-            ctx.mark_dirty(out)
+        out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
         used, inner = _apply(x, out, order, pieces, weights)
         ctx.save_for_backward(used, weight, order, *inner, *params)
         ctx.pieces = pieces
@@ -233,7 +229,7 @@ class _LoraLinear(torch.autograd.Function):
             grads += [grad_a, grad_b]
         if want_x and order is not None:
             grad_x.index_add_(0, order, target)
-        return (grad_x, None, None, grad if weight is None else None, None, None, *grads)
+        return (grad_x, None, None, None, None, None, *grads)
 
 
 class StackedLoRALinear(nn.Module):
@@ -289,11 +285,12 @@ class StackedLoRALinear(nn.Module):
             raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {plan.rows} x {plan.steps}")
         plain = type(self.base_layer) is nn.Linear
         weight, bias = (self.base_layer.weight, self.base_layer.bias) if plain else (None, None)
-        out = None if plain else self.base_layer(x).reshape(-1, self.out_features)
         if torch.is_grad_enabled():
-            result = _LoraLinear.apply(flat, weight, bias, out, plan.order, pieces, *params)
+            result = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)
+            if not plain:
+                result = result + self.base_layer(flat)
         else:
-            result = F.linear(flat, weight, bias) if plain else out
+            result = F.linear(flat, weight, bias) if plain else self.base_layer(flat)
             _apply(flat, result, plan.order, pieces, [p.to(x.dtype) for p in params])
         return result.view(*x.shape[:-1], self.out_features)
 

@@ -25,6 +25,7 @@ class Meaning(NamedTuple):
 GLOSSARY: dict[str, Meaning] = {
     # what was played
     "iteration": Meaning("iterations done; 0 is before training"),
+    "score": Meaning("mean over episodes of the outcome, or of the summed rewards where there is none", "reward"),
     "reward": Meaning("mean over episodes of the team's summed reward", "reward"),
     "reward/AGENT": Meaning("mean reward of the agent per turn that was given one", "reward"),
     "return/AGENT": Meaning("mean return that credit assignment gave the agent's turns", "reward"),
@@ -61,6 +62,7 @@ GLOSSARY: dict[str, Meaning] = {
     "ratio_mean/AGENT": Meaning("mean probability ratio, updated over sampled; far from 1 means stale data"),
     "ratio_max/AGENT": Meaning("largest probability ratio, updated over sampled"),
     "entropy/AGENT": Meaning("mean entropy of the agent's next-token distribution", "nats per token"),
+    "epochs": Meaning("passes over the batch that were made; target_kl may end them early", "passes"),
     "grad_norm/AGENT": Meaning("norm of the adapter's gradient before clipping, mean over steps"),
     "lr/AGENT": Meaning("learning rate of the adapter at the end of the iteration"),
     "adapter_version/AGENT": Meaning("optimizer steps that the adapter has seen", "steps"),
@@ -73,6 +75,7 @@ GLOSSARY: dict[str, Meaning] = {
     "logprob_gap/AGENT": Meaning("largest gap between the sampler's and the trainer's log-prob of a token", "nats"),
     # what went wrong
     "skipped_updates": Meaning("optimizer steps skipped because a loss or gradient was not finite", "steps"),
+    "nonfinite_terms": Meaning("tokens or turns left out of the loss because they were not finite", "terms"),
     "dropped_turns": Meaning("turns kept out of the loss (not finite, too long, or unscored)", "turns"),
     "rollbacks": Meaning("adapters put back to their last good weights", "adapters"),
     "nonfinite_values": Meaning("metrics of this line that were not finite and are null", "metrics"),

@@ -7,6 +7,7 @@ index -1), and one backward gives every adapter its own gradient. Logits and gra
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,15 @@ class SharedBase:
                 "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
             ) from None
         return cls(model.to(device), tokenizer, path)
+
+    def fingerprint(self) -> str:
+        """12 hex digits that tell bases apart: shapes, and the first rows of the embedding rounded to bfloat16.
+
+        The embedding is never quantised, so the same model loaded in another precision keeps its fingerprint.
+        """
+        rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
+        shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
+        return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
 
     @property
     def hidden_size(self) -> int:

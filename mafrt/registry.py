@@ -7,10 +7,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config import unknown
 from mafrt.errors import EnvError, MafrtError
-from mafrt.team import nearest
 
 if TYPE_CHECKING:
     from mafrt.env import Env
@@ -49,8 +50,7 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
     known = _FACTORIES.get(name_or_path)
     if known is None and ":" not in name_or_path:
         raise EnvError(
-            f"unknown environment {name_or_path!r}{nearest(name_or_path, _FACTORIES)} "
-            "(one's own environment is given as package.module:Class)"
+            f"{unknown('environment', name_or_path, _FACTORIES)} (One's own is given as package.module:Class.)"
         )
     factory = _load(name_or_path if known is None else known) if not callable(known) else known
     if isinstance(factory, type) and not issubclass(factory, Env):
@@ -71,13 +71,27 @@ def _load(path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise EnvError(f"{path!r} is not package.module:Class; both parts are needed")
+    module = _import(path, module_name)
+    found = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+            raise EnvError(f"{path}: {unknown('class', attribute, names)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise EnvError(f"{path}: {attribute!r} is a {type(found).__name__}, not a class")
+    return found
+
+
+def _import(path: str, module_name: str) -> ModuleType:
+    """Import a module that may lie where the command was typed; scripts have their own folder in sys.path instead."""
     here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        # Scripts run with their own folder first in sys.path; a user's module lies where the command was typed.
-        sys.path.append(here)
+    ours = here not in sys.path
+    if ours:
+        sys.path.insert(0, here)
     try:
         importlib.invalidate_caches()
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise EnvError(
@@ -86,21 +100,20 @@ def _load(path: str) -> Callable[..., Any]:
         raise EnvError(f"{path}: the module needs {error.name!r}, which is not installed") from error
     except Exception as error:
         raise EnvError(f"{path}: importing the module raised {type(error).__name__}: {error}") from error
-    found = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-            raise EnvError(f"{path}: the module has no {attribute!r}{nearest(attribute, names) if names else ''}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise EnvError(f"{path}: {attribute!r} is a {type(found).__name__}, not a class")
-    return found
+    finally:
+        if ours:
+            # Last from now on: what the module imports later is found, and nothing installed is hidden.
+            sys.path.remove(here)
+            sys.path.append(here)
 
 
 def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """EnvError for a setting that the constructor does not take, or one that it needs and was not given."""
+    target: Any = factory
+    if isinstance(factory, type):
+        target = target.__init__ if target.__init__ is not object.__init__ else lambda self: None
     try:
-        parameters = inspect.signature(factory.__init__ if isinstance(factory, type) else factory).parameters
+        parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return
     named = {
@@ -111,8 +124,7 @@ def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]
     if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         for name in kwargs:
             if name not in named:
-                takes = nearest(name, named) if named else "; it takes none"
-                raise EnvError(f"{what} does not take the setting {name!r}{takes}")
+                raise EnvError(f"environment {what}: {unknown('setting', name, named)}")
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
             raise EnvError(f"{what} needs the setting {name!r}; give it, or give it a default in the constructor")

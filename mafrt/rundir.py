@@ -2,7 +2,7 @@
 
 Iterations count from 1; 0 is what happens before training (the first evaluation). Checkpoint `step_N` holds the state
 after iteration N, and the lines of iteration N are on disk before it is written, so resuming from it means to keep
-lines up to N and to drop the rest. (Only an evaluation "after" the last iteration comes after its checkpoint; it is
+lines up to N and to drop the rest. (Only the evaluation of what iteration N led to comes after its checkpoint; it is
 dropped and made again.) Wall-clock values live in `timings.jsonl` only, which lets a resumed run have the
 same `metrics.jsonl` and `episodes.jsonl`, byte for byte, as one that was never interrupted.
 """
@@ -31,7 +31,7 @@ ARGS = "args.yaml"
 LOCK = ".lock"
 LINE_FILES = ("metrics", "evaluations", "episodes", "timings")
 
-_ITERATION = re.compile(rb'\{"iteration": (\d+)(?:, "when": "(\w+)")?[,}]')
+_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 _NOT_SETTINGS = frozenset({"load_path", "config"})
 _SECRET = re.compile(r"(api_?key|secret|password|_token)$", re.IGNORECASE)
 # Legal inside JSON strings, but `str.splitlines` of a reader would cut the line there.
@@ -90,9 +90,8 @@ class RunDir:
     def _go_on(self, args: Mapping[str, Any]) -> None:
         step = -1 if self.step is None else self.step
         for name in LINE_FILES:
-            keep_until(self.path / f"{name}.jsonl", step)
+            keep_until(self.path / f"{name}.jsonl", _last_line(name, step))
         if self.checkpoints.is_dir():
-            checkpoint.clean(self.checkpoints)
             for path in checkpoint.set_aside_after(self.checkpoints, step):
                 log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         before = read_args(self.path / ARGS) if (self.path / ARGS).is_file() else {}
@@ -110,7 +109,9 @@ class RunDir:
         for name in LINE_FILES:
             if (source / f"{name}.jsonl").is_file():
                 with open(self.path / f"{name}.jsonl", "wb") as file:
-                    file.writelines(line for line, keep in _lines(source / f"{name}.jsonl", step) if keep)
+                    file.writelines(
+                        line for line, keep in _lines(source / f"{name}.jsonl", _last_line(name, step)) if keep
+                    )
 
     def close(self) -> None:
         for lines in (self.metrics, self.evaluations, self.episodes, self.timings):
@@ -141,6 +142,7 @@ class JsonLines:
         data = b"".join(encode_line({"iteration": iteration, **record}) for record in records)
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open for the whole run)
+            checkpoint.fsync(self.path.parent)
         end = os.fstat(self._file.fileno()).st_size
         try:
             view = memoryview(data)
@@ -250,6 +252,11 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------- history
 
 
+def _last_line(name: str, step: int) -> int:
+    """The last iteration whose lines stay. What the team of `step_N` is worth is found out after it is written."""
+    return step - 1 if name == "evaluations" else step
+
+
 def keep_until(path: Path, step: int) -> None:
     """Drop from a file of JSON lines what lies beyond iteration `step`, and half a line at the end if there is one.
 
@@ -277,7 +284,7 @@ def _lines(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
         for line in file:
             found = _ITERATION.match(line)
             whole = found and line.endswith(b"}\n") and b"\0" not in line
-            yield line, bool(whole and found and int(found[1]) <= step and found[2] != b"after")
+            yield line, bool(whole and found and int(found[1]) <= step)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path | None:

@@ -15,8 +15,8 @@ _ECHO_S = 0.2
 """A second signal within this time is the same one: launchers pass on what the terminal sent to everybody."""
 
 
-class StopSignals:
-    """`with StopSignals() as stop:` ... `if stop.requested: checkpoint, leave with 0`.
+class StopRequest:
+    """`with StopRequest() as stop:` ... `if stop.requested: checkpoint, leave with 0`.
 
     The first SIGTERM or SIGINT only sets the flag; the runner looks at it between iterations and between generation
     batches. The second raises KeyboardInterrupt at once. Handlers that were there before come back on exit. Outside
@@ -27,19 +27,19 @@ class StopSignals:
         self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
         self._since: float | None = None
-        self.name: str | None = None
+        self.reason: str | None = None
         """What asked to stop ("SIGTERM"), None while nothing has."""
 
     @property
     def requested(self) -> bool:
-        return self.name is not None
+        return self.reason is not None
 
-    def request(self, name: str) -> None:
+    def request(self, reason: str) -> None:
         """Ask to stop from within, as a signal would (a spent budget, a dead coach)."""
         self._since = time.monotonic()
-        self.name = name
+        self.reason = reason
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for one in self._signals:
                 self._previous[one] = signal.signal(one, self._handle)

@@ -18,16 +18,16 @@ because the chat template of the base writes them.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mafrt.config import unknown
 from mafrt.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,6 @@ NAME = re.compile(r"[A-Za-z0-9_.-]+")
 RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
 
 _CHAT_WRAPPER = re.compile(r"\s*<\|im_start\|>\s*system\s*[:\n]\s*(.*?)\s*(?:<\|im_end\|>\s*)?", re.DOTALL)
-
-
-def nearest(name: str, options: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest option, or the list of what exists."""
-    known = sorted(options)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
 def name_problem(name: object) -> str | None:
@@ -160,13 +153,13 @@ class Team:
         for agent in self.agents:
             if agent.name == name:
                 return agent
-        raise ConfigError(f"the team has no agent {name!r}{nearest(name, self.names)}")
+        raise ConfigError(unknown("agent", name, self.names))
 
     def lora_for(self, adapter: str, default: LoraSpec) -> LoraSpec:
         """The shape of `adapter`: what its agents ask for, else the run's default."""
         users = [a for a in self.agents if a.adapter == adapter]
         if not users:
-            raise ConfigError(f"the team has no adapter {adapter!r}{nearest(adapter, self.adapters)}")
+            raise ConfigError(unknown("adapter", adapter, self.adapters))
         return next((a.lora for a in users if a.lora is not None), default)
 
     def check_size(self, n_agents: int | None) -> None:
@@ -200,7 +193,7 @@ class Team:
             if "agents" not in data:
                 raise ConfigError(f"expected a list of agents or the key 'agents', found {_keys(data)}")
             for key in data.keys() - {"agents"}:
-                raise ConfigError(f"unknown key {key!r}{nearest(str(key), ['agents'])}")
+                raise ConfigError(unknown("key", str(key), ["agents"]))
             data = data["agents"]
         if not isinstance(data, list):
             raise ConfigError(f"expected a list of agents, found {type(data).__name__}")
@@ -236,13 +229,13 @@ def _agent(entry: object, number: int) -> AgentSpec:
     if settings.pop("device", None) is not None:
         log.warning("%s: 'device' is ignored: all agents share one base on one device", where)
     for key in settings.keys() - {"name"} - set(_AGENT_KEYS):
-        raise ConfigError(f"{where}: unknown key {key!r}{nearest(str(key), _AGENT_KEYS)}")
+        raise ConfigError(f"{where}: {unknown('key', str(key), _AGENT_KEYS)}")
     lora = settings.get("lora")
     if lora is not None:
         if not isinstance(lora, dict):
             raise ConfigError(f"{where}: lora must be an object with {', '.join(_LORA_KEYS)}, found {lora!r}")
         for key in lora.keys() - set(_LORA_KEYS):
-            raise ConfigError(f"{where}: unknown key {key!r} in lora{nearest(str(key), _LORA_KEYS)}")
+            raise ConfigError(f"{where}: lora: {unknown('key', str(key), _LORA_KEYS)}")
     if settings.get("adapter", "x") == "":
         raise ConfigError(f"{where}: adapter is empty; leave the key out for an adapter of the agent's own")
     for key in ("lr", "temperature", "top_p"):
@@ -269,7 +262,9 @@ def _read(path: Path) -> object:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror or error}); give the path of a JSON or YAML file") from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror or error}); give the path of a JSON or YAML file"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
     if not text.strip():

@@ -255,7 +255,9 @@ class OnPolicy:
             return None
         metrics = found.metrics()
         if writer is not None:
-            writer.write_evaluation(self.state.iteration, metrics)
+            done = self.state.iteration
+            when = "before" if done == 0 else "after" if done == self.config.run.iterations else "during"
+            writer.write_evaluation(done, when, metrics)
         return metrics
 
     def _checkpoint(self, disk: RunDir) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mafrt.config import TrainConfig
-from mafrt.engine.local import LocalEngine
 from mafrt.learner import Learner
 from mafrt.policy import SharedBase
 from mafrt.seeding import seed_of
 from mafrt.team import LoraSpec, Team
 from mafrt.types import SamplingParams
 from mafrt.valuation import Valuation
+
+if TYPE_CHECKING:
+    from mafrt.engine.local import LocalEngine
 
 
 def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -> None:
@@ -48,4 +51,6 @@ def make_learner(
 
 def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
     """The engine that samples on the shared base itself."""
+    from mafrt.engine.local import LocalEngine
+
     return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)

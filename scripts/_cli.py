@@ -9,6 +9,7 @@ field's default, the command's own defaults, `--config file.yaml`, and the flags
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import re
@@ -22,6 +23,9 @@ from mafrt.config import Setting, describe, unknown
 from mafrt.errors import ConfigError, MafrtError
 
 T = TypeVar("T")
+
+SHIPPED = Path(__file__).resolve().parent.parent
+"""Holds profiles/ and configs/: the checkout, or the installed package."""
 
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
@@ -88,15 +92,21 @@ class Command:
         general.add_argument("-h", "--help", action="help", help="show this help and leave")
         return parser
 
-    def read(self, argv: Sequence[str]) -> Settings:
-        """Parse; raises ConfigError in one sentence for anything unknown, malformed or out of place."""
+    def read(self, argv: Sequence[str], below: Mapping[str, Any] | None = None) -> Settings:
+        """Parse; raises ConfigError in one sentence for anything unknown, malformed or out of place.
+
+        `below` are settings that lie between the defaults and the YAML file; names that this command does not have
+        are passed over.
+        """
         parser = self.parser()
         typed, rest = parser.parse_known_args(list(argv))
         _refuse(rest, [option for action in parser._actions for option in action.option_strings])
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
-        config = Path(typed.config) if "config" in typed else None
+        config = shipped(typed.config) if "config" in typed else None
         known = self.settings()
         values = {name: self.default(setting) for name, setting in known.items()}
+        for name in known.keys() & (below or {}).keys():
+            values[name] = convert(known[name], below[name], name)
         stored = read_yaml(config) if config else {}
         for name, value in stored.items():
             if name not in known:
@@ -114,12 +124,21 @@ def convert(setting: Setting, value: Any, where: str) -> Any:
             return ()
         if isinstance(value, Mapping):  # `env_kwargs: {name: value}` in a YAML file
             value = [f"{key}={item}" for key, item in value.items()]
-        items = value.split(",") if isinstance(value, str) else list(value)
+        items = [value] if isinstance(value, (str, int, float)) else list(value)
         parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
         return tuple(_scalar(setting, part, where) for part in parts)
     if setting.optional and (value is None or value == "none"):
         return None
     return _scalar(setting, value, where)
+
+
+def shipped(path: str) -> Path:
+    """`path` as it is if it exists, else the file of that name that comes with mafrt (`profiles/math_dual.json`)."""
+    here = Path(path).expanduser()
+    own = SHIPPED / here
+    if not here.exists() and here.parts[:1] in (("profiles",), ("configs",)) and own.is_file():
+        return own
+    return here
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -129,7 +148,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read ({error.strerror}); give a YAML file of settings.") from error
+        raise ConfigError(
+            f"--config {path} cannot be read ({error.strerror}); give a YAML file of settings."
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not text; give a YAML file of settings.") from error
     try:
@@ -147,15 +168,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a script's body; an error of ours becomes one sentence on stderr and exit code 2.
 
-    A `python scripts/x.py` has the scripts folder first on `sys.path`, where `main.py` or `evaluate.py` would shadow
-    other packages; the current directory stands there instead, as with `python -m`, so that
-    `--env my_game:MyGame` finds a user's own file.
+    `python scripts/x.py` puts the scripts folder first on `sys.path`, where `evaluate.py` would shadow the package of
+    that name; it is taken off again.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         return main(argv)
     except MafrtError as error:
@@ -195,9 +214,8 @@ def _title(kind: type) -> str:
 
 
 def _add(group: Any, setting: Setting, default: Any) -> None:
-    shown = setting.help
-    if default not in (None, ()) or "default" not in setting.help:
-        shown += f" (default: {_show(default)})"
+    told, _, elsewhere = setting.help.partition("; default: ")
+    shown = setting.help if elsewhere and default in (None, ()) else f"{told} (default: {_show(default)})"
     shown = shown.replace("%", "%%")
     if setting.kind is bool:
         group.add_argument(f"--{setting.name}", action=argparse.BooleanOptionalAction, help=shown)
@@ -226,8 +244,8 @@ def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
 
 
 def _split(text: str) -> list[str]:
-    """Comma-separated words; JSON is left whole."""
-    return [text] if text.lstrip().startswith("{") else [part for part in text.split(",") if part]
+    """Comma-separated words; `key=value` and JSON are left whole."""
+    return [text] if "=" in text or text.lstrip().startswith("{") else [part for part in text.split(",") if part]
 
 
 def _scalar(setting: Setting, value: Any, where: str) -> Any:

@@ -59,10 +59,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make_base.py", description=__doc__)
     out = parser.add_argument_group("output")
     out.add_argument(
-        "--output_dir", type=Path, default=ROOT / "mafrt/assets/teaching_base", help="model folder (default: the shipped one)"
+        "--output_dir",
+        type=Path,
+        default=ROOT / "mafrt/assets/teaching_base",
+        help="model folder (default: the shipped one)",
     )
     out.add_argument(
-        "--data_dir", type=Path, default=ROOT / "envs/math/data", help="folder of the problem files (default: the shipped one)"
+        "--data_dir",
+        type=Path,
+        default=ROOT / "envs/math/data",
+        help="folder of the problem files (default: the shipped one)",
     )
     out.add_argument("--train_problems", type=int, default=2000, help="problems to train on (default: 2000)")
     out.add_argument("--test_problems", type=int, default=256, help="held-out problems (default: 256)")
@@ -142,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     ids = {"pad": tokenizer.token_to_id(PAD), "end": tokenizer.token_to_id(END)}
     header = tokenizer.encode(f"{START}assistant\n").ids
     encoded = [
-        Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"])) for encoding in tokenizer.encode_batch(texts)
+        Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"]))
+        for encoding in tokenizer.encode_batch(texts)
     ]
     model, figures = pretrain(config, encoded, ids)
 

@@ -1,8 +1,4 @@
-"""Math problems solved by a team: readers, verifier, workflows.
-
-    env = MathEnv("MATH/train.json", team=team, horizon=2)
-    verify("... so it is \\\\boxed{\\\\frac12}", "0.5")        # True
-"""
+"""Math problems solved by a team: `MathEnv` with its readers, workflows and verifier."""
 
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.leak import LeakReport, find_leaks

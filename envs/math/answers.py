@@ -9,25 +9,32 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_BOX = re.compile(r"\\f?boxed\s*\{")
+# A box, an escaped character (\\{ is no brace), or a brace.
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_THIN_SPACE = re.compile(r"(?<!\\)\\[,!;:]")
+_SPACE = re.compile(r"(?<!\\)\\ ")
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
-_PLAIN = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d{1,40})?(\.\d{0,40})?")
+_PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
+_WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*\(?([A-Za-z][A-Za-z \-']*)\)?\s*\}")
+_BARE_WORDS = re.compile(r"\(?([A-Za-z][A-Za-z \-']*)\)?")
 
 TOLERANCE = Fraction(1, 10**6)
 """Decimals closer than this may round to the same number; such pairs are left to math-verify."""
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...} (or \\fbox-like \\fboxed) with balanced braces, or None."""
-    for match in reversed(list(_BOX.finditer(text))):
-        depth = 1
-        for index in range(match.end(), len(text)):
-            if text[index] in "{}" and text[index - 1] != "\\":
-                depth += 1 if text[index] == "{" else -1
-                if depth == 0:
-                    return text[match.end() : index].strip()
-    return None
+    """The content of the last \\boxed{...} with balanced braces, or None. One pass, whatever the text."""
+    opened: list[int | None] = []  # where the content of each open brace starts, if it is a box's
+    start, end = -1, -1
+    for match in _BRACE.finditer(text):
+        if match[0] == "}":
+            begun = opened.pop() if opened else None
+            if begun is not None and begun > start:
+                start, end = begun, match.start()
+        elif match[0].endswith("{") and match[0][1:2] != "{":
+            opened.append(match.end() if len(match[0]) > 1 else None)
+    return text[start:end].strip() if start >= 0 else None
 
 
 def hash_answer(text: str) -> str | None:
@@ -49,12 +56,10 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 def tidy(answer: str) -> str:
     """Strip what never changes an answer: outer dollars, `\\,`-like spaces, a final full stop."""
-    answer = answer.strip()
-    while len(answer) > 1 and answer[0] == "$" == answer[-1] and not answer.endswith("\\$"):
-        answer = answer[1:-1].strip()
-    for space in ("\\,", "\\!", "\\;", "\\:", "\\ "):
-        answer = answer.replace(space, " " if space == "\\ " else "")
-    answer = answer.replace("{,}", ",")
+    answer = answer.strip().replace("\u2212", "-")
+    if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
+        answer = answer.strip("$").strip()
+    answer = _SPACE.sub(" ", _THIN_SPACE.sub("", answer)).replace("{,}", ",")
     return answer[:-1].rstrip() if answer.endswith(".") else answer
 
 
@@ -67,10 +72,29 @@ def plain_number(answer: str) -> Fraction | None:
     return Fraction(f"{match[1]}{whole}{match[3] or ''}" + ("0" if match[3] == "." else ""))
 
 
+def words(answer: str) -> str | None:
+    """The letters of an answer in words, such as `\\text{(B)}`, in lower case; None for anything else.
+
+    Without \\text only four letters in a row count as a word: `abc` may be a product.
+    """
+    match = _WORDS.fullmatch(answer)
+    if match is None:
+        match = _BARE_WORDS.fullmatch(answer)
+        if match is None or not re.search("[A-Za-z]{4}", match[1]):
+            return None
+    return re.sub("[^a-z]+", " ", match[1].lower()).strip()
+
+
 def quick_verdict(given: str, reference: str) -> bool | None:
     """Whether two tidied answers agree, or None where string work cannot tell."""
     if given == reference:
         return True
+    if (word := words(reference)) is not None:
+        # math-verify reads words as products of letters, so that anagrams agree; here only equal words do.
+        bare = _BARE_WORDS.fullmatch(given)
+        said = words(given) or (bare[1].lower() if bare else None)
+        if said is not None:
+            return said == word
     left, right = plain_number(given), plain_number(reference)
     if left is None or right is None:
         return None

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mafrt.env import Env
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.math.verify import verify_many
 from mafrt.envs.math.workflow import MathState, make_workflow
+
+from mafrt.config import unknown
+from mafrt.env import Env
 from mafrt.errors import ConfigError
-from mafrt.team import Team, nearest
+from mafrt.team import Team
 from mafrt.types import Observation, StepResult
 
 REWARDS = ("outcome_only", "last", "each")
@@ -51,7 +53,7 @@ class MathEnv(Env):
         Raises DataError for the data, ConfigError for a setting.
         """
         if rewards not in REWARDS:
-            raise ConfigError(f"unknown rewards {rewards!r}{nearest(str(rewards), REWARDS)}")
+            raise ConfigError(unknown("rewards setting", str(rewards), REWARDS))
         self.team = team if team is not None else Team.of(("reasoner", "actor"))
         self.workflow = make_workflow(workflow, self.team, horizon, judge_lines)
         self.tasks: tuple[Task, ...] = (

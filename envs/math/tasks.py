@@ -11,12 +11,14 @@ data set (`openai/gsm8k`, `openai/gsm8k:main:test`). The fields are found by the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mafrt.envs.math.answers import boxed, hash_answer
+
 from mafrt.errors import DataError, MissingExtraError
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -60,19 +62,21 @@ def load_tasks(
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
             raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
-        return tuple(task for file in files for task in _tasks_of(file, problem_field, answer_field))
+        # The suffix stays in the ids here: a.json and a.parquet may lie side by side.
+        return tuple(
+            task
+            for file in files
+            for task in _make_tasks(file.name, str(file), _file_records(file), problem_field, answer_field)
+        )
     if path.exists():
-        return tuple(_tasks_of(path, problem_field, answer_field))
+        return tuple(_make_tasks(path.stem, str(path), _file_records(path), problem_field, answer_field))
     if _looks_like_id(str(source)):
-        return tuple(_make_tasks(str(source), _hub_records(str(source), split), problem_field, answer_field))
+        name = str(source)
+        return tuple(_make_tasks(name, f"data set {name}", _hub_records(name, split), problem_field, answer_field))
     raise DataError(
         f"data file {path} does not exist; give a JSON, JSONL or Parquet file, or a Hugging Face data set id such as "
         "openai/gsm8k"
     )
-
-
-def _tasks_of(path: Path, problem_field: str | None, answer_field: str | None) -> list[Task]:
-    return _make_tasks(path.name, _file_records(path), problem_field, answer_field, shown=str(path))
 
 
 Records = Iterator[tuple[str, Any]]
@@ -80,10 +84,8 @@ Records = Iterator[tuple[str, Any]]
 
 
 def _make_tasks(
-    name: str, records: Records, problem_field: str | None, answer_field: str | None, shown: str = ""
+    name: str, shown: str, records: Records, problem_field: str | None, answer_field: str | None
 ) -> list[Task]:
-    shown = shown or name
-    stem = name.rsplit(".", 1)[0] if "." in name and "/" not in name else name
     tasks = []
     for number, (where, record) in enumerate(records):
         here = f"{shown}, {where}"
@@ -99,7 +101,7 @@ def _make_tasks(
                 "(expected a number, a text, one with \\boxed{...}, or one that ends in '#### N')"
             )
         meta = {k: v for k, v in record.items() if k not in (problem_key, answer_key)}
-        tasks.append(Task(f"{stem}:{number}", problem, answer, meta))
+        tasks.append(Task(f"{name}:{number}", problem, answer, meta))
     if not tasks:
         raise DataError(f"{shown}: holds no records; expected at least one with a problem and an answer")
     return tasks
@@ -110,7 +112,9 @@ def answer_text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return ""
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value) if value == value else ""
+        if not math.isfinite(value):
+            return ""
+        return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int):
         return str(value)
     if isinstance(value, (list, tuple)) and len(value) == 1:
@@ -161,7 +165,9 @@ def _file_records(path: Path) -> Records:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}, line {line}: is not UTF-8 text ({error.reason}); convert the file to UTF-8") from error
+        raise DataError(
+            f"{path}, line {line}: is not UTF-8 text ({error.reason}); convert the file to UTF-8"
+        ) from error
     if not text.strip():
         raise DataError(f"{path}: is empty; expected records with a problem and an answer")
     if suffix != ".json":
@@ -193,7 +199,9 @@ def _json_records(path: Path, data: Any) -> Records:
         elif not lists:
             data = [data]
         else:
-            raise DataError(f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records")
+            raise DataError(
+                f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records"
+            )
     if not isinstance(data, list):
         raise DataError(f"{path}: expected a list of records, found {_brief(data)}")
     return ((f"record {number}", record) for number, record in enumerate(data, start=1))
@@ -223,20 +231,19 @@ def _looks_like_id(source: str) -> bool:
     )
 
 
-def _hub_records(source: str, split: str, load: Callable[..., Any] | None = None) -> Records:
-    if load is None:
-        try:
-            from datasets import load_dataset as load
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{source} is no file, and reading it as a Hugging Face data set needs a package: "
-                "pip install 'mafrt[datasets]'"
-            ) from error
+def _hub_records(source: str, split: str) -> Records:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtraError(
+            f"there is no file {source}, and reading it as a Hugging Face data set needs a package: "
+            "pip install 'mafrt[datasets]'"
+        ) from error
     name, config, part = (*source.split(":"), "", "")[:3]
     # GSM8K has two configurations and no default one; `main` is what everybody means.
     config = config or ("main" if name == "openai/gsm8k" else "")
     try:
-        rows = load(name, config or None, split=part or split)
+        rows = load_dataset(name, config or None, split=part or split)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}") from error

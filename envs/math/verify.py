@@ -22,7 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mafrt.envs.math.answers import extract_answer, quick_verdict, tidy
+from mafrt.envs.math.answers import boxed, extract_answer, quick_verdict, tidy
+
 from mafrt.errors import EnvError, MissingExtraError
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "stats", "verify", "verify_many"]
@@ -45,6 +46,7 @@ class VerifyStats:
     parsed: int = 0
     """Decided by math-verify."""
     timeouts: int = 0
+    """Pairs that math-verify gave up on, or that overran the deadline."""
     crashes: int = 0
     """Answers that killed the worker twice."""
     restarts: int = 0
@@ -56,7 +58,7 @@ class Verifier:
     `deadline_s` is the wall-clock time for one pair, `start_s` that for starting the worker.
     """
 
-    def __init__(self, *, deadline_s: float = 8.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
+    def __init__(self, *, deadline_s: float = 5.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
         self.deadline_s, self.start_s, self.cache_size = deadline_s, start_s, cache_size
         self.stats = VerifyStats()
         self._lock = threading.RLock()
@@ -93,7 +95,7 @@ class Verifier:
             if len(given) > MAX_ANSWER_CHARS:
                 self.stats.too_long += 1
                 return False
-            given, reference = tidy(given), tidy(reference)
+            given, reference = tidy(given), tidy(boxed(reference) or reference)
             verdict = quick_verdict(given, reference)
             if verdict is not None:
                 self.stats.quick += 1
@@ -121,7 +123,9 @@ class Verifier:
                 line = json.dumps({"given": given, "reference": reference}) + "\n"
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()
-                return bool(self._read(self.deadline_s)["equal"])
+                said = self._read(self.deadline_s)
+                self.stats.timeouts += bool(said["timeout"])
+                return bool(said["equal"])
             except TimeoutError:
                 self.stats.timeouts += 1
                 self._restart()
@@ -170,7 +174,9 @@ class Verifier:
             ) from error
         if "ready" not in hello:
             self.close()
-            raise MissingExtraError(f"checking answers needs math-verify ({hello.get('error')}): pip install math-verify")
+            raise MissingExtraError(
+                f"checking answers needs math-verify ({hello.get('error')}): pip install math-verify"
+            )
 
     def _read(self, deadline_s: float) -> dict[str, Any]:
         """One reply; TimeoutError past the deadline, OSError if the worker is gone or talks nonsense."""

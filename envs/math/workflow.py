@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mafrt.envs.math.tasks import Task
+from mafrt.config import unknown
 from mafrt.errors import ConfigError
-from mafrt.team import Team, nearest
+from mafrt.team import Team
 from mafrt.types import Observation
 
 JUDGE = "judge"
@@ -98,7 +98,7 @@ WORKFLOWS: dict[str, Callable[[Team, int, bool], Workflow]] = {"chain": Chain}
 def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool) -> Workflow:
     """The workflow called `name`, checked against the team."""
     if name not in WORKFLOWS:
-        raise ConfigError(f"unknown workflow {name!r}{nearest(name, WORKFLOWS)}")
+        raise ConfigError(unknown("workflow", str(name), WORKFLOWS))
     if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
         raise ConfigError(f"horizon must be a whole number of rounds, at least 1, found {horizon!r}")
     if JUDGE in team.names:

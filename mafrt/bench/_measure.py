@@ -1,0 +1,101 @@
+"""How every benchmark here is timed: same work, interleaved, paired ratios, and no timing of what does not agree.
+
+Rivals run in turns (A B C A B C ...) in one process, so that a slow second of the machine hits all of them; each
+round gives one ratio, and the median of the rounds is reported with its quartiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""`cpu` counts only this process's own time: for a machine that others use, with one thread."""
+
+
+class Disagreement(AssertionError):
+    """Rivals that do not compute the same; their times would mean nothing."""
+
+
+def agree(name: str, ours: Any, theirs: Any, *, tolerance: float) -> float:
+    """The largest absolute difference of two tensors; raises Disagreement above `tolerance`."""
+    worst = float((ours - theirs).abs().max()) if ours.numel() else 0.0
+    if ours.shape != theirs.shape or not worst <= tolerance:
+        raise Disagreement(f"{name}: found a difference of {worst:.2e}, expected at most {tolerance:.0e}; not timed")
+    return worst
+
+
+def interleave(
+    rivals: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    clock: str = "wall",
+    device: str = "cpu",
+) -> dict[str, list[float]]:
+    """Seconds per call of each rival, one entry a round; every other round runs them in reverse order."""
+    now = CLOCKS[clock]
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(warmup):
+        for call in rivals.values():
+            call()
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            order = list(rivals.items())
+            for name, call in order if turn % 2 == 0 else reversed(order):
+                synchronize(device)
+                start = now()
+                call()
+                synchronize(device)
+                times[name].append(now() - start)
+    finally:
+        gc.enable()
+    return times
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def ratio(above: list[float], below: list[float]) -> dict[str, float]:
+    """Median and quartiles of the rounds' ratios `above / below`."""
+    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
+    if len(ratios) < 2:
+        return {"median": ratios[0], "q1": ratios[0], "q3": ratios[0]}
+    q1, median, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": round(median, 3), "q1": round(q1, 3), "q3": round(q3, 3)}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were taken on; the load says whether the machine was quiet."""
+    import torch
+
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

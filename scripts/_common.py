@@ -1,0 +1,104 @@
+"""What the training and evaluation scripts share: the team, the base, environments, and files that ship."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mafrt.scripts._cli import SHIPPED, Settings, shipped
+
+from mafrt.errors import ConfigError
+from mafrt.team import Team
+
+if TYPE_CHECKING:
+    from mafrt.checkpoint import Loadable
+    from mafrt.env import Env
+    from mafrt.policy import SharedBase
+
+
+def load_team(settings: Settings, default: str | None = None) -> Team | None:
+    """The team of `--profile_path` or of the file `default`, or None; ConfigError if `--n_agents` contradicts it."""
+    profile = settings["profile_path"] or default
+    if profile is None:
+        return None
+    path = shipped(profile)
+    if not path.exists():
+        names = ", ".join(sorted(f"profiles/{own.name}" for own in (SHIPPED / "profiles").glob("*.json")))
+        raise ConfigError(f"There is no team file {path}; give the path of one, or one that ships: {names}.")
+    team = Team.load(path)
+    team.check_size(settings["n_agents"])
+    return team
+
+
+def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
+    """`team`, checked against the environment's agents, or one agent with its own adapter for each of them."""
+    if team is None:
+        team = Team.of(env.agents)
+        team.check_size(n_agents)
+    elif set(team.names) != set(env.agents):
+        raise ConfigError(
+            f"The team file has the agents {', '.join(team.names)}, but {type(env).__name__} is played by "
+            f"{', '.join(env.agents)}; use the same names."
+        )
+    return team
+
+
+def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
+    """`key=value` words, or one JSON object, as keyword arguments; values are JSON where they can be, else text."""
+    found: dict[str, Any] = {}
+    for item in given:
+        if item.lstrip().startswith("{"):
+            try:
+                found.update(json.loads(item))
+            except ValueError as error:
+                raise ConfigError(f"--{where} holds {item!r}, which is not valid JSON: {error}.") from error
+            continue
+        key, equals, value = item.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--{where} holds {item!r}; expected key=value, as in size=4, or one JSON object.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def resolve(settings: Settings) -> Loadable | None:
+    """What `--load_path` names."""
+    if settings["load_path"] is None:
+        return None
+    from mafrt import checkpoint
+
+    return checkpoint.resolve(settings["load_path"])
+
+
+def stored_args(loaded: Loadable | None) -> dict[str, Any]:
+    """The settings of the run that `loaded` belongs to; none if it belongs to none, or its args.yaml is gone."""
+    from mafrt.rundir import read_args
+
+    path = loaded.run / "args.yaml" if loaded is not None and loaded.run is not None else None
+    return read_args(path) if path is not None and path.is_file() else {}
+
+
+def load_base(settings: Settings) -> SharedBase:
+    """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
+    quiet()
+    from mafrt.policy import SharedBase
+
+    return SharedBase.load(
+        settings["model_name_or_path"],
+        dtype=settings["dtype"],
+        device=settings["device"],
+        trust_remote_code=settings["trust_remote_code"],
+    )
+
+
+def quiet() -> None:
+    """Keep transformers' own progress bars and advice out of the terminal; warnings and errors stay."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

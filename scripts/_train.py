@@ -1,0 +1,193 @@
+"""The body that all training scripts share: settings in, a run on disk and a table out."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.scripts._cli import Command, Settings
+from mafrt.scripts._common import load_base, resolve, stored_args
+from mafrt.scripts._settings import train_config
+
+from mafrt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mafrt.runners.on_policy import Progress, Summary
+
+    from mafrt.checkpoint import Loadable
+    from mafrt.env import Env
+    from mafrt.team import Team
+
+NOT_REPEATED = frozenset({"run_dir", "set_aside"})
+"""Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a script has made of its settings before any model is loaded."""
+
+    env: Env
+    eval_env: Env | None
+    team: Team
+    name: str
+    """names the default run directory"""
+    notes: tuple[str, ...] = ()
+    """lines for the person at the terminal"""
+
+
+def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Stage]) -> int:
+    """Read the settings, resume if asked to, train, and say what came of it. Returns the exit code."""
+    settings = command.read(argv)
+    loaded = resolve(settings)
+    if stored := stored_args(loaded):
+        _refuse_foreign(stored, command, loaded)
+        settings = command.read(argv, below=stored)
+    config = train_config(settings)
+    stage = prepare(settings)
+    run_dir = choose_run_dir(settings, loaded, stage.name)
+    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
+    if loaded is not None and loaded.resumes:
+        args["load_path"] = None  # its history comes along, so that the settings alone describe the run
+    for note in stage.notes:
+        print(note)
+    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings)
+
+    from mafrt.runners.on_policy import OnPolicy
+
+    runner = OnPolicy(
+        stage.env,
+        stage.team,
+        base,
+        config,
+        eval_env=stage.eval_env,
+        run_dir=run_dir,
+        resume=loaded,
+        args=args,
+        progress=reporter(config.run.iterations),
+    )
+    if settings["set_aside"] and not is_same(loaded, run_dir):
+        from mafrt.rundir import set_aside
+
+        if aside := set_aside(run_dir):
+            print(f"The earlier run is now in {aside}.")
+    print(f"Training {', '.join(stage.team.names)} for {config.run.iterations} iterations in {run_dir}", flush=True)
+    return close(command, runner.run(), stage.team, config.run.seed, run_dir)
+
+
+def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
+    foreign = sorted(stored.keys() - command.settings().keys())
+    if foreign:
+        raise ConfigError(
+            f"The run {loaded.run if loaded else ''} has the settings {', '.join(foreign)}, which {command.name} does "
+            "not know; go on with the script that started it."
+        )
+
+
+def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Path:
+    """The folder of the run; ConfigError if it holds another one that may not be set aside."""
+    if settings["run_dir"] is None:
+        if loaded is not None and loaded.resumes and loaded.run is not None:
+            return loaded.run
+        stem = Path("runs") / f"{name}-{datetime.now():%Y-%m-%d-%H%M%S}"
+        return next(path for n in range(1, 1000) if not (path := Path(f"{stem}.{n}" if n > 1 else stem)).exists())
+    run_dir = Path(settings["run_dir"]).expanduser()
+    if is_same(loaded, run_dir) or settings["set_aside"] or not run_dir.exists():
+        return run_dir
+    if not run_dir.is_dir():
+        raise ConfigError(f"run_dir {run_dir} is a file; give a folder that does not exist yet.")
+    if any(run_dir.iterdir()):
+        raise ConfigError(
+            f"run_dir {run_dir} is not empty; give another one, let --set_aside rename it, or go on with the run in "
+            f"it by --load_path {run_dir}."
+        )
+    return run_dir
+
+
+def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
+    """Whether the run in `run_dir` is the one that goes on."""
+    run = loaded.run if loaded is not None and loaded.resumes else None
+    return run is not None and run_dir.exists() and run_dir.samefile(run)
+
+
+def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Path) -> int:
+    """Write summary.json and print the table, or how to go on with what was stopped."""
+    from mafrt import report
+
+    script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
+    if summary.stopped_by is not None:
+        print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
+        print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
+        return 0
+    before, after = summary.before or {}, summary.after or {}
+    report.write_summary(
+        run_dir,
+        {
+            "before": sampled(before),
+            "after": sampled(after),
+            "greedy_before": before.get("eval/greedy"),
+            "greedy_after": after.get("eval/greedy"),
+            "train_seconds": round(summary.seconds, 3),
+            "seed": seed,
+            "iterations": summary.iterations,
+        },
+    )
+    print()
+    print(
+        report.end_of_run(
+            run_dir,
+            before,
+            after,
+            iterations=summary.iterations,
+            seconds=summary.seconds,
+            checkpoint=run_dir / "checkpoints" / f"step_{summary.iterations:06d}",
+            adapters=team.adapters,
+        )
+    )
+    return 0
+
+
+def sampled(metrics: Mapping[str, float]) -> float | None:
+    """The mean score of sampled episodes, under whatever k it was measured."""
+    return next((value for name, value in metrics.items() if re.fullmatch(r"eval/avg@\d+", name)), None)
+
+
+def reporter(iterations: int) -> Callable[[Progress], None]:
+    """A progress bar on a terminal; elsewhere a line now and then, which a log file can hold."""
+    if sys.stderr.isatty():
+        return _bar(iterations)
+    last = [float("-inf")]
+
+    def line(progress: Progress) -> None:
+        if progress.iteration == progress.iterations or time.monotonic() - last[0] >= 10:
+            last[0] = time.monotonic()
+            print(
+                f"iteration {progress.iteration}/{progress.iterations}  reward {progress.reward:.3f}  "
+                f"{progress.tokens_per_s:.0f} tokens/s  {progress.seconds:.1f} s each",
+                flush=True,
+            )
+
+    return line
+
+
+def _bar(iterations: int) -> Callable[[Progress], None]:
+    from tqdm import tqdm
+
+    bar: Any = None
+
+    def advance(progress: Progress) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = tqdm(total=iterations, initial=progress.iteration - 1, unit="it", dynamic_ncols=True)
+        bar.set_postfix_str(f"reward {progress.reward:.3f}, {progress.tokens_per_s:.0f} tokens/s", refresh=False)
+        bar.update(progress.iteration - bar.n)
+        if progress.iteration == iterations:
+            bar.close()
+
+    return advance

@@ -1,0 +1,51 @@
+"""Check that an environment keeps its contract: `check_env --env my_game:MyGame`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mafrt.scripts._cli import Command, run_main
+from mafrt.scripts._common import env_arguments
+
+from mafrt.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What is checked."""
+
+    env: str | None = None
+    """a built-in environment such as math, or package.module:Class"""
+    env_kwargs: tuple[str, ...] = ()
+    """arguments of its constructor: key=value ..., or one JSON object"""
+
+
+COMMAND = Command(
+    "check_env",
+    "Play an environment with scripted agents and list everything that breaks its contract.",
+    (CheckSettings,),
+)
+
+
+def check(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv)
+    if settings["env"] is None:
+        raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
+    from mafrt.env import check_env
+    from mafrt.registry import make_env
+
+    env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
+    check_env(env)
+    tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"
+    print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(check, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

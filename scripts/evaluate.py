@@ -1,0 +1,150 @@
+"""Evaluate a team: avg@k and pass@k of sampled answers, and the greedy score, on held-out tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.scripts._cli import Command, Settings, run_main
+from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for
+from mafrt.scripts._settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
+from mafrt.scripts.train_math import problems
+
+from mafrt.config import TrainConfig
+from mafrt.errors import ConfigError
+from mafrt.team import LoraSpec, Team
+
+if TYPE_CHECKING:
+    from mafrt.runners.evaluation import Evaluation
+
+    from mafrt.checkpoint import Loadable
+    from mafrt.env import Env
+    from mafrt.policy import SharedBase
+
+SEEDS_BY_DEFAULT = 100
+NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed"})
+"""Settings of a run that mean something else in its evaluation."""
+
+COMMAND = Command(
+    "evaluate",
+    "Evaluate a trained team, or the untrained base, on held-out tasks.",
+    (EvaluateSettings, WorkflowSettings, ModelSettings, SampleSettings),
+    epilog="A run brings its own base, team, workflow and sampling; --config and flags win over them.",
+)
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """Read the settings, load what they name, play, print a table."""
+    settings = COMMAND.read(argv)
+    loaded = resolve(settings)
+    stored = stored_args(loaded)
+    settings = COMMAND.read(argv, below={k: v for k, v in stored.items() if k not in NOT_CARRIED_OVER})
+    asked = settings.make(EvaluateSettings)
+    config = TrainConfig.of(**vars(settings.make(SampleSettings)))
+    output = Path(asked.output).expanduser() if asked.output else None
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(f"output {output} cannot be written; give a file name in a folder that exists.")
+    env, team = environment(settings, stored)
+    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings)
+    place(base, team, loaded)
+
+    from mafrt.runners import evaluation
+    from mafrt.runners.on_policy import sampling_of
+    from mafrt.runners.setup import make_local_engine
+
+    started = time.perf_counter()
+    found = evaluation.evaluate(
+        env,
+        team,
+        make_local_engine(base, config),
+        base.tokenizer,
+        sampling={name: sampling_of(config, team, name) for name in team.names},
+        context_window=config.play.context_window or base.context_window,
+        tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
+        samples=asked.k,
+        greedy=asked.greedy,
+        seed=asked.seed,
+    )
+    assert found is not None  # None means interrupted, and nothing here interrupts it
+    print(table(found, time.perf_counter() - started))
+    if output is not None:
+        write(output, found, settings)
+        print(f"numbers in {output}")
+    return 0
+
+
+def environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
+    """What is played, and by whom; `stored` are the settings of the run, if there is one."""
+    if settings["env"] is not None:
+        from mafrt.registry import make_env
+
+        team = load_team(settings)
+        words = settings["env_kwargs"]
+        if "env_kwargs" not in settings.given:
+            words = (*words, *(stored.get("eval_env_kwargs") or ()))
+        env = make_env(settings["env"], **env_arguments(words, "env_kwargs"))
+        return env, team_for(env, team, settings["n_agents"])
+
+    from mafrt.envs.math import MathEnv, load_tasks
+
+    team = load_team(settings, "profiles/quickstart.json")
+    fields = {name: settings[name] for name in ("problem_field", "answer_field")}
+    if settings["dataset_path"] is not None:
+        tasks: Sequence[Any] = load_tasks(settings["dataset_path"], split="test", **fields)
+    else:
+        training, held_out = problems({**stored, **fields})
+        tasks = held_out or training
+    env = MathEnv(tasks=tasks, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
+    return env, env.team
+
+
+def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:
+    """Give every agent its adapter: the trained one, or one that changes nothing yet."""
+    if loaded is None or not loaded.adapters:
+        from mafrt.runners.setup import place_adapters
+
+        return place_adapters(base, team, LoraSpec(), 0)
+    for name in team.adapters:
+        base.load_adapter(name, loaded.adapter(name))
+    return None
+
+
+def table(found: Evaluation, seconds: float) -> str:
+    """The numbers for people."""
+    from mafrt.report import duration
+
+    tasks = max(len(found.scores), len(found.greedy_scores))
+    rows = [(name.removeprefix("eval/"), f"{value:.3f}") for name, value in found.metrics().items()]
+    rows += [("tasks", str(tasks)), ("time", duration(seconds))]
+    if found.lost:
+        rows.append(("episodes lost", str(found.lost)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def write(path: Path, found: Evaluation, settings: Settings) -> None:
+    """Write numbers, scores of every task, and the settings they came from."""
+    from mafrt.checkpoint import write_atomic
+
+    content = {
+        "metrics": found.metrics(),
+        "samples": found.samples,
+        "lost": found.lost,
+        "scores": {task: list(scores) for task, scores in found.scores.items()},
+        "greedy_scores": dict(found.greedy_scores),
+        "settings": settings.values,
+    }
+    write_atomic(path, (json.dumps(content, indent=2, default=list) + "\n").encode())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(evaluate, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

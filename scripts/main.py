@@ -1,0 +1,55 @@
+"""The console command: `mafrt train_math ...` is `python scripts/train_math.py ...`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mafrt.scripts._cli import run_main
+
+from mafrt.config import unknown
+from mafrt.errors import ConfigError
+from mafrt.version import __version__
+
+COMMANDS = {
+    "train": "train a team on any environment",
+    "train_math": "train a team to solve math problems",
+    "evaluate": "evaluate a trained team, or the untrained base",
+    "bench": "run a benchmark",
+    "check_env": "check that an environment keeps its contract",
+    "make_base": "make the teaching base again, from its own corpus",
+    "info": "print versions and what is installed",
+}
+"""Each is the module of that name in this package, with a `main(argv) -> exit code`."""
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        ["usage: mafrt COMMAND [--flag value ...]", "", *lines, "", "mafrt COMMAND --help lists its flags."]
+    )
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    words = [word for word in argv if word != "--debug"]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    if words[0] not in COMMANDS:
+        raise ConfigError(unknown("command", words[0], COMMANDS))
+    rest = list(argv)
+    rest.remove(words[0])
+    return int(importlib.import_module(f"mafrt.scripts.{words[0]}").main(rest) or 0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(dispatch, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

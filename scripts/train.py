@@ -1,0 +1,48 @@
+"""Train a team on any environment: `--env math`, or one's own as `--env package.module:Class`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from mafrt.scripts._cli import Command, Settings, run_main
+from mafrt.scripts._common import env_arguments, load_team, team_for
+from mafrt.scripts._settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings
+from mafrt.scripts._train import Stage, train
+
+from mafrt.errors import ConfigError
+
+COMMAND = Command(
+    "train",
+    "Train a team of agents, each with its own LoRA adapter on one frozen base, by playing an environment.",
+    (EnvSettings, ModelSettings, PlaceSettings, *TRAIN),
+)
+
+
+def prepare(settings: Settings) -> Stage:
+    """Environment and team, checked before the model is loaded."""
+    from mafrt.registry import env_names, make_env
+
+    name = settings["env"]
+    if name is None:
+        raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
+    team = load_team(settings)
+    kwargs = env_arguments(settings["env_kwargs"], "env_kwargs")
+    env = make_env(name, **kwargs)
+    if settings["check_env"]:
+        from mafrt.env import check_env
+
+        check_env(make_env(name, **kwargs))
+    differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
+    eval_env = make_env(name, **{**kwargs, **differing}) if differing else None
+    short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
+    return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(lambda words: train(COMMAND, words, prepare), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Train a team to solve math problems: the shipped word problems, or MATH, GSM8K, AIME, AMC files as they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mafrt.scripts._cli import Command, Settings, run_main
+from mafrt.scripts._common import load_team, team_for
+from mafrt.scripts._settings import TRAIN, MathSettings, ModelSettings, PlaceSettings, WorkflowSettings
+from mafrt.scripts._train import Stage, train
+
+if TYPE_CHECKING:
+    from mafrt.envs.math import Task
+
+HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
+
+COMMAND = Command(
+    "train_math",
+    "Train a team of agents, each with its own LoRA adapter on one frozen base, to solve math problems.",
+    (MathSettings, WorkflowSettings, ModelSettings, PlaceSettings, *TRAIN),
+    defaults={"profile_path": "profiles/quickstart.json"},
+)
+
+
+def prepare(settings: Settings) -> Stage:
+    """Problems, workflow and team, checked before the model is loaded."""
+    from mafrt.envs.math import MathEnv, find_leaks
+
+    team = load_team(settings)
+    source = settings["dataset_path"]
+    tasks, held_out = problems(settings.values)
+    notes = []
+    if source is not None and settings["eval_dataset_path"] is None:
+        kept = f"the last {len(held_out)} are held out" if held_out else "too few to hold any out: they serve for both"
+        notes.append(f"Training on {len(tasks)} problems of {source}; for evaluation, {kept}.")
+    leaks = find_leaks(tasks, held_out)
+    if leaks.shared:
+        notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
+    env = MathEnv(tasks=tasks, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
+    eval_env = (
+        MathEnv(tasks=held_out, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
+        if held_out
+        else None
+    )
+    return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), "math", tuple(notes))
+
+
+def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task]]:
+    """Problems to train on and held-out problems; there are none of the latter if the file is too small."""
+    from mafrt.envs.math import load_tasks
+
+    fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
+    source, held_out = settings.get("dataset_path"), settings.get("eval_dataset_path")
+    # The shipped records have fields of their own, so fields that are named belong to the user's files.
+    tasks = load_tasks(source, **fields) if source is not None else load_tasks()
+    if held_out is not None:
+        return tasks, load_tasks(held_out, split="test", **fields)
+    if source is None:
+        return tasks, load_tasks(split="test")
+    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
+    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(lambda words: train(COMMAND, words, prepare), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

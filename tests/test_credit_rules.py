@@ -1,0 +1,258 @@
+"""`gigpo`, `reinforce_pp`, HAPPO's M and the registry, against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mafrt.credit import ALGORITHMS, algorithm, assign, check_needs, settings_of
+from mafrt.credit.happo import CompoundRatio, joint_steps
+from mafrt.errors import ConfigError
+from mafrt.types import Episode, Turn
+
+
+def turn(agent: str, index: int, reward: float | None = None, tokens: int = 1, prompt=(7,), **fields) -> Turn:
+    return Turn(
+        agent, list(prompt), [3] * tokens, [-1.0] * tokens, "eos", "x", index, index, 0, reward=reward, **fields
+    )
+
+
+# -- GiGPO ---------------------------------------------------------------------------------------------------------
+
+
+def two_walks() -> list[Episode]:
+    """Both start in state 1; the first goes on to state 2, the second comes back to state 1."""
+    return [
+        Episode("0", "p", [turn("a", 0, 0.0, prompt=(1,)), turn("a", 1, 1.0, prompt=(2,))]),
+        Episode("1", "p", [turn("a", 0, 0.0, prompt=(1,)), turn("a", 1, 0.0, prompt=(1,))]),
+    ]
+
+
+def test_gigpo_by_hand():
+    # gamma=.5, mean only, weight 2. Totals 1, 0: A_E = +-.5.
+    # Step returns: first 0 + .5*1 = .5, then 1; second 0, then 0.
+    # State 1 holds .5, 0, 0: mean 1/6 -> 1/3, -1/6, -1/6. State 2 holds 1 alone: 0.
+    # A = .5 + 2/3, .5 + 0 ; -.5 - 1/3 twice
+    episodes = two_walks()
+    metrics = assign(episodes, "gigpo", gamma=0.5, norm="mean", step_weight=2.0)
+    got = [t.advantages[0] for e in episodes for t in e.turns]
+    assert got == pytest.approx([7 / 6, 0.5, -5 / 6, -5 / 6])
+    assert [t.returns[0] for e in episodes for t in e.turns] == pytest.approx([0.5, 1.0, 0.0, 0.0])
+    assert (metrics["anchors"], metrics["anchors_of_one"], metrics["groups"]) == (2.0, 1.0, 1.0)
+
+
+def test_gigpo_with_deviation():
+    # A_E: +-.7071. State 1: deviation of .5, 0, 0 = sqrt((1/9 + 2/36)/2) = .2886751: (1/3)/.2886751 = 1.1547005
+    episodes = two_walks()
+    assign(episodes, "gigpo", gamma=0.5)
+    got = [t.advantages[0] for e in episodes for t in e.turns]
+    assert got == pytest.approx([0.7071068 + 1.1547005, 0.7071068, -0.7071068 - 0.5773503, -1.2844571], abs=1e-5)
+
+
+def test_gigpo_without_step_part_is_grpo_on_totals():
+    one, other = two_walks(), two_walks()
+    assign(one, "gigpo", step_weight=0.0)
+    assign(other, "grpo", reduce="sum")
+    assert [t.advantages for e in one for t in e.turns] == [t.advantages for e in other for t in e.turns]
+
+
+def test_agents_do_not_share_an_anchor():
+    # The same prompt seen by a (return 1) and by b (return 0): groups of one, no step part.
+    episodes = [Episode("0", "p", [turn("a", 0, 1.0)]), Episode("1", "p", [turn("b", 0, 0.0)])]
+    assert assign(episodes, "gigpo")["anchors_of_one"] == 2.0
+
+
+def test_similar_anchors_do_not_depend_on_the_order():
+    def episodes():
+        texts = ["the cat sat", "the cat sits", "a dog ran off"]
+        return [Episode(str(i), "p", [turn("a", 0, float(i), prompt=map(ord, text))]) for i, text in enumerate(texts)]
+
+    def anchor(t: Turn) -> str:
+        return "".join(map(chr, t.prompt_ids))
+
+    straight, back = episodes(), episodes()
+    metrics = assign(straight, "gigpo", similarity=0.8, anchor=anchor, norm="mean")
+    assert metrics["anchors"] == 2.0 and metrics["anchors_of_one"] == 1.0
+    assign(back[::-1], "gigpo", similarity=0.8, anchor=anchor, norm="mean")
+    assert [e.turns[0].advantages for e in straight] == [e.turns[0].advantages for e in back]
+    # Totals 0, 1, 2: A_E = -1, 0, 1. The two cats, returns 0 and 1: -.5, .5; the dog alone: 0.
+    assert [e.turns[0].advantages[0] for e in straight] == pytest.approx([-1.5, 0.5, 1.0])
+
+
+# -- REINFORCE++ ---------------------------------------------------------------------------------------------------
+
+
+def test_reinforce_pp_by_hand():
+    # beta=.5, gamma=.5. logpi - logpi_ref = [.2, -.4]; reward 3 clipped to 1 on the last token.
+    # r = [-.1, .2 + 1] = [-.1, 1.2] ; A = [-.1 + .5*1.2, 1.2] = [.5, 1.2]
+    # mean .85, population deviation .35 -> [-1, 1]
+    one = turn("a", 0, 3.0, tokens=2, old_logprobs=[-0.8, -1.4], ref_logprobs=[-1.0, -1.0])
+    assign([Episode("0", "p", [one])], "reinforce_pp", beta=0.5, gamma=0.5, reward_clip=1.0)
+    assert one.returns == pytest.approx([0.5, 1.2])
+    assert one.advantages == pytest.approx([-1.0, 1.0], abs=1e-6)
+
+
+def test_reinforce_pp_normalises_by_token_and_by_agent():
+    # a: return 1 on 3 tokens, 0 on 1 token: mean .75, variance .75*.25 = .1875, deviation .4330127
+    # .25/.4330127 = .5773503, -.75/.4330127 = -1.7320508. b: one value only: no spread: 0.
+    turns = [turn("a", 0, 1.0, tokens=3), turn("b", 1, 100.0, tokens=2), turn("a", 2, 0.0)]
+    assign([Episode("0", "p", turns)], "reinforce_pp", reward_clip=1000.0)
+    assert turns[0].advantages == pytest.approx([0.5773503] * 3, abs=1e-6)
+    assert turns[2].advantages == pytest.approx([-1.7320508], abs=1e-6)
+    assert turns[1].advantages == [0.0, 0.0] and turns[1].returns == [100.0, 100.0]
+
+
+def test_baseline_is_the_problems_mean():
+    # p: 1, 0 -> +-.5 ; q: 5, 7 -> -+1. The turn's reward is clipped after the baseline: with 4 nothing is cut,
+    # without a baseline 5 and 7 would be.
+    rewards = {"p": (1.0, 0.0), "q": (5.0, 7.0)}
+    episodes = [Episode(f"{g}{i}", g, [turn("a", 0, r)]) for g, rs in rewards.items() for i, r in enumerate(rs)]
+    metrics = assign(episodes, "reinforce_pp_baseline", reward_clip=4.0)
+    assert [e.turns[0].returns[0] for e in episodes] == pytest.approx([0.5, -0.5, -1.0, 1.0])
+    assert metrics["groups"] == 2.0 and metrics["groups_of_one"] == 0.0
+    # deviation sqrt((.25 + .25 + 1 + 1)/4) = .7905694
+    assert episodes[0].turns[0].advantages == pytest.approx([0.5 / 0.7905694], abs=1e-6)
+    assign(episodes, "reinforce_pp", reward_clip=4.0)
+    assert [e.turns[0].returns[0] for e in episodes] == [1.0, 0.0, 4.0, 4.0]
+
+
+def test_reference_is_needed_only_with_beta():
+    episode = Episode("0", "p", [turn("a", 0, 1.0)])
+    assign([episode], "reinforce_pp")
+    with pytest.raises(ConfigError, match="needs a reference"):
+        assign([episode], "reinforce_pp", beta=0.1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_old_logprob_that_is_not_finite_drops_the_turn(bad):
+    sick = turn("a", 0, 1.0, old_logprobs=[bad], ref_logprobs=[-1.0])
+    well = turn("a", 1, 1.0, old_logprobs=[-1.0], ref_logprobs=[-1.0])
+    metrics = assign([Episode("0", "p", [sick, well])], "reinforce_pp", beta=0.1)
+    assert sick.advantages is None and well.returns == [1.0] and metrics["turns_nonfinite"] == 1.0
+
+
+# -- HAPPO ---------------------------------------------------------------------------------------------------------
+
+
+def test_joint_steps_are_rounds():
+    episode = Episode("0", "p", [turn(agent, i) for i, agent in enumerate(["a", "b", "a", "c", "b", "b"])])
+    assert joint_steps(episode) == [0, 0, 1, 1, 1, 2]
+
+
+def test_compound_ratio_by_hand():
+    # Episode 0: a, b, a, b (two rounds); episode 1: b alone. a's first turn moved by +.2 and +.4: mean .3,
+    # its second by log 4, clamped to 2.
+    first = Episode("0", "p", [turn("a", 0, tokens=2), turn("b", 1), turn("a", 2), turn("b", 3)])
+    second = Episode("1", "p", [turn("b", 0)])
+    m = CompoundRatio([first, second])
+    assert {m.factor(t) for e in (first, second) for t in e.turns} == {1.0}
+    m.update([(first.turns[0], [-0.8, -0.6]), (first.turns[2], [-1.0 + math.log(4.0)])])
+    assert [m.factor(t) for t in first.turns] == pytest.approx([math.exp(0.3), math.exp(0.3), 2.0, 2.0])
+    assert m.factor(second.turns[0]) == 1.0  # a did not speak there
+    # b's turn halves the first round's M: exp(.3) * .5 = .6749294
+    m.update([(first.turns[1], [-1.0 + math.log(0.5)])])
+    assert m.factor(first.turns[0]) == pytest.approx(0.6749294)
+    metrics = m.metrics()
+    assert metrics["compound_max"] == 2.0 and metrics["compound_min"] == pytest.approx(0.6749294)
+    assert metrics["compound_mean"] == pytest.approx((0.6749294 + 2.0 + 1.0) / 3)
+
+
+def test_ratio_that_is_not_finite_counts_as_one():
+    episode = Episode("0", "p", [turn("a", 0), turn("b", 1)])
+    m = CompoundRatio([episode])
+    m.update([(episode.turns[0], [math.nan])])
+    assert m.factor(episode.turns[1]) == 1.0 and m.metrics()["compound_nonfinite"] == 1.0
+
+
+def test_old_logprobs_go_before_the_samplers():
+    episode = Episode("0", "p", [turn("a", 0, old_logprobs=[-2.0]), turn("b", 1)])
+    m = CompoundRatio([episode])
+    m.update([(episode.turns[0], [-1.9])])
+    assert m.factor(episode.turns[1]) == pytest.approx(math.exp(0.1))
+
+
+@pytest.mark.parametrize("clamp", [(0.0, 2.0), (1.1, 2.0), (0.5, 0.9), (0.5, math.inf)])
+def test_clamp_must_hold_one(clamp):
+    with pytest.raises(ConfigError):
+        CompoundRatio([], low=clamp[0], high=clamp[1])
+
+
+# -- the registry --------------------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_runs_with_its_defaults_and_says_where_it_is_from():
+    for name, preset in ALGORITHMS.items():
+        a = turn("a", 0, 1.0, values=[0.5], ref_logprobs=[-1.0])
+        b = turn("b", 1, 0.0, values=[0.5], ref_logprobs=[-1.0])
+        metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name)
+        assert a.advantages and b.advantages and a.returns and b.returns
+        assert metrics["reward/a"] == 1.0
+        assert preset.name == name and preset.summary and any(c.isdigit() for c in preset.paper)
+        assert "\n" not in preset.summary
+        assert settings_of(name).items() >= preset.credit.items()
+
+
+def test_presets_differ_only_where_the_table_says():
+    # ippo: nothing follows a turn and every turn is paid; mappo: the team's chain, the last turn is paid.
+    def episode():
+        return Episode("0", "p", [turn("a", 0, values=[0.5]), turn("b", 1, values=[0.25])], outcome=1.0)
+
+    ippo, mappo = episode(), episode()
+    assign([ippo], "ippo", gae_lambda=1.0)
+    assign([mappo], "mappo", gae_lambda=1.0)
+    assert [t.advantages for t in ippo.turns] == [[0.5], [0.75]]
+    # b: 1 - .25 = .75 ; a: (0 + .25 - .5) + .75 = .5
+    assert [t.advantages for t in mappo.turns] == [[0.5], [0.75]]
+    assign([ippo], "ippo", gae_lambda=0.0)
+    assign([mappo], "mappo", gae_lambda=0.0)
+    assert [t.advantages for t in ippo.turns] == [[0.5], [0.75]]
+    assert [t.advantages for t in mappo.turns] == [[-0.25], [0.75]]
+
+
+@pytest.mark.parametrize(("rule", "near"), [("gro", "grpo"), ("reinforce++", "reinforce_pp"), ("drmas", "dr_mas")])
+def test_unknown_rule_names_the_nearest(rule, near):
+    with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+        assign([], rule)
+
+
+@pytest.mark.parametrize(("setting", "near"), [("lambda", "gae_lambda"), ("outcome", "outcome_"), ("gama", "gamma")])
+def test_unknown_setting_names_the_nearest(setting, near):
+    with pytest.raises(ConfigError, match=f"did you mean '{near}"):
+        assign([], "gae", **{setting: 1})
+
+
+def test_a_setting_of_another_rule_is_unknown():
+    with pytest.raises(ConfigError, match="unknown setting of rule 'grpo' 'gae_lambda'"):
+        assign([], "grpo", gae_lambda=0.9)
+
+
+def test_no_episodes_are_no_error():
+    for name in ALGORITHMS:
+        assert assign([], name)["turns"] == 0.0
+        assert assign([Episode("0", "p")], name)["turns"] == 0.0
+
+
+FULL = {"critic": "transcript", "samples_per_problem": 8, "reference": True, "agents": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "lack", "words"),
+    [
+        ("gae", {}, {"critic": None}, "needs a critic"),
+        ("mappo", {}, {"critic": "context"}, "whole transcript"),
+        ("grpo", {}, {"samples_per_problem": 1}, "at least 2 per problem"),
+        ("happo", {}, {"agents": 1}, "several agents"),
+        ("reinforce_pp", {"beta": 0.1}, {"reference": False}, "reference"),
+    ],
+)
+def test_needs_are_said_before_a_model_is_loaded(name, settings, lack, words):
+    check_needs(name, settings, **FULL)
+    with pytest.raises(ConfigError, match=words):
+        check_needs(name, settings, **{**FULL, **lack})
+
+
+def test_what_is_not_needed_is_not_asked_for():
+    check_needs("gae", critic="context", samples_per_problem=1, reference=False, agents=1)
+    check_needs("dr_mas", critic=None, samples_per_problem=2, reference=False, agents=1)
+    assert algorithm("happo").schedule == "sequential" and algorithm("marft").schedule == "round_robin"

@@ -1,0 +1,283 @@
+"""The update: which adapters move, by which gradient, and what cannot move them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers_models import tiny_base
+
+from mafrt.batch import collate, split
+from mafrt.config import LearnConfig
+from mafrt.learner import Learner
+from mafrt.team import LoraSpec
+from mafrt.types import Turn
+from mafrt.valuation import Valuation
+
+AGENTS = ("ann", "bob")
+CONFIG = LearnConfig(lr=1e-2, ppo_epoch=1, max_grad_norm=1e9)
+
+
+def make_base():
+    base = tiny_base()
+    for index, name in enumerate((*AGENTS, "cat")):
+        base.add_adapter(name, LoraSpec(rank=2 + index, alpha=4.0), seed=5)
+        torch.manual_seed(index)
+        with torch.no_grad():
+            for parameter in base.adapter_parameters(name):
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        base.bump(name)
+    return base
+
+
+def make_turns(count=9, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    turns = []
+    for index in range(count):
+        prompt, action = (torch.randint(3, 15, (1,), generator=generator).item() for _ in range(2))
+        ids = torch.randint(5, 90, (prompt + action,), generator=generator).tolist()
+        turns.append(
+            Turn(
+                agent=AGENTS[index % 3 == 0],
+                prompt_ids=ids[:prompt],
+                action_ids=ids[prompt:],
+                logprobs=(-4 + torch.randn(action, generator=generator)).tolist(),
+                stop="eos",
+                text="one two",
+                turn=0,
+                env_step=0,
+                adapter_version=0,
+                advantages=[torch.randn(1, generator=generator).item()] * action,
+            )
+        )
+    return turns
+
+
+def make_learner(base, config=CONFIG, level="token", temperatures=(1.0, 0.7)):
+    return Learner(
+        base,
+        {name: name for name in AGENTS},
+        dict(zip(AGENTS, temperatures, strict=True)),
+        dict.fromkeys(AGENTS, config.lr),
+        config,
+        level,
+        seed=3,
+    )
+
+
+def weights(base, name):
+    return [p.detach().clone() for p in base.adapter_parameters(name)]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def gradients_of_one_step(turns, config=CONFIG, level="token", adapters=AGENTS):
+    """The gradients that the optimizers see in the first step."""
+    base = make_base()
+    learner = make_learner(base, config, level)
+    seen = {}
+    for name in AGENTS:
+        original = learner.optimizers[name].step
+
+        def step(name=name, original=original):
+            seen[name] = [p.grad.clone() for p in base.adapter_parameters(name)]
+            return original()
+
+        learner.optimizers[name].step = step
+    metrics = learner.update(turns, adapters, iteration=0)
+    return seen, metrics
+
+
+def close(a, b):
+    return all(torch.allclose(x, y, rtol=1e-4, atol=1e-6) for name in a for x, y in zip(a[name], b[name], strict=True))
+
+
+@pytest.mark.parametrize("level", ["token", "action"])
+def test_the_gradient_is_that_of_the_formula_turn_by_turn(level):
+    """Reference: PPO's objective written out over full log-softmax tables, one turn at a time."""
+    turns, base = make_turns(), make_base()
+    seen, _ = gradients_of_one_step(turns, replace(CONFIG, normalization_mode="token"), level)
+    heat = dict(zip(AGENTS, (1.0, 0.7), strict=True))
+    for name in AGENTS:
+        mine = [t for t in turns if t.agent == name]
+        count = sum(len(t.action_ids) for t in mine) if level == "token" else len(mine)
+        loss = torch.zeros(())
+        for t in mine:
+            ids = torch.tensor([t.prompt_ids + t.action_ids])
+            hidden = base.forward(ids, None, torch.tensor([base.adapter_index(name)]))
+            table = (base.logits(hidden)[0] / heat[name]).log_softmax(-1)
+            at = len(t.prompt_ids) - 1
+            logp = table[at : at + len(t.action_ids)].gather(1, torch.tensor(t.action_ids)[:, None])[:, 0]
+            ratio = logp - torch.tensor(t.logprobs)
+            ratio = ratio.exp() if level == "token" else ratio.mean().exp()
+            advantage = t.advantages[0]
+            loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum() / count
+        expected = torch.autograd.grad(loss, base.adapter_parameters(name))
+        assert close({name: seen[name]}, {name: expected})
+
+
+@pytest.mark.parametrize("level", ["token", "action"])
+def test_neither_micro_batches_nor_order_nor_the_others_change_a_gradient(level):
+    turns = make_turns()
+    whole, _ = gradients_of_one_step(turns, level=level)
+    tiny, _ = gradients_of_one_step(turns, replace(CONFIG, micro_batch_tokens=1), level)
+    mixed, _ = gradients_of_one_step(turns[::-1], level=level)
+    alone, _ = gradients_of_one_step([t for t in turns if t.agent == "bob"], level=level)
+    assert close(whole, tiny) and close(whole, mixed)
+    assert close({"bob": whole["bob"]}, alone)
+
+
+def test_only_the_learning_adapter_moves_and_all_else_is_bit_identical():
+    base = make_base()
+    before = {name: weights(base, name) for name in (*AGENTS, "cat")}
+    frozen = [p.detach().clone() for p in base.model.parameters() if not p.requires_grad]
+    metrics = make_learner(base).update(make_turns(), ["bob"], iteration=0)
+    assert not same(before["bob"], weights(base, "bob"))
+    assert same(before["ann"], weights(base, "ann")) and same(before["cat"], weights(base, "cat"))
+    assert same(frozen, [p for p in base.model.parameters() if not p.requires_grad])
+    assert metrics["grad_norm/bob"] > 0 and "grad_norm/ann" not in metrics
+    assert base.versions["bob"] == 2 and base.versions["ann"] == 1
+
+
+def test_turns_out_of_the_loss_and_silent_turns_teach_nothing():
+    turns = make_turns()
+    kept, _ = gradients_of_one_step(turns)
+    extra = make_turns(seed=9)
+    for turn in extra:
+        turn.advantages = None
+    silent = replace(turns[0], action_ids=[], logprobs=[], advantages=[])
+    padded, _ = gradients_of_one_step([*turns, *extra, silent])
+    assert close(kept, padded)
+
+
+def test_what_is_not_finite_never_reaches_a_gradient_and_is_counted():
+    turns = make_turns()
+    turns[0].advantages = [float("nan")] * len(turns[0].action_ids)
+    turns[1].logprobs = [float("-inf")] * len(turns[1].action_ids)
+    seen, metrics = gradients_of_one_step(turns)
+    assert all(torch.isfinite(g).all() for grads in seen.values() for g in grads)
+    assert metrics["nonfinite_terms"] == len(turns[0].action_ids) + len(turns[1].action_ids)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_of_that_adapter_only():
+    base = make_base()
+    learner = make_learner(base)
+    poisoned = base.adapter_parameters("ann")[0]
+    poisoned.register_hook(lambda grad: grad * float("inf"))
+    before = {name: weights(base, name) for name in AGENTS}
+    metrics = learner.update(make_turns(), AGENTS, iteration=0)
+    assert same(before["ann"], weights(base, "ann")) and not same(before["bob"], weights(base, "bob"))
+    assert metrics["skipped_updates"] == 1
+
+
+def test_an_adapter_that_is_no_longer_finite_rolls_back_alone():
+    base = make_base()
+    learner = make_learner(base)
+    before = {name: weights(base, name) for name in AGENTS}
+    original = learner.optimizers["ann"].step
+
+    def explode():
+        original()
+        with torch.no_grad():
+            base.adapter_parameters("ann")[0].fill_(float("nan"))
+
+    learner.optimizers["ann"].step = explode
+    metrics = learner.update(make_turns(), AGENTS, iteration=0)
+    assert metrics["rollbacks"] == 1
+    assert same(before["ann"], weights(base, "ann")) and not same(before["bob"], weights(base, "bob"))
+
+
+def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient():
+    turns = make_turns()
+    whole, _ = gradients_of_one_step(turns)
+    base = make_base()
+    learner = make_learner(base, replace(CONFIG, micro_batch_tokens=512))
+    forward, seen = base.forward, {}
+
+    def small(input_ids, *args, **kwargs):
+        if input_ids.numel() > 140:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(input_ids, *args, **kwargs)
+
+    base.forward = small
+    for name in AGENTS:
+        original = learner.optimizers[name].step
+
+        def step(name=name, original=original):
+            seen[name] = [p.grad.clone() for p in base.adapter_parameters(name)]
+            return original()
+
+        learner.optimizers[name].step = step
+    learner.update(turns, AGENTS, iteration=0)
+    assert learner.micro_batch_tokens < 512 and close(whole, seen)
+
+
+def test_target_kl_ends_the_epochs_early():
+    config = replace(CONFIG, ppo_epoch=20, lr=0.05, target_kl=0.01)
+    base = make_base()
+    learner, turns = make_learner(base, config), make_turns()
+    learner.recompute_logprobs(turns)
+    metrics = learner.update(turns, AGENTS, iteration=0)
+    assert 1 < metrics["epochs"] < 20
+
+
+def test_recomputed_logprobs_are_those_of_the_adapters_at_the_agents_temperature():
+    base, turns = make_base(), make_turns(3)
+    make_learner(base).recompute_logprobs(turns)
+    for turn in turns:
+        ids = torch.tensor([turn.prompt_ids + turn.action_ids])
+        hidden = base.forward(ids, None, torch.tensor([base.adapter_index(turn.agent)]))[0]
+        table = (base.logits(hidden) / {"ann": 1.0, "bob": 0.7}[turn.agent]).log_softmax(-1)
+        at = len(turn.prompt_ids) - 1
+        expected = table[at : at + len(turn.action_ids)].gather(1, torch.tensor(turn.action_ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(turn.old_logprobs), expected.detach(), atol=1e-5)
+
+
+def test_updates_repeat_exactly_from_the_same_state():
+    results = []
+    for _ in range(2):
+        base = make_base()
+        learner = make_learner(base, replace(CONFIG, ppo_epoch=3, num_mini_batch=2))
+        learner.update(make_turns(), AGENTS, iteration=4)
+        state = copy.deepcopy(learner.state())
+        learner.update(make_turns(), AGENTS, iteration=5)
+        results.append((weights(base, "ann"), state))
+    assert same(results[0][0], results[1][0])
+
+
+def test_split_keeps_every_turn_once_and_the_token_limit():
+    turns = make_turns(30)
+    groups = split(turns, 64)
+    assert sorted(map(id, turns)) == sorted(id(t) for group in groups for t in group)
+    for group in groups:
+        width = max(len(t.prompt_ids) + len(t.action_ids) for t in group)
+        assert len(group) == 1 or len(group) * width <= 64
+
+
+def test_gather_and_scatter_are_inverse():
+    turns = make_turns(4)
+    batch = collate(turns, lambda turn: -1, 0, torch.device("cpu"))
+    for found, turn in zip(batch.scatter(batch.gather([t.logprobs for t in turns])), turns, strict=True):
+        assert found == pytest.approx(turn.logprobs, abs=1e-6)
+    flat = batch.input_ids.flatten()
+    assert flat[batch.predict + 1].tolist() == batch.targets.tolist()
+
+
+@pytest.mark.parametrize("level", ["token", "action"])
+def test_the_critic_learns_returns_that_its_features_tell_and_is_cheap_to_repeat(level):
+    base, turns = make_base(), make_turns(24)
+    config = LearnConfig(critic_lr=1e-2, critic_epoch=60, value_clip=None)
+    valuation = Valuation(base, config, level, seed=0)
+    heat = dict.fromkeys(AGENTS, 1.0)
+    features = valuation.annotate(turns, heat, values=True, reference=True)
+    for turn in turns:
+        assert len(turn.values) == len(turn.action_ids) == len(turn.ref_logprobs)
+        turn.returns = [float(turn.agent == "ann")] * len(turn.action_ids)
+    first = valuation.update(features, iteration=0)["value_loss"]
+    valuation.annotate(turns, heat, values=True, reference=False)
+    last = valuation.update(features, iteration=1)["value_loss"]
+    assert last < 0.5 * first
