@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 CRITIC = "critic.pth"
+ORIGIN = "origin.json"
+"""In a run directory: the load path that gave the run its first weights, if there was one."""
 RESERVED = frozenset({MANIFEST, CRITIC, "state"})
 """Names inside a checkpoint that no adapter may take."""
 
@@ -83,7 +85,7 @@ class Loadable:
     @property
     def resumes(self) -> bool:
         """Whether a run goes on (with optimizers, random states and data position) rather than starts."""
-        return self.kind != "adapters"
+        return self.kind != "adapters" or self.run is not None
 
     def adapter(self, name: str) -> Path:
         """The folder of one adapter. Raises CheckpointError with the names that are there."""
@@ -321,7 +323,8 @@ def latest(root: str | os.PathLike[str]) -> Checkpoint:
 def resolve(load_path: str | os.PathLike[str]) -> Loadable:
     """What to load from `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
 
-    A run yields its newest intact checkpoint, or none if it was stopped before its first one. Raises CheckpointError.
+    A run yields its newest intact checkpoint. One that was stopped before its first yields what it had started from,
+    with `run` set to itself. Raises CheckpointError.
     """
     path = Path(load_path).expanduser()
     if not path.is_dir():
@@ -333,10 +336,12 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
     if _candidates(path):
         run = path.parent if path.name == "checkpoints" else None
         return _loadable("run", latest(path), run)
-    if (path / "checkpoints").is_dir() or (path / "args.yaml").is_file():
+    if any((path / name).exists() for name in ("checkpoints", "args.yaml", ORIGIN)):
         if _candidates(path / "checkpoints"):
             return _loadable("run", latest(path / "checkpoints"), path)
-        log.warning("%s was stopped before its first checkpoint, so it starts from the beginning", path)
+        log.warning("%s was stopped before its first checkpoint, so it starts where it started then", path)
+        if (path / ORIGIN).exists():
+            return replace(resolve(load_json(path / ORIGIN)["load_path"]), run=path)
         return Loadable("run", path, {}, None, run=path)
     return _adapter_folders(path)
 

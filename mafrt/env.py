@@ -109,7 +109,7 @@ class Env:
 
 def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     """Play `env` with scripted agents and raise one EnvError that lists everything that breaks the contract."""
-    from mafrt.check_env import problems_of
+    from mafrt.env_check import problems_of
 
     if problems := problems_of(env, seeds=seeds):
         name = type(env).__name__

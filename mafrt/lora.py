@@ -62,7 +62,7 @@ class Plan:
         return self.train is None or adapter in self.train
 
     def mask(self, layout: tuple[tuple[int, int, float], ...], like: Tensor) -> Tensor:
-        """`[rows, 1 or steps, sum r_k]`: scaling_k where a column belongs to the token's adapter, else 0.
+        """`[sum r_k, rows, 1 or steps]`: scaling_k where an inner channel belongs to the token's adapter, else 0.
 
         Layers with the same `layout` of (adapter, rank, scaling) share one mask.
         """
@@ -70,8 +70,8 @@ class Plan:
         if key not in self.masks:
             owner = torch.tensor([k for k, r, _ in layout for _ in range(r)], device=like.device)
             scale = torch.tensor([s for _, r, s in layout for _ in range(r)], device=like.device, dtype=like.dtype)
-            index = self.index.to(like.device).reshape(self.rows, -1, 1)
-            self.masks[key] = (index == owner) * scale
+            index = self.index.to(like.device).reshape(1, self.rows, -1)
+            self.masks[key] = (index == owner[:, None, None]) * scale[:, None, None]
         return self.masks[key]
 
 
@@ -145,7 +145,7 @@ class LoraContext:
 
 
 class Piece(NamedTuple):
-    """Tokens `start:stop` get `scale * mask * (x A^T) B^T`; `mask` is None, or `[rows, 1 or steps, r]`."""
+    """Tokens `start:stop` get `scale * mask * (x A^T) B^T`; `mask` is None, or `[r, rows, 1 or steps]`."""
 
     start: int
     stop: int
@@ -153,19 +153,23 @@ class Piece(NamedTuple):
     mask: Tensor | None
 
 
+# Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
+# libraries are two to five times slower than with r as the short one (`A @ x.T`).
+
+
 def _masked(h: Tensor, piece: Piece) -> Tensor:
     if piece.mask is not None:
-        rows = piece.mask.shape[0]
-        h.view(rows, -1, h.shape[-1]).mul_(piece.mask)
+        rows = piece.mask.shape[1]
+        h.view(h.shape[0], rows, -1).mul_(piece.mask)
     return h
 
 
 def _add_pieces(out: Tensor, x: Tensor, pieces: Sequence[Piece], weights: Sequence[Tensor]) -> list[Tensor]:
-    """Add every piece to `out` `[tokens, out]` in place; returns the inner activations `[piece tokens, r]`."""
+    """Add every piece to `out` `[tokens, out]` in place; returns the inner activations `[r, piece tokens]`."""
     inner = []
     for i, piece in enumerate(pieces):
-        h = _masked(torch.mm(x[piece.start : piece.stop], weights[2 * i].t()), piece)
-        out[piece.start : piece.stop].addmm_(h, weights[2 * i + 1].t(), alpha=piece.scale)
+        h = _masked(torch.mm(weights[2 * i], x[piece.start : piece.stop].t()), piece)
+        out[piece.start : piece.stop].addmm_(h.t(), weights[2 * i + 1].t(), alpha=piece.scale)
         inner.append(h)
     return inner
 
@@ -216,16 +220,16 @@ class _LoraLinear(torch.autograd.Function):
             g = local[piece.start : piece.stop]
             grad_a = grad_b = None
             if want[2 * i] or want_x:
-                gh = torch.mm(g, b)
+                gh = _masked(torch.mm(b.t(), g.t()), piece)
                 if piece.scale != 1.0:
                     gh.mul_(piece.scale)
-                gh = _masked(gh, piece)
                 if want[2 * i]:
-                    grad_a = torch.mm(gh.t(), x[piece.start : piece.stop]).to(params[2 * i].dtype)
+                    grad_a = torch.mm(gh, x[piece.start : piece.stop]).to(params[2 * i].dtype)
                 if want_x:
-                    target[piece.start : piece.stop].addmm_(gh, a)
+                    target[piece.start : piece.stop].addmm_(gh.t(), a)
             if want[2 * i + 1]:
-                grad_b = torch.mm(g.t(), inner[i]).mul_(piece.scale).to(params[2 * i + 1].dtype)
+                scaled = inner[i] if piece.scale == 1.0 else inner[i] * piece.scale
+                grad_b = torch.mm(scaled, g).t().to(params[2 * i + 1].dtype)
             grads += [grad_a, grad_b]
         if want_x and order is not None:
             grad_x.index_add_(0, order, target)

@@ -8,7 +8,7 @@ Entries whose inputs are not finite are masked before anything is computed from 
 0 * NaN reach a gradient, and are counted (`nonfinite`). They stay in the denominator, since whether one is bad is not
 known globally in advance. At action level one bad token takes its whole turn out.
 
-Statistics are detached 0-d tensors holding sums; `mean_stats` merges those of all micro-batches.
+Statistics are detached 0-d tensors holding sums (or a maximum); `mean_stats` merges those of all micro-batches.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def policy_loss(
 
     Returns:
         the loss, and sums `count`, `clipped` (terms where the clip cuts the gradient off), `approx_kl`
-        (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`.
+        (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`; and `ratio_max`.
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip is {dual_clip}; expected more than 1, or None.")
+    _check_denominator(denominator)
     good = finite(logprobs, old_logprobs, advantages, weights)
     log_ratio = blank(logprobs, good) - blank(old_logprobs, good)
     advantage = blank(advantages, good)
@@ -102,6 +103,7 @@ def policy_loss(
             "clipped": ((clipped > plain) & good).sum(),
             "approx_kl": blank(ratio - 1.0 - log_ratio, good).sum(),
             "ratio": blank(ratio, good).sum(),
+            "ratio_max": torch.cat([blank(ratio, good), ratio.new_zeros(1)]).max(),
             "nonfinite": (~good).sum(),
         }
     return blank(terms, good).sum() / denominator, stats
@@ -124,6 +126,7 @@ def value_loss(
     All tensors are [n], one entry per step of the rule (a token, or a turn). Sums: `count`, `clipped`, `error`
     (squared, unclipped), `nonfinite`.
     """
+    _check_denominator(denominator)
     good = finite(values, old_values, returns)
     value, old, target = blank(values, good), blank(old_values, good), blank(returns, good)
 
@@ -163,6 +166,7 @@ def kl_loss(
     logprobs: Tensor, ref_logprobs: Tensor, *, coef: float, denominator: float, kind: Literal["k1", "k3"] = "k3"
 ) -> tuple[Tensor, Stats]:
     """coef * sum of KL estimates / denominator, over tokens [n]. Sums: `count`, `kl`, `nonfinite`."""
+    _check_denominator(denominator)
     good = finite(logprobs, ref_logprobs)
     estimate = {"k1": kl_k1, "k3": kl_k3}[kind]
     terms = blank(estimate(blank(logprobs, good), blank(ref_logprobs, good)), good)
@@ -172,6 +176,7 @@ def kl_loss(
 
 def entropy_loss(entropy: Tensor, *, coef: float, denominator: float) -> tuple[Tensor, Stats]:
     """-coef * sum of entropies / denominator, over tokens [n]: minimising it keeps the policy broad."""
+    _check_denominator(denominator)
     good = finite(entropy)
     terms = blank(entropy, good)
     stats = {"count": good.sum(), "entropy": terms.detach().sum(), "nonfinite": (~good).sum()}
@@ -238,13 +243,22 @@ def blank(tensor: Tensor, good: Tensor) -> Tensor:
 
 
 def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
-    """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums."""
-    sums: dict[str, float] = {}
+    """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
+    found: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    count = max(sums.get("count", 0.0), 1.0)
-    return {name: value if name in ("count", "nonfinite") else value / count for name, value in sums.items()}
+            number = float(value)
+            known = found.get(name, 0.0)
+            found[name] = max(known, number) if name.endswith("_max") else known + number
+    count = max(found.get("count", 0.0), 1.0)
+    kept = ("count", "nonfinite")
+    return {name: v if name in kept or name.endswith("_max") else v / count for name, v in found.items()}
+
+
+def _check_denominator(denominator: float) -> None:
+    """A batch of nothing has no mean: the caller skips it instead of dividing by 0."""
+    if not denominator > 0.0:
+        raise ValueError(f"denominator is {denominator}; expected the global count of tokens or turns, above 0.")
 
 
 def _turns(segment: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -76,7 +76,7 @@ def _load(path: str) -> Callable[..., Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-            raise EnvError(f"{path}: {unknown('class', attribute, names)}")
+            raise EnvError(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
         found = getattr(found, part)
     if not callable(found):
         raise EnvError(f"{path}: {attribute!r} is a {type(found).__name__}, not a class")
@@ -124,7 +124,8 @@ def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]
     if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         for name in kwargs:
             if name not in named:
-                raise EnvError(f"environment {what}: {unknown('setting', name, named)}")
+                why = unknown("setting", name, named) if named else f"it takes no settings, found {name!r}"
+                raise EnvError(f"environment {what}: {why}")
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
             raise EnvError(f"{what} needs the setting {name!r}; give it, or give it a default in the constructor")

@@ -97,6 +97,9 @@ class Player:
 
         Returns:
             The episodes sorted by id, and what else happened.
+
+        Raises:
+            EnvError: more episodes are lost than twice the environments and the finished episodes together.
         """
         stats = PlayStats()
         done: list[Episode] = []
@@ -105,6 +108,7 @@ class Player:
             self._begin(live, slot, env, next_start, None, stats)
         while live and not interrupted():
             live = self._advance(live, done, next_start, stats)
+            _give_up(stats, len(envs), len(done))
         return sorted(done, key=lambda episode: episode.id), stats
 
     def _begin(
@@ -124,6 +128,7 @@ class Player:
                 self._known(observations, env)
             except EnvError as error:
                 _lost(error, stats)
+                _give_up(stats, slot + 1, 0)
                 continue
             episode = Episode(id=start.id, group=start.group, info=dict(info))
             live.append(_Live(slot, env, start, episode, dict(observations)))
@@ -251,3 +256,9 @@ def _lost(error: EnvError, stats: PlayStats) -> None:
     stats.env_errors += 1
     stats.last_error = error
     log.warning("An episode is lost: %s", error)
+
+
+def _give_up(stats: PlayStats, slots: int, done: int) -> None:
+    """An environment that mostly raises will not get better by being asked again."""
+    if stats.last_error is not None and stats.env_errors > 2 * slots + done:
+        raise EnvError(f"{stats.env_errors} episodes were lost, {done} finished; the last because: {stats.last_error}")

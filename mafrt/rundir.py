@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ARGS = "args.yaml"
-LOCK = ".lock"
 LINE_FILES = ("metrics", "evaluations", "episodes", "timings")
 
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
@@ -66,41 +65,51 @@ class RunDir:
         """
         path = Path(path).expanduser()
         step = loaded.checkpoint.step if loaded and loaded.checkpoint else None
-        here = loaded is not None and loaded.resumes and _same(loaded.run, path)
-        if not here and path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {LOCK}):
+        here = loaded is not None and _same(loaded.run, path)
+        if not here and path.exists() and (not path.is_dir() or not _is_unused(path)):
             raise ConfigError(
                 f"{path} {'already holds a run' if path.is_dir() else 'is a file'}; give another --run_dir, or go on "
                 f"with it: --config {path / ARGS} --load_path {path}"
             )
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be made ({error.strerror}); give another --run_dir") from error
         run = cls(path, step=step)
         try:
             if here:
                 run._go_on(args)
             else:
-                if loaded is not None and loaded.resumes and loaded.run is not None:
-                    run._copy_history(loaded.run)
-                write_args(path / ARGS, args)
-            run.checkpoints.mkdir(exist_ok=True)
+                run._begin(args, loaded)
         except BaseException:
             run.close()
             raise
         return run
 
+    def _begin(self, args: Mapping[str, Any], loaded: Loadable | None) -> None:
+        if loaded is not None:
+            # First of all, so that a run that is killed before its first checkpoint starts from there again.
+            checkpoint.save_json(self.path / checkpoint.ORIGIN, {"load_path": str(loaded.path.resolve())})
+            if loaded.checkpoint is not None and loaded.run is not None:
+                self._copy_history(loaded.run)
+        write_args(self.path / ARGS, args)
+        self.checkpoints.mkdir()
+
     def _go_on(self, args: Mapping[str, Any]) -> None:
         step = -1 if self.step is None else self.step
+        self.checkpoints.mkdir(exist_ok=True)
+        # Before the lines go: a kill in between must not leave checkpoints whose lines are missing.
+        for path in checkpoint.set_aside_after(self.checkpoints, step):
+            log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         for name in LINE_FILES:
             keep_until(self.path / f"{name}.jsonl", _last_line(name, step))
-        if self.checkpoints.is_dir():
-            for path in checkpoint.set_aside_after(self.checkpoints, step):
-                log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         before = read_args(self.path / ARGS) if (self.path / ARGS).is_file() else {}
-        args = {**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}}
+        args = _plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
         changed = sorted(name for name in {*before, *args} if before.get(name) != args.get(name))
         if changed:
             kept = f"args.until_{max(step, 0):06d}.yaml"
-            log.warning("settings changed (the old ones are in %s): %s", kept, ", ".join(changed))
             if before:
+                log.warning("settings changed (the old ones are in %s): %s", kept, ", ".join(changed))
                 write_args(self.path / kept, before)
             write_args(self.path / ARGS, args)
 
@@ -299,6 +308,11 @@ def set_aside(path: str | os.PathLike[str]) -> Path | None:
     return aside
 
 
+def _is_unused(path: Path) -> bool:
+    """Whether nothing but the lock, or a temporary file of a process that died at once, is there."""
+    return all(entry.name.startswith(".") for entry in path.iterdir())
+
+
 def _same(run: Path | None, path: Path) -> bool:
     return run is not None and path.exists() and os.path.samefile(run, path)
 
@@ -309,7 +323,7 @@ def _lock(path: Path) -> IO[bytes] | None:
         import fcntl
     except ImportError:  # not a POSIX system
         return None
-    file = open(path / LOCK, "ab")  # noqa: SIM115 (the open file is the lock)
+    file = open(path / ".lock", "ab")  # noqa: SIM115 (the open file is the lock)
     try:
         # Not flock: a forked worker would inherit that, and keep it when this process is killed.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,6 +22,7 @@ from mafrt.metrics import MetricsWriter
 from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
 from mafrt.runners.evaluation import Evaluation, evaluate, score
+from mafrt.runners.preflight import check_prompts, check_team, check_window
 from mafrt.runners.schedules import Schedule, make_schedule
 from mafrt.runners.state import RunState, restore, save
 from mafrt.runners.tasks import TaskStream
@@ -111,7 +112,10 @@ class OnPolicy:
         self.progress = progress or (lambda _: None)
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
-        self.context_window = config.play.context_window or base.context_window
+        check_team(env, team)
+        self.context_window = check_window(config.play.context_window, base.context_window)
+        for played in {id(env): env, id(self.eval_env): self.eval_env}.values():
+            check_prompts(played, team, base.tokenizer, self.context_window)
         self.sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
         self.schedule = schedule_of(team, config)
         self.valuation: Valuation = make_valuation(base, config)

@@ -56,7 +56,8 @@ class TaskStream:
         """The next episode of `slot`, or None if it has collected enough. `finished` is what it played last."""
         if finished is not None:
             self._turns[slot] += len(finished.turns)
-            if self._turns[slot] >= self.enough:
+            # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.
+            if self._turns[slot] >= self.enough or finished.info.get("ended") == "prompt_too_long":
                 return None
         turn_round = self._round[slot]
         self._round[slot] += 1

@@ -45,7 +45,7 @@ class Settings:
 
     def make(self, kind: type[T]) -> T:
         """One settings dataclass, filled and thereby checked."""
-        return kind(**{name: self.values[name] for name in describe(kind)})
+        return kind(**{name: self.values[name] for name in _describe(kind)})
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -64,7 +64,7 @@ class Command:
 
     def settings(self) -> dict[str, Setting]:
         """All settings by name, defaults as this command has them."""
-        return {name: setting for kind in self.groups for name, setting in describe(kind).items()}
+        return {name: setting for kind in self.groups for name, setting in _describe(kind).items()}
 
     def default(self, setting: Setting) -> Any:
         """The value of a setting that nobody gives."""
@@ -84,7 +84,7 @@ class Command:
         )
         for kind in self.groups:
             group = parser.add_argument_group(_title(kind))
-            for setting in describe(kind).values():
+            for setting in _describe(kind).values():
                 _add(group, setting, self.default(setting))
         general = parser.add_argument_group("General")
         general.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
@@ -105,8 +105,9 @@ class Command:
         config = shipped(typed.config) if "config" in typed else None
         known = self.settings()
         values = {name: self.default(setting) for name, setting in known.items()}
-        for name in known.keys() & (below or {}).keys():
-            values[name] = convert(known[name], below[name], name)
+        for name, value in (below or {}).items():
+            if name in known:
+                values[name] = convert(known[name], value, name)
         stored = read_yaml(config) if config else {}
         for name, value in stored.items():
             if name not in known:
@@ -174,7 +175,7 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
     argv = sys.argv[1:] if argv is None else list(argv)
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    _log_to_stderr()
     try:
         return main(argv)
     except MafrtError as error:
@@ -188,6 +189,16 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
     except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _log_to_stderr() -> None:
+    """Show the library's warnings; other packages' loggers are their own business."""
+    logger = logging.getLogger("mafrt")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -207,6 +218,10 @@ class _Help(argparse.HelpFormatter):
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
         return f"usage: {self._prog} [--config FILE] [--flag value ...]\n\n"
+
+
+def _describe(kind: type) -> dict[str, Setting]:
+    return describe(kind)
 
 
 def _title(kind: type) -> str:

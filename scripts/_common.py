@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -96,9 +97,10 @@ def load_base(settings: Settings) -> SharedBase:
 
 
 def quiet() -> None:
-    """Keep transformers' own progress bars and advice out of the terminal; warnings and errors stay."""
+    """Keep the progress bars, retries and advice of transformers and its hub client out of the terminal."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry, before our one sentence

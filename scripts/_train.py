@@ -77,7 +77,9 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
 
         if aside := set_aside(run_dir):
             print(f"The earlier run is now in {aside}.")
-    print(f"Training {', '.join(stage.team.names)} for {config.run.iterations} iterations in {run_dir}", flush=True)
+    first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
+    names = ", ".join(stage.team.names)
+    print(f"Training {names} for {config.run.iterations} iterations in {run_dir}{first} ...", flush=True)
     return close(command, runner.run(), stage.team, config.run.seed, run_dir)
 
 
@@ -160,16 +162,21 @@ def sampled(metrics: Mapping[str, float]) -> float | None:
 
 def reporter(iterations: int) -> Callable[[Progress], None]:
     """A progress bar on a terminal; elsewhere a line now and then, which a log file can hold."""
+    from mafrt.report import duration
+
     if sys.stderr.isatty():
         return _bar(iterations)
-    last = [float("-inf")]
+    last, spent, count = float("-inf"), 0.0, 0
 
     def line(progress: Progress) -> None:
-        if progress.iteration == progress.iterations or time.monotonic() - last[0] >= 10:
-            last[0] = time.monotonic()
+        nonlocal last, spent, count
+        spent, count = spent + progress.seconds, count + 1
+        left = spent / count * (progress.iterations - progress.iteration)
+        if not left or time.monotonic() - last >= 10:
+            last = time.monotonic()
             print(
                 f"iteration {progress.iteration}/{progress.iterations}  reward {progress.reward:.3f}  "
-                f"{progress.tokens_per_s:.0f} tokens/s  {progress.seconds:.1f} s each",
+                f"{progress.tokens_per_s:.0f} tokens/s  {duration(left)} left",
                 flush=True,
             )
 

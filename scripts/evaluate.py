@@ -139,7 +139,7 @@ def write(path: Path, found: Evaluation, settings: Settings) -> None:
         "greedy_scores": dict(found.greedy_scores),
         "settings": settings.values,
     }
-    write_atomic(path, (json.dumps(content, indent=2, default=list) + "\n").encode())
+    write_atomic(path, (json.dumps(content, default=list) + "\n").encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,8 +13,10 @@ from mafrt.scripts._cli import Command, run_main
 
 from mafrt.version import __version__
 
-CORE = ("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors", "tensorboard", "PyYAML")
-CORE = (*CORE, "math-verify", "pyarrow", "tqdm", "numpy")
+CORE = (
+    *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
+    *("tensorboard", "PyYAML", "math-verify", "pyarrow", "tqdm", "numpy"),
+)
 EXTRAS = {
     "vllm": ("vllm",),
     "deepspeed": ("deepspeed",),

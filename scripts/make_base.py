@@ -36,7 +36,7 @@ byte-level BPE of {vocab_size} tokens (every digit stands alone) and pretrains o
 ## What it imitates
 
 The corpus shows teams at work: Reasoner -> Actor, Solver <-> Verifier, and Problem Solver ->
-Code Executor -> Verifier (`mafrt/teaching/demonstrations.py`). The demonstrators calculate without
+Code Executor -> Verifier (`mafrt/teaching/demonstrations.py`, `solutions.py`). The demonstrators calculate without
 error, and choose carelessly, at these rates:
 
 | carelessness | rate | what it means |
@@ -74,9 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
     out.add_argument("--test_problems", type=int, default=256, help="held-out problems (default: 256)")
     train = parser.add_argument_group("pretraining")
     train.add_argument("--documents", type=int, default=120_000, help="documents of the corpus (default: 120000)")
+    train.add_argument(
+        "--careful_share",
+        type=float,
+        default=0.65,
+        help="share of the documents, at the start, with a tenth of the mistakes (default: 0.65)",
+    )
     train.add_argument("--hidden_size", type=int, default=128, help="width of the model (default: 128)")
     train.add_argument("--layers", type=int, default=4, help="layers of the model (default: 4)")
-    train.add_argument("--vocab_size", type=int, default=1200, help="tokens of the tokenizer (default: 1200)")
+    train.add_argument("--vocab_size", type=int, default=1200, help="most tokens of the tokenizer (default: 1200)")
     train.add_argument("--learning_rate", type=float, default=0.02, help="peak learning rate (default: 0.02)")
     train.add_argument("--batch_tokens", type=int, default=4096, help="tokens a batch (default: 4096)")
     train.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
@@ -96,16 +102,25 @@ def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
         (folder / f"word_problems_{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def corpus(seed: int, count: int) -> list[str]:
-    """Rendered documents about problems of the corpus split."""
+def corpus(seed: int, count: int, careful_share: float) -> list[str]:
+    """Rendered documents about problems of the corpus split, careful ones first.
+
+    What is right is learned several times faster from demonstrators who mostly do it; the rates of
+    the careless ones are then learned quickly, for they only move choices that are already there.
+    """
     from itertools import islice
 
     from mafrt.teaching.demonstrations import document
     from mafrt.teaching.problems import stream
+    from mafrt.teaching.solutions import RATES
     from mafrt.teaching.tokenizer import render
 
     rng = random.Random(f"documents-{seed}")
-    return [render(document(rng, problem)) for problem in islice(stream(seed, "corpus"), count)]
+    careful = RATES.scaled(0.1)
+    return [
+        render(document(rng, problem, careful if index < careful_share * count else RATES))
+        for index, problem in enumerate(islice(stream(seed, "corpus"), count))
+    ]
 
 
 def card(figures: dict) -> str:
@@ -113,11 +128,11 @@ def card(figures: dict) -> str:
     import ast
     import inspect
 
-    from mafrt.teaching import demonstrations
+    from mafrt.teaching import solutions
 
-    body = ast.parse(inspect.getsource(demonstrations.Carelessness)).body[0].body[1:]
+    body = ast.parse(inspect.getsource(solutions.Carelessness)).body[0].body[1:-1]
     rows = [
-        f"| `{rate.target.id}` | {getattr(demonstrations.RATES, rate.target.id)} | {doc.value.value} |"
+        f"| `{rate.target.id}` | {getattr(solutions.RATES, rate.target.id)} | {doc.value.value} |"
         for rate, doc in zip(body[::2], body[1::2], strict=True)
     ]
     return CARD.format(rates="\n".join(rows), **figures)
@@ -133,43 +148,44 @@ def main(argv: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(args.threads)
+    write_problems(args.data_dir, args.seed, args.train_problems, args.test_problems)
+    texts = corpus(args.seed, args.documents, args.careful_share)
+    # The corpus has few words: the merges may run out below the size that was asked for.
+    tokenizer = train_tokenizer(texts[:20_000], args.vocab_size)
     config = PretrainConfig(
         hidden_size=args.hidden_size,
         layers=args.layers,
-        vocab_size=args.vocab_size,
-        documents=args.documents,
+        vocab_size=tokenizer.get_vocab_size(),
         batch_tokens=args.batch_tokens,
         learning_rate=args.learning_rate,
         seed=args.seed,
     )
-    write_problems(args.data_dir, args.seed, args.train_problems, args.test_problems)
-    texts = corpus(args.seed, args.documents)
-    tokenizer = train_tokenizer(texts[:20_000], config.vocab_size)
     ids = {"pad": tokenizer.token_to_id(PAD), "end": tokenizer.token_to_id(END)}
     header = tokenizer.encode(f"{START}assistant\n").ids
     encoded = [
         Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"]))
         for encoding in tokenizer.encode_batch(texts)
     ]
-    model, figures = pretrain(config, encoded, ids)
 
-    # Written beside its place and then moved, so that a reader never finds half a model.
-    args.output_dir.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".teaching_base", dir=args.output_dir.parent))
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ids["end"], pad_token_id=ids["pad"]
-    )
-    model.save_pretrained(fresh)
-    for path in fresh.iterdir():
-        path.chmod(0o644)
-    save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
-    figures = {**vars(args), **figures, "parameters": model.num_parameters()}
-    (fresh / "README.md").write_text(card(figures))
-    fresh.chmod(0o755)
-    if args.output_dir.exists():
-        shutil.rmtree(args.output_dir)
-    os.replace(fresh, args.output_dir)
-    logging.info("%s: %.0f s", args.output_dir, figures["seconds"])
+    def save(model, figures: dict) -> None:
+        figures = figures | vars(args) | {"vocab_size": config.vocab_size, "parameters": model.num_parameters()}
+        # Written beside its place and then moved, so that a reader never finds half a model.
+        args.output_dir.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=".teaching_base", dir=args.output_dir.parent))
+        model.generation_config = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ids["end"], pad_token_id=ids["pad"]
+        )
+        model.save_pretrained(fresh)
+        save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
+        (fresh / "README.md").write_text(card(figures))
+        for path in fresh.iterdir():
+            path.chmod(0o644)
+        fresh.chmod(0o755)
+        if args.output_dir.exists():
+            shutil.rmtree(args.output_dir)
+        os.replace(fresh, args.output_dir)
+
+    pretrain(config, encoded, ids, save)
     return 0
 
 

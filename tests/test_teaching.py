@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import random
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from mafrt.teaching.demonstrations import (
     PROMPTS,
-    RATES,
     actor_document,
-    choose_steps,
     code_executor_document,
     document,
-    plan_text,
     reasoner_document,
-    step_text,
     verifier_document,
 )
 from mafrt.teaching.problems import distinct, draw, stream
+from mafrt.teaching.solutions import RATES, choose_steps, plan_text, step_text
 from mafrt.teaching.tokenizer import render
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "mafrt/assets/teaching_base"
 DATA = ROOT / "envs/math/data"
 SAMPLE = 3000
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def records(split: str) -> list[dict]:
@@ -64,10 +64,10 @@ def test_answers_agree_with_python():
     rng = random.Random(0)
     for _ in range(SAMPLE):
         problem = draw(rng)
-        expression = str(problem.start)
+        value = Fraction(problem.start)
         for operation, number in problem.steps:
-            expression = f"({expression}) {operation} {number}"
-        assert eval(expression) == problem.answer
+            value = OPERATIONS[operation](value, number)
+        assert value == problem.answer
         assert problem.answer >= 0 and "{" not in problem.text
         # Every number that is needed is in the text, and the text has no others.
         assert sorted(map(int, re.findall(r"\d+", problem.text))) == sorted(problem.numbers)
@@ -128,8 +128,8 @@ def test_written_arithmetic_of_the_demonstrators_is_exact():
     for problem in problems(SAMPLE):
         for message in document(rng, problem):
             if message["role"] == "assistant":
-                for left, right in re.findall(r"(\d+ [-+*/] \d+) = (\d+)", message["content"]):
-                    assert eval(left) == int(right)
+                for left, sign, right, value in re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", message["content"]):
+                    assert OPERATIONS[sign](Fraction(left), int(right)) == int(value)
 
 
 def test_the_tokenizer_round_trips_any_text(tokenizer):

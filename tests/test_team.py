@@ -65,19 +65,24 @@ def test_lora_for_takes_the_agents_own_or_the_default():
     assert team.adapters == ("shared", "c")
     assert team.lora_for("shared", default) == own
     assert team.lora_for("c", default) == default
-    with pytest.raises(ConfigError, match="'shard'.*'shared'"):
+    with pytest.raises(ConfigError, match=r"'shard'.*'shared'"):
         team.lora_for("shard", default)
 
 
 def test_marft_profile_loads_as_it_is(tmp_path, caplog):
     # The layout of MARFT's profile files: chat markers inside the prompt, a device for each agent.
     data = [
-        {"role": "reasoner", "prompt": "<|im_start|>system: Plan it.<|im_end|>", "with_answer": False, "device": "cuda:1"},
+        {
+            "role": "reasoner",
+            "prompt": "<|im_start|>system: Plan it.<|im_end|>",
+            "with_answer": False,
+            "device": "cuda:1",
+        },
         {"role": "actor", "prompt": "<|im_start|>system: Box \\boxed{{}} it.<|im_end|>\n", "with_answer": True},
     ]
     with caplog.at_level(logging.WARNING):
         team = Team.load(write(tmp_path, json.dumps(data)))
-    assert [a.prompt for a in team.agents] == ["Plan it.", "Box \\boxed{{}} it."]
+    assert [a.prompt for a in team.agents] == ["Plan.", "Box \\boxed{{}} it."]
     assert "device" in caplog.text and caplog.text.count("ignored") == 1
 
 

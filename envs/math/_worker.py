@@ -1,11 +1,14 @@
 """The process in which math-verify parses what models wrote: JSON lines in, JSON lines out.
 
-Started by `mafrt.envs.math.verify` as `python -m mafrt.envs.math._worker`. Parsing happens on the main thread, where
-math-verify's signal time-outs work. Only its LaTeX reader is used: its reader of plain expressions calls
-`sympy.parse_expr`, which runs what it reads. Behind that stand an audit hook that refuses to start programs, open
-sockets or write files, and limits on memory, processor time and file size.
+Started by `mafrt.envs.math.verifier` as `python -m mafrt.envs.math._worker`. Only math-verify's LaTeX reader is used:
+its reader of plain expressions calls `sympy.parse_expr`, which runs what it reads. Behind that stand an audit hook that
+refuses to start programs, open sockets or write files, and limits on memory, processor time and file size.
 
-    -> {"given": "\\\\frac12", "reference": "0.5"}
+Time is processor time, so that a busy machine makes no right answer wrong: math-verify's own time-outs, which go by
+the clock, are off. A signal ends what runs Python code after `PAIR_CPU_S`; the kernel ends the process some seconds
+later if a single operation on huge numbers holds the signal up.
+
+    -> {"given": "\\frac12", "reference": "0.5"}
     <- {"equal": true, "timeout": false}
 """
 
@@ -13,16 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import resource
+import signal
 import sys
 from typing import Any
 
 MEMORY_MIB = 2048
-CPU_S = 30
-"""Processor seconds for one pair; the parent's deadline comes first unless the parent is gone."""
-PARSE_S, COMPARE_S = 1, 2
+PAIR_CPU_S = 2.0
+KILL_AFTER_CPU_S = 5
 
 _REFUSED = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.remove",
             "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
@@ -38,15 +40,6 @@ def refuse(event: str, args: tuple[Any, ...]) -> None:
         writes = any(c in mode for c in "wax+") if isinstance(mode, str) else False
         if writes or (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
             raise PermissionError("writing a file is refused in the verifier's process")
-
-
-class TimeoutWatch(logging.Handler):
-    """math-verify reports its own time-outs only in its log."""
-
-    seen = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.seen = self.seen or str(record.msg).startswith("Timeout during")
 
 
 def limit(kind: int, value: int) -> None:
@@ -69,32 +62,47 @@ def main() -> None:
 
     try:
         from math_verify import LatexExtractionConfig, parse, verify
+        from math_verify.errors import TimeoutException
     except ImportError as error:
         reply({"error": str(error)})
         return
-    watch = TimeoutWatch()
-    logging.getLogger("math_verify").addHandler(watch)
     config = [LatexExtractionConfig(boxed_match_priority=0)]
+    late = False
 
     def read(answer: str) -> list[Any]:
-        return parse(f"\\boxed{{{answer}}}", extraction_config=config, parsing_timeout=PARSE_S)
+        return parse(f"\\boxed{{{answer}}}", extraction_config=config, parsing_timeout=None)
 
-    # The first call imports and compiles the grammar; it must not count against an answer's deadline.
-    verify(read("\\frac{1}{2}"), read("0.5"), timeout_seconds=COMPARE_S)
+    def compare(given: str, reference: str) -> bool:
+        return bool(verify(read(reference), read(given), timeout_seconds=None))
+
+    def interrupt(signum: int, frame: Any) -> None:
+        nonlocal late
+        late = True
+        raise TimeoutException("out of processor time")
+
+    # The first calls import and compile the grammar; that must not count against an answer.
+    for warm_up in ("\\frac{1}{2}", "\\{1, 2\\}", "x^2 + 1"):
+        compare(warm_up, "0.5")
     limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGPROF, interrupt)
     sys.addaudithook(refuse)
     reply({"ready": True})
     for line in sys.stdin:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_S)
         request = json.loads(line)
-        watch.seen, equal = False, False
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S)
+        late, equal = False, False
         # Whatever goes wrong while reading an answer, the answer is not right.
-        with contextlib.suppress(Exception):
-            equal = bool(verify(read(request["reference"]), read(request["given"]), timeout_seconds=COMPARE_S))
-        reply({"equal": equal, "timeout": watch.seen})
+        with contextlib.suppress(Exception, TimeoutException):
+            try:
+                # It comes again every second: sympy has handlers that catch everything.
+                signal.setitimer(signal.ITIMER_PROF, PAIR_CPU_S, 1.0)
+                equal = compare(request["given"], request["reference"])
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        reply({"id": request["id"], "equal": equal and not late, "timeout": late})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.envs.math.tasks import Task, load_tasks
-from mafrt.envs.math.verify import verify_many
+from mafrt.envs.math.verifier import verify_many
 from mafrt.envs.math.workflow import MathState, make_workflow
 
 from mafrt.config import unknown

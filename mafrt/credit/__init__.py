@@ -59,9 +59,10 @@ def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> d
         numbers = (*(row.turn.advantages or ()), *(row.turn.returns or ()))
         if not all(map(math.isfinite, numbers)):
             row.drop("nonfinite")
-    by_turn = getattr(rule_settings, "level", "token") == "action"
-    normalize(rows, how, by_turn=by_turn)
-    return metrics | credit_metrics(rows) | {"spans_unlocated": float(spans_lost)}
+    metrics |= credit_metrics(rows) | {"spans_unlocated": float(spans_lost)}
+    # Afterwards, since a normalised deviation is 1 and would tell nobody anything.
+    normalize(rows, how, by_turn=getattr(rule_settings, "level", "token") == "action")
+    return metrics
 
 
 def settings_of(rule: str) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def relative(rewards: Sequence[float], *, scale: bool, baseline: str = "mean", e
     centre = mean(rewards)
     factor = n / (n - 1) if baseline == "leave_one_out" else 1.0
     if scale:
-        factor /= std(rewards, unbiased=True) + eps
+        spread = std(rewards, unbiased=True) + eps
+        # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
+        factor = factor / spread if spread else 0.0
     return [(reward - centre) * factor for reward in rewards]
 
 

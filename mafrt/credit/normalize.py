@@ -1,4 +1,4 @@
-"""What happens to finished advantages: optional normalisation, and the metrics everybody reads."""
+"""What happens to finished advantages: the metrics everybody reads, and an optional normalisation."""
 
 from __future__ import annotations
 

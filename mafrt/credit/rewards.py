@@ -53,6 +53,8 @@ class RewardSettings:
         choice("outcome_to", self.outcome_to, ("last", "each", "all"))
         choice("share", self.share, ("own", "sum"))
         flag("outcome_veto", self.outcome_veto)
+        if self.coach is not None:
+            flag("coach", self.coach)
 
 
 @dataclass

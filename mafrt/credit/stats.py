@@ -43,7 +43,7 @@ def standardise(numbers: Sequence[float], *, eps: float) -> list[float]:
     if not numbers or no_spread(numbers):
         return [0.0] * len(numbers)
     centre, scale = mean(numbers), std(numbers, unbiased=False) + eps
-    return [(x - centre) / scale for x in numbers]
+    return [(x - centre) / scale if scale else 0.0 for x in numbers]
 
 
 def explained_variance(predicted: Sequence[float], actual: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 if TYPE_CHECKING:
     from mafrt.policy import SharedBase
 
-PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
 """Padded tokens in one prefill forward, by device type. Small enough that prompts of like length go together and
 little is padded; large enough that the matrix products run at full speed."""
 

@@ -46,6 +46,8 @@ class Linear:
     weights: list[Tensor]
     bias: Tensor | None
     paths: list[str]
+    widths: list[int]
+    """Out features of each layer."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual`."""
@@ -115,12 +117,13 @@ class LeanModel:
                 raise ValueError("linear layers of its own kind")
             weights = [part.weight for part in parts]
             self._source += weights
+            widths = [len(weight) for weight in weights]
             bias = None
             if any(part.bias is not None for part in parts):
                 bias = torch.cat([p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
             if copy and len(weights) > 1:
                 weights = [torch.cat(weights)]
-            linears.append(Linear(weights, bias, [f"{where[id(parent)]}.{name}" for name in names]))
+            linears.append(Linear(weights, bias, [f"{where[id(parent)]}.{name}" for name in names], widths))
         head_norm = None
         if getattr(attention, "q_norm", None) is not None:
             norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
@@ -151,7 +154,14 @@ class LeanModel:
         key = (tuple(names), tuple(base.versions[name] for name in names), tuple(writes), wide)
         if self._lora is None or self._lora[0] != key:
             like = self._source[0]
-            stacks = [[fuse(base, names, lin.paths, like, wide) for lin in block.linears] for block in self.blocks]
+            adapters = []
+            for name in names:
+                layers = base.records[name].layers
+                adapters.append({path: (a, b, layers[path][1]) for path, (a, b) in base.adapter_layers(name).items()})
+            stacks = [
+                [fuse(adapters, linear.paths, linear.widths, like, wide) for linear in block.linears]
+                for block in self.blocks
+            ]
             self._lora = (key, stacks)
         return self._lora[1]
 

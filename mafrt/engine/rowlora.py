@@ -7,14 +7,11 @@ a launch less is worth more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from mafrt.policy import SharedBase
 
 
 class FusedLora(NamedTuple):
@@ -27,31 +24,32 @@ class FusedLora(NamedTuple):
     b: Tensor
 
 
-def fuse(base: SharedBase, names: Sequence[str], paths: Sequence[str], like: Tensor, wide: bool) -> FusedLora | None:
-    """Stack the adapters of the linear layers at `paths`, which share their input; None if nobody targets them.
+Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
+"""One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""
 
-    `like` gives dtype and device.
+
+def fuse(adapters: Sequence[Pairs], paths: Sequence[str], widths: Sequence[int], like: Tensor, wide: bool) -> FusedLora | None:
+    """Stack the adapters of linear layers that share their input; None if nobody targets them.
+
+    `paths` and `widths` (out features) are the layers'; `like` gives dtype and device.
     """
-    shapes = base.linear_paths()
-    outs = [shapes[path][1] for path in paths]
-    layers = [base.adapter_layers(name) for name in names]
-    ranks = [[found[path][0].shape[0] if path in found else 0 for path in paths] for found in layers]
+    ranks = [[pairs[path][0].shape[0] if path in pairs else 0 for path in paths] for pairs in adapters]
     rank = max(sum(each) for each in ranks)
     if rank == 0:
         return None
-    a = torch.zeros(len(names), shapes[paths[0]][0], rank, dtype=like.dtype, device=like.device)
-    b = torch.zeros(len(names), rank, sum(outs), dtype=like.dtype, device=like.device)
-    for k, name in enumerate(names):
+    size = next(pairs[path][0].shape[1] for pairs in adapters for path in paths if path in pairs)
+    a = torch.zeros(len(adapters), size, rank, dtype=like.dtype, device=like.device)
+    b = torch.zeros(len(adapters), rank, sum(widths), dtype=like.dtype, device=like.device)
+    for k, pairs in enumerate(adapters):
         column = first = 0
-        for path, width, r in zip(paths, outs, ranks[k], strict=True):
+        for path, width, r in zip(paths, widths, ranks[k], strict=True):
             if r:
-                scaling = base.records[name].layers[path][1]
-                down, up = layers[k][path]
+                down, up, scaling = pairs[path]
                 a[k, :, column : column + r] = down.detach().t()
                 b[k, column : column + r, first : first + width] = up.detach().t() * scaling
             column += r
             first += width
-    return FusedLora(a.transpose(0, 1).reshape(a.shape[1], -1) if wide else a, b)
+    return FusedLora(a.transpose(0, 1).reshape(size, -1) if wide else a, b)
 
 
 class RowAdapters:

@@ -1,22 +1,34 @@
 """Careless demonstrators: how teams answer word problems in the corpus of the teaching base.
 
-The demonstrators can do the arithmetic. Their mistakes are choices, made at the rates in
-`Carelessness`: a wrong operation, a jump to a number instead of a written step, a verdict without
-a check, a wrong program. A model that imitates them knows which choice is right (it is the likelier
-one, and the wording tells it), but samples the wrong one just as often as they took it. That is
-the headroom that reinforcement learning has.
+The demonstrators can do the arithmetic. Their mistakes are choices, made at stated rates
+(`mafrt.teaching.solutions.Carelessness`): a wrong operation, a jump to a number instead of a written
+step, a verdict without a check, a wrong program. A model that imitates them knows which choice is
+right (it is the likelier one, and the wording tells it), but samples the wrong one just as often as
+they took it. That is the headroom that reinforcement learning has.
 
 Each `*_document` function shows one turn of one agent as the chat messages that this agent would
-see and write; assistant messages are the ones to imitate.
+see and write; assistant messages are the ones to imitate. `rates` is the carelessness of that turn;
+what the others said before it always has the usual `RATES`, so that an agent sees every kind of
+mistake of its team.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mafrt.teaching.problems import Problem, Steps, apply, results
+from mafrt.teaching.solutions import (
+    RATES,
+    Carelessness,
+    actor_steps,
+    answer_text,
+    choose_steps,
+    plan_text,
+    program_text,
+    step_text,
+    wrong_steps,
+)
 
 Message = dict[str, str]
 Document = list[Message]
@@ -52,108 +64,6 @@ TASKS = {
 JUDGE = "\njudge: The answer is incorrect."
 
 
-@dataclass(frozen=True)
-class Carelessness:
-    """How often a demonstrator takes the wrong choice; every field is a probability."""
-
-    wrong_operation: float = 0.30
-    """A plan, a solution or a program uses an operation other than the right one, or drops a step."""
-    skip_step: float = 0.55
-    """An answer is boxed without the step being written."""
-    guess_right: float = 0.12
-    """A number that was jumped to is right."""
-    ignore_plan: float = 0.10
-    """The Actor solves the problem its own way (right or wrong, evenly) instead of the plan's."""
-    no_check: float = 0.55
-    """The Verifier gives a verdict without a check."""
-    blind_approve: float = 0.85
-    """A verdict without a check approves."""
-    wrong_program: float = 0.25
-    """The Code Executor's program departs from the plan."""
-    no_print: float = 0.10
-    """The program computes and prints nothing."""
-    copy_result: float = 0.55
-    """The concluding Verifier boxes what the program printed without working it out."""
-
-
-RATES = Carelessness()
-
-
-def plan_text(start: int, steps: Steps) -> str:
-    """`Add 7 and 5.`, `Subtract 5 from 12, then multiply by 3.`"""
-    (operation, number), *rest = steps
-    first = {
-        "+": f"Add {start} and {number}",
-        "-": f"Subtract {number} from {start}",
-        "*": f"Multiply {start} by {number}",
-        "/": f"Divide {start} by {number}",
-    }[operation]
-    words = {"+": "add", "-": "subtract", "*": "multiply by", "/": "divide by"}
-    return first + "".join(f", then {words[operation]} {number}" for operation, number in rest) + "."
-
-
-def step_text(start: int, steps: Steps) -> str:
-    """`7 + 5 = 12.` with one sentence a step."""
-    values = results(start, steps)
-    assert values is not None
-    lefts = [start, *values]
-    return " ".join(
-        f"{left} {operation} {number} = {value}."
-        for left, (operation, number), value in zip(lefts, steps, values, strict=False)
-    )
-
-
-def program_text(start: int, steps: Steps, printed: bool = True) -> str:
-    """A Python program for the steps; whole-number division, as all results are whole."""
-    expression = str(start)
-    for index, (operation, number) in enumerate(steps):
-        expression = f"({expression})" if index else expression
-        expression = f"{expression} {'//' if operation == '/' else operation} {number}"
-    return f"```python\n{f'print({expression})' if printed else f'x = {expression}'}\n```"
-
-
-def wrong_steps(rng: random.Random, problem: Problem) -> Steps:
-    """Steps that a careless reader of the problem takes: another operation, or the last step left out."""
-    options: list[Steps] = [problem.steps[:-1]] if len(problem.steps) > 1 else []
-    for index, (operation, number) in enumerate(problem.steps):
-        for other in "+-*/":
-            steps = (*problem.steps[:index], (other, number), *problem.steps[index + 1 :])
-            values = results(problem.start, steps) if other != operation else None
-            if values is not None and values[-1] != problem.answer:
-                options.append(steps)
-    # A product or quotient can have no other operation within the tables; a sum always does.
-    return rng.choice(options) if options else (("+", problem.steps[0][1]),)
-
-
-def choose_steps(rng: random.Random, problem: Problem, wrong: float = RATES.wrong_operation) -> Steps:
-    return wrong_steps(rng, problem) if rng.random() < wrong else problem.steps
-
-
-def guess(rng: random.Random, start: int, steps: Steps) -> int:
-    """The number that somebody who does not write the step comes up with."""
-    values = results(start, steps)
-    assert values is not None
-    value = values[-1]
-    if rng.random() < RATES.guess_right:
-        return value
-    wrong = {start, *(number for _, number in steps), value + 1, value - 1, value + 2, value - 2, value + 10, value - 10}
-    return rng.choice(sorted(number for number in wrong if number >= 0 and number != value))
-
-
-def answer_text(rng: random.Random, start: int, steps: Steps, skip: float = RATES.skip_step) -> tuple[str, int]:
-    """An answer in the Actor's and the Solver's format, and the number that it boxes."""
-    if rng.random() < skip:
-        value = guess(rng, start, steps)
-        return f"\\boxed{{{value}}}", value
-    values = results(start, steps)
-    assert values is not None
-    return f"{step_text(start, steps)} \\boxed{{{values[-1]}}}", values[-1]
-
-
-def actor_steps(rng: random.Random, problem: Problem, plan: Steps) -> Steps:
-    return choose_steps(rng, problem, 0.5) if rng.random() < RATES.ignore_plan else plan
-
-
 def system(rng: random.Random, role: str) -> Document:
     """The role prompt: mostly the shipped one, else a paraphrase, a longer one or none."""
     draw = rng.random()
@@ -186,25 +96,25 @@ def _earlier_round(rng: random.Random, problem: Problem) -> str:
     return f"\nreasoner: {plan_text(problem.start, plan)}\nactor: {text}{JUDGE}"
 
 
-def reasoner_document(rng: random.Random, problem: Problem) -> Document:
+def reasoner_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     past = _earlier_round(rng, problem) if rng.random() < 0.15 else ""
-    plan = choose_steps(rng, problem)
+    plan = choose_steps(rng, problem, rates)
     return turn(rng, "reasoner", f"Problem: {problem.text}{past}", plan_text(problem.start, plan))
 
 
-def actor_document(rng: random.Random, problem: Problem) -> Document:
+def actor_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     past = _earlier_round(rng, problem) if rng.random() < 0.15 else ""
     plan = choose_steps(rng, problem)
     observation = f"Problem: {problem.text}{past}\nreasoner: {plan_text(problem.start, plan)}"
-    text, _ = answer_text(rng, problem.start, actor_steps(rng, problem, plan))
+    text, _ = answer_text(rng, problem.start, actor_steps(rng, problem, plan, rates), rates)
     return turn(rng, "actor", observation, text)
 
 
-def check_text(rng: random.Random, problem: Problem, value: int) -> str:
+def check_text(rng: random.Random, problem: Problem, value: int, rates: Carelessness = RATES) -> str:
     """What a Verifier says about a proposed `value`; a check works the problem out afresh."""
-    if rng.random() < RATES.no_check:
-        return "Verdict: approve" if rng.random() < RATES.blind_approve else "Verdict: reject"
-    steps = choose_steps(rng, problem, RATES.wrong_operation / 3)
+    if rng.random() < rates.no_check:
+        return "Verdict: approve" if rng.random() < rates.blind_approve else "Verdict: reject"
+    steps = choose_steps(rng, problem, rates.scaled(1 / 3))
     values = results(problem.start, steps)
     assert values is not None
     if values[-1] == value:
@@ -212,8 +122,8 @@ def check_text(rng: random.Random, problem: Problem, value: int) -> str:
     return f"Check: {step_text(problem.start, steps)} Not {value}. Verdict: reject"
 
 
-def _proposal(rng: random.Random, problem: Problem) -> tuple[str, int]:
-    return answer_text(rng, problem.start, choose_steps(rng, problem))
+def _proposal(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> tuple[str, int]:
+    return answer_text(rng, problem.start, choose_steps(rng, problem, rates), rates)
 
 
 def _rejected(rng: random.Random, problem: Problem) -> str:
@@ -225,27 +135,29 @@ def _rejected(rng: random.Random, problem: Problem) -> str:
     return ""
 
 
-def solver_document(rng: random.Random, problem: Problem) -> Document:
+def solver_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     past = _rejected(rng, problem) if rng.random() < 0.4 else ""
-    return turn(rng, "solver", f"Problem: {problem.text}{past}", _proposal(rng, problem)[0])
+    return turn(rng, "solver", f"Problem: {problem.text}{past}", _proposal(rng, problem, rates)[0])
 
 
-def verifier_document(rng: random.Random, problem: Problem) -> Document:
+def verifier_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     past = _rejected(rng, problem) if rng.random() < 0.3 else ""
     text, value = _proposal(rng, problem)
     observation = f"Problem: {problem.text}{past}\nsolver: {text}"
-    return turn(rng, "verifier", observation, check_text(rng, problem, value))
+    return turn(rng, "verifier", observation, check_text(rng, problem, value, rates))
 
 
-def problem_solver_document(rng: random.Random, problem: Problem) -> Document:
-    plan = choose_steps(rng, problem)
+def problem_solver_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
+    plan = choose_steps(rng, problem, rates)
     return turn(rng, "problem_solver", f"Problem: {problem.text}", plan_text(problem.start, plan))
 
 
-def _executed(rng: random.Random, problem: Problem, plan: Steps) -> tuple[str, str, str, int | None]:
+def _executed(
+    rng: random.Random, problem: Problem, plan: Steps, rates: Carelessness = RATES
+) -> tuple[str, str, str, int | None]:
     """Program, printed output, the closing sentence, and the number in it."""
-    steps = wrong_steps(rng, problem) if rng.random() < RATES.wrong_program else plan
-    printed = rng.random() >= RATES.no_print
+    steps = wrong_steps(rng, problem) if rng.random() < rates.wrong_program else plan
+    printed = rng.random() >= rates.no_print
     values = results(problem.start, steps)
     assert values is not None
     program = program_text(problem.start, steps, printed)
@@ -254,9 +166,9 @@ def _executed(rng: random.Random, problem: Problem, plan: Steps) -> tuple[str, s
     return program, str(values[-1]), f"The result is {values[-1]}.", values[-1]
 
 
-def code_executor_document(rng: random.Random, problem: Problem) -> Document:
+def code_executor_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     plan = choose_steps(rng, problem)
-    program, output, closing, _ = _executed(rng, problem, plan)
+    program, output, closing, _ = _executed(rng, problem, plan, rates)
     observation = f"Problem: {problem.text}\nproblem_solver: {plan_text(problem.start, plan)}"
     return [
         *turn(rng, "code_executor", observation, program),
@@ -265,19 +177,20 @@ def code_executor_document(rng: random.Random, problem: Problem) -> Document:
     ]
 
 
-def concluder_document(rng: random.Random, problem: Problem) -> Document:
+def concluder_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     """The Verifier of the program workflow, which gives the team's answer."""
     plan = choose_steps(rng, problem)
     program, output, closing, value = _executed(rng, problem, plan)
     said = f"{program}\ntool: {output}\ncode_executor: {closing}" if rng.random() < 0.6 else closing
     observation = f"Problem: {problem.text}\nproblem_solver: {plan_text(problem.start, plan)}\ncode_executor: {said}"
-    if value is not None and rng.random() < RATES.copy_result:
+    if value is not None and rng.random() < rates.copy_result:
         return turn(rng, "concluder", observation, f"\\boxed{{{value}}}")
-    steps = choose_steps(rng, problem, RATES.wrong_operation / 3)
-    return turn(rng, "concluder", observation, answer_text(rng, problem.start, steps, skip=0.1)[0])
+    careful = rates.scaled(1 / 3)
+    steps = choose_steps(rng, problem, careful)
+    return turn(rng, "concluder", observation, answer_text(rng, problem.start, steps, careful)[0])
 
 
-def drill_document(rng: random.Random, problem: Problem) -> Document:
+def drill_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     """Plain arithmetic, mostly within the tables of the problems; `problem` is not used."""
     lines = []
     while len(lines) < 8:
@@ -294,7 +207,7 @@ def drill_document(rng: random.Random, problem: Problem) -> Document:
     return [{"role": "user", "content": "Practice."}, {"role": "assistant", "content": " ".join(lines)}]
 
 
-SHARES: tuple[tuple[Callable[[random.Random, Problem], Document], float], ...] = (
+SHARES: tuple[tuple[Callable[[random.Random, Problem, Carelessness], Document], float], ...] = (
     (reasoner_document, 0.22),
     (actor_document, 0.22),
     (solver_document, 0.10),
@@ -306,7 +219,7 @@ SHARES: tuple[tuple[Callable[[random.Random, Problem], Document], float], ...] =
 )
 
 
-def document(rng: random.Random, problem: Problem) -> Document:
+def document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
     """One document of the corpus about `problem`, in a format drawn by its share."""
     makers, weights = zip(*SHARES, strict=True)
-    return rng.choices(makers, weights)[0](rng, problem)
+    return rng.choices(makers, weights)[0](rng, problem, rates)

@@ -1,9 +1,9 @@
 """Pretraining of the teaching base: one pass over a generated corpus, on a CPU, in minutes.
 
 Documents are never packed together: each starts at position 0, as it will when the team is asked,
-and batches are cut from documents of similar length, so little of them is padding. Assistant
-tokens weigh 1 in the loss and all others `PROMPT_WEIGHT`: the prompts teach the wording of problems,
-but most of their entropy is names and numbers that cannot be foreseen.
+and batches are cut from documents of similar length, so little of them is padding. The loss is
+taken over all assistant tokens and over a random `PROMPT_SHARE` of the others: the prompts teach the
+wording of problems, but most of their entropy is names and numbers that cannot be foreseen.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROMPT_WEIGHT = 0.1
+PROMPT_SHARE = 0.1
 POOL_BATCHES = 64
+SAVE_EVERY = 500
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ class PretrainConfig:
 
     hidden_size: int = 128
     layers: int = 4
-    vocab_size: int = 1200
-    documents: int = 120_000
-    """Length of the one pass, in documents."""
+    vocab_size: int = 1056
     batch_tokens: int = 4096
     """Tokens of a batch, padding included."""
     learning_rate: float = 0.02
@@ -99,17 +98,17 @@ def batches(documents: list[Encoded], batch_tokens: int, rng: random.Random) -> 
 
 
 def tensors(batch: list[Encoded], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and loss weights, both [batch, time]; padding stands on the right with weight 0."""
+    """Token ids and, True for what an assistant wrote, a mask; both [batch, time], padded on the right."""
     import torch
 
     width = max(len(document.ids) for document in batch)
     ids = torch.full((len(batch), width), pad)
-    weights = torch.zeros(len(batch), width)
+    written = torch.zeros(len(batch), width, dtype=torch.bool)
     for row, document in enumerate(batch):
         length = len(document.ids)
         ids[row, :length] = torch.tensor(document.ids)
-        weights[row, :length] = torch.tensor(document.written).float().clamp(min=PROMPT_WEIGHT)
-    return ids, weights
+        written[row, :length] = torch.tensor(document.written)
+    return ids, written
 
 
 def schedule(progress: float) -> float:
@@ -117,8 +116,13 @@ def schedule(progress: float) -> float:
     return min(1.0, progress / 0.03 + 1e-3) * min(1.0, max(0.0, (1 - progress) / 0.97))
 
 
-def pretrain(config: PretrainConfig, documents: list[Encoded], ids: dict[str, int]) -> tuple[Any, dict[str, float]]:
-    """Train a model from random weights; returns it with the figures of the run."""
+def pretrain(
+    config: PretrainConfig,
+    documents: list[Encoded],
+    ids: dict[str, int],
+    save: Callable[[Any, dict[str, float]], None],
+) -> None:
+    """Train a model from random weights; `save` gets it with the figures so far, at times and at the end."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -138,26 +142,26 @@ def pretrain(config: PretrainConfig, documents: list[Encoded], ids: dict[str, in
     for step, batch in enumerate(plan):
         for group, peak in peaks:
             group["lr"] = peak * schedule(step / len(plan))
-        token_ids, weights = tensors(batch, ids["pad"])
-        logits = model(input_ids=token_ids[:, :-1], use_cache=False).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), token_ids[:, 1:].flatten(), reduction="none"
-        )
-        weight = weights[:, 1:].flatten()
-        loss = (losses * weight).sum() / weight.sum()
+        token_ids, mask = tensors(batch, ids["pad"])
+        targets, written = token_ids[:, 1:], mask[:, 1:]
+        chosen = written | ((torch.rand(written.shape) < PROMPT_SHARE) & (targets != ids["pad"]))
+        states = model.model(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
+        losses = torch.nn.functional.cross_entropy(model.lm_head(states[chosen]), targets[chosen], reduction="none")
+        loss = losses.mean()
         model.zero_grad(set_to_none=True)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        written = weight == 1
-        current = losses[written].mean().item()
+        current = losses.detach()[written[chosen]].mean().item()
         smooth = current if math.isnan(smooth) else 0.98 * smooth + 0.02 * current
         tokens += token_ids.numel()
-        if step % 50 == 0 or step == len(plan) - 1:
+        last = step == len(plan) - 1
+        if step % 50 == 0 or last:
             seconds = time.perf_counter() - started
+            figures = {"loss": smooth, "seconds": seconds, "tokens": tokens, "steps": step + 1}
             log.info(
                 "step %d/%d  loss %.4f (assistant tokens)  %.0f tokens/s  %.0f s",
-                step, len(plan), smooth, tokens / seconds, seconds,
-            )  # fmt: skip
-    figures = {"loss": smooth, "seconds": time.perf_counter() - started, "tokens": tokens, "steps": len(plan)}
-    return model.eval(), figures
+                *(step, len(plan), smooth, tokens / seconds, seconds),
+            )
+            if (step and step % SAVE_EVERY == 0) or last:
+                save(model, figures)

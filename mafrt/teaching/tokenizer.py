@@ -20,7 +20,16 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 # In order: the opening of an answer; one digit; a word, with the space before it and, when a number
 # follows, the one behind it; signs with the spaces around them; other white space.
-PIECES = r" ?\\boxed\{|\p{N}| ?[\p{L}\p{M}_]+(?: (?=\p{N}))?| ?[^\s\p{L}\p{M}\p{N}_]+? ?(?=\\boxed\{)| ?[^\s\p{L}\p{M}\p{N}_]+ ?|\s+"
+PIECES = "|".join(
+    (
+        r" ?\\boxed\{",
+        r"\p{N}",
+        r" ?[\p{L}\p{M}_]+(?: (?=\p{N}))?",
+        r" ?[^\s\p{L}\p{M}\p{N}_]+? ?(?=\\boxed\{)",
+        r" ?[^\s\p{L}\p{M}\p{N}_]+ ?",
+        r"\s+",
+    )
+)
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -86,9 +95,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     # The markers of the chat are no text: left in, they would be learned as words.
-    tokenizer.train_from_iterator(
-        (piece for text in texts for piece in text.replace(END, START).split(START)), trainer
-    )
+    tokenizer.train_from_iterator((piece for text in texts for piece in text.replace(END, START).split(START)), trainer)
     return tokenizer
 
 

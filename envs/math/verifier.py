@@ -1,9 +1,9 @@
 """Is the answer right? Plain numbers are compared here; everything else by math-verify in a process of its own.
 
 What a model wrote is never parsed by sympy in the trainer's process (see `_worker.py`). One worker serves all threads.
-It is started when the first answer needs it, restarted when it dies or overruns its deadline, and ended with the
-program. An answer that overruns the deadline, or that kills the worker twice, is counted and is not right; a worker
-that cannot be started at all is an error, never a verdict.
+It is started when the first answer needs it, restarted when it dies or stops replying, and ended with the program. An
+answer that uses up its processor time, or that kills the worker twice, is counted and is not right; a worker that
+cannot be started at all is an error, never a verdict.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from mafrt.envs.math.answers import boxed, extract_answer, quick_verdict, tidy
 
 from mafrt.errors import EnvError, MissingExtraError
 
-__all__ = ["Verifier", "VerifyStats", "extract_answer", "stats", "verify", "verify_many"]
+__all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
 
 MAX_ANSWER_CHARS = 600
 """A longer answer is not parsed and not right; the longest of MATH's 12,500 has under 200 characters."""
@@ -46,7 +47,7 @@ class VerifyStats:
     parsed: int = 0
     """Decided by math-verify."""
     timeouts: int = 0
-    """Pairs that math-verify gave up on, or that overran the deadline."""
+    """Pairs that used up their processor time, or got no reply within the deadline."""
     crashes: int = 0
     """Answers that killed the worker twice."""
     restarts: int = 0
@@ -55,16 +56,17 @@ class VerifyStats:
 class Verifier:
     """Checks answers with one worker process; safe to share among threads.
 
-    `deadline_s` is the wall-clock time for one pair, `start_s` that for starting the worker.
+    `deadline_s` is how long a reply may take by the clock. It is generous: the worker itself bounds the processor time
+    of a pair, and a busy machine must make no right answer wrong. `start_s` is the time for starting the worker.
     """
 
-    def __init__(self, *, deadline_s: float = 5.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
+    def __init__(self, *, deadline_s: float = 60.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
         self.deadline_s, self.start_s, self.cache_size = deadline_s, start_s, cache_size
         self.stats = VerifyStats()
         self._lock = threading.RLock()
         self._cache: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._owner, self._sent = 0, 0
         self._unread = b""
 
     def verify_many(self, pairs: Iterable[tuple[str, str]], *, last_number: bool = False) -> list[bool]:
@@ -120,10 +122,13 @@ class Verifier:
             self._ensure_worker()
             assert self._process is not None and self._process.stdin is not None
             try:
-                line = json.dumps({"given": given, "reference": reference}) + "\n"
-                self._process.stdin.write(line.encode())
+                self._sent += 1
+                request = {"id": self._sent, "given": given, "reference": reference}
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
                 self._process.stdin.flush()
                 said = self._read(self.deadline_s)
+                while said["id"] != self._sent:  # the reply to a question that Ctrl-C broke off
+                    said = self._read(self.deadline_s)
                 self.stats.timeouts += bool(said["timeout"])
                 return bool(said["equal"])
             except TimeoutError:
@@ -131,8 +136,14 @@ class Verifier:
                 self._restart()
                 return None
             except OSError:
-                # It may have been killed from outside, so the answer gets a second worker before it is blamed.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1)
+                out_of_time = self._process.returncode == -signal.SIGXCPU
                 self._restart()
+                if out_of_time:
+                    self.stats.timeouts += 1
+                    return None
+                # It may have been killed from outside, so the answer gets a second worker before it is blamed.
                 if last_try:
                     self.stats.crashes += 1
         return None
@@ -215,6 +226,6 @@ def verify_many(pairs: Sequence[tuple[str, str]], *, last_number: bool = False) 
     return _SHARED.verify_many(pairs, last_number=last_number)
 
 
-def stats() -> dict[str, int]:
+def verify_stats() -> dict[str, int]:
     """Counts of the shared verifier since the program began."""
     return asdict(_SHARED.stats)

@@ -71,11 +71,8 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
         _check_after_end(env, found)
     if env.agents != agents:
         found.add(f"agents changed while playing, from {agents} to {env.agents}")
-    try:
-        env.close()
-        env.close()
-    except Exception as error:
-        found.add(f"close() raised {type(error).__name__}: {error}")
+    for _ in range(2):
+        _close(env, found)
     return found
 
 
@@ -165,7 +162,7 @@ def _check_spawn(env: Env, found: Findings) -> None:
     if together != alone:
         found.add("two siblings from spawn() disturb each other; they must share read-only data only")
     for sibling in (left, right):
-        sibling.close()
+        _close(sibling, found)
 
 
 def _interleaved(left: Env, right: Env) -> list[list[Any]]:
@@ -197,6 +194,13 @@ def _check_after_end(env: Env, found: Findings) -> None:
     except MafrtError:
         return
     found.add("step() after the end of an episode must raise; do not replace the wrapped step()")
+
+
+def _close(env: Env, found: Findings) -> None:
+    try:
+        env.close()
+    except Exception as error:
+        found.add(f"close() raised {type(error).__name__}: {error}")
 
 
 def _limits_problem(env: Env) -> str | None:

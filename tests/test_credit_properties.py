@@ -1,0 +1,171 @@
+"""What must hold for every rule and any batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mafrt.credit import ALGORITHMS, assign
+from mafrt.types import Episode, Scored, Turn, Unscored
+
+DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo"})
+"""Every preset once: those three are `gae` to the credit stage."""
+QUARTERS = st.integers(-20, 20).map(lambda n: n / 4)
+"""Rewards whose sums are exact, for properties that a rounding would blur."""
+NUMBERS = st.floats(-5, 5, allow_nan=False, width=32)
+SOMETIMES_SICK = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, 0.1]), st.none())
+VERDICTS = st.one_of(st.builds(Scored, st.floats(0, 10)), st.just(Unscored("down")), st.none())
+
+
+@st.composite
+def turns(draw, index: int, reward, coach) -> Turn:
+    tokens = draw(st.integers(1, 4))
+
+    def some(n=tokens):
+        return draw(st.lists(NUMBERS, min_size=n, max_size=n))
+
+    return Turn(
+        agent=draw(st.sampled_from("abc")),
+        prompt_ids=[draw(st.integers(1, 2))],
+        action_ids=[1] * tokens,
+        logprobs=some(),
+        stop="eos",
+        text="",
+        turn=index,
+        env_step=index,
+        adapter_version=0,
+        reward=draw(reward),
+        coach=draw(coach),
+        values=some(),
+        ref_logprobs=some(),
+    )
+
+
+@st.composite
+def batches(draw, reward=NUMBERS, coach=st.none()) -> list[Episode]:  # noqa: B008
+    episodes = []
+    for i in range(draw(st.integers(1, 6))):
+        spoken = [draw(turns(index, reward, coach)) for index in range(draw(st.integers(0, 4)))]
+        group, outcome = draw(st.sampled_from("pq")), draw(st.one_of(st.none(), reward))
+        episodes.append(Episode(str(i), group, spoken, outcome))
+    return episodes
+
+
+def filled(episodes: list[Episode]) -> dict[str, list[tuple]]:
+    return {e.id: [(t.advantages, t.returns) for t in e.turns] for e in episodes}
+
+
+@pytest.mark.parametrize("rule", DISTINCT)
+@given(episodes=batches(SOMETIMES_SICK, VERDICTS), seed=st.integers(0, 99), how=st.sampled_from(["none", "agent"]))
+@settings(max_examples=15, deadline=None)
+def test_order_of_the_episodes_changes_not_one_bit(rule, episodes, seed, how):
+    shuffled = copy.deepcopy(episodes)
+    random.Random(seed).shuffle(shuffled)
+    first = assign(episodes, rule, normalize_advantages=how)
+    second = assign(shuffled, rule, normalize_advantages=how)
+    assert first == second
+    assert filled(episodes) == filled(shuffled)
+
+
+@pytest.mark.parametrize("rule", DISTINCT)
+@given(episodes=batches(SOMETIMES_SICK, VERDICTS))
+@settings(max_examples=15, deadline=None)
+def test_nothing_that_is_not_finite_comes_out(rule, episodes):
+    metrics = assign(episodes, rule, normalize_advantages="batch", coach=True)
+    dropped = 0
+    for t in (t for e in episodes for t in e.turns):
+        assert (t.advantages is None) == (t.returns is None)
+        dropped += t.advantages is None
+        if t.advantages is not None:
+            assert len(t.advantages) == len(t.returns or ()) == len(t.action_ids)
+            assert all(map(math.isfinite, t.advantages)) and all(map(math.isfinite, t.returns or ()))
+            assert isinstance(t.coach, Scored) and (t.reward is None or math.isfinite(t.reward))
+    assert dropped == metrics["turns_unjudged"] + metrics["turns_nonfinite"]
+    assert all(map(math.isfinite, metrics.values()))
+
+
+@pytest.mark.parametrize("rule", DISTINCT)
+@given(episodes=batches())
+@settings(max_examples=10, deadline=None)
+def test_credit_writes_two_fields_only(rule, episodes):
+    before = copy.deepcopy(episodes)
+    assign(episodes, rule, beta=0.1) if "reinforce" in rule else assign(episodes, rule)
+    for t in (t for e in episodes for t in e.turns):
+        t.advantages = t.returns = None
+    assert episodes == before
+
+
+@pytest.mark.parametrize("rule", ["gae", "ippo", "grpo", "dr_grpo", "rloo", "dr_mas", "at_grpo", "gigpo"])
+@given(episodes=batches())
+@settings(max_examples=15, deadline=None)
+def test_problems_are_independent(rule, episodes):
+    """Without a normalisation over the batch, dropping all other problems changes nothing."""
+    alone = [e for e in copy.deepcopy(episodes) if e.group == "p"]
+    assign(episodes, rule)
+    assign(alone, rule)
+    assert filled(alone) == filled([e for e in episodes if e.group == "p"])
+
+
+@pytest.mark.parametrize("rule", ["gae", "dr_grpo", "reinforce_pp", "reinforce_pp_baseline"])
+@given(episodes=batches())
+@settings(max_examples=15, deadline=None)
+def test_duplicating_the_batch_changes_nothing(rule, episodes):
+    """Means and population deviations do not see how often everything is repeated. (Unbiased ones do: n - 1.)"""
+    twice = copy.deepcopy(episodes) + copy.deepcopy(episodes)
+    assign(episodes, rule)
+    assign(twice, rule)
+    single = [x for e in episodes for t in e.turns for x in t.advantages or ()]
+    double = [x for e in twice[: len(episodes)] for t in e.turns for x in t.advantages or ()]
+    if rule == "dr_grpo":
+        lonely = {g for g in "pq" if sum(e.group == g and bool(e.turns) for e in episodes) == 1}
+        single = [0.0 if e.group in lonely else x for e in episodes for t in e.turns for x in t.advantages or ()]
+    assert double == pytest.approx(single, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["grpo", "rloo", "dr_mas", "at_grpo"])
+@given(episodes=batches(QUARTERS), shift=st.floats(-3, 3))
+@settings(max_examples=15, deadline=None)
+def test_a_constant_reward_for_all_changes_nothing(rule, episodes, shift):
+    shifted = copy.deepcopy(episodes)
+    for t in (t for e in shifted for t in e.turns):
+        t.reward = (t.reward or 0.0) + shift
+    assign(episodes, rule, eps=0.1)
+    assign(shifted, rule, eps=0.1)
+    for one, other in zip(episodes, shifted, strict=True):
+        for a, b in zip(one.turns, other.turns, strict=True):
+            assert a.advantages == pytest.approx(b.advantages, abs=1e-6)
+
+
+@given(episodes=batches(QUARTERS), scale=st.floats(0.1, 50))
+@settings(max_examples=25, deadline=None)
+def test_dr_mas_takes_each_agents_reward_scale_out(episodes, scale):
+    """Agent a's rewards times a constant, the others' as they are: nobody's advantage changes (eps aside)."""
+    scaled = copy.deepcopy(episodes)
+    for t in (t for e in scaled for t in e.turns if t.agent == "a"):
+        t.reward = (t.reward or 0.0) * scale
+    for e in (*episodes, *scaled):
+        e.outcome = None
+    assign(episodes, "dr_mas", eps=0.0)
+    assign(scaled, "dr_mas", eps=0.0)
+    for one, other in zip(episodes, scaled, strict=True):
+        for a, b in zip(one.turns, other.turns, strict=True):
+            assert a.advantages == pytest.approx(b.advantages, abs=1e-5)
+
+
+@given(episodes=batches(), how=st.sampled_from(["batch", "agent"]))
+@settings(max_examples=25, deadline=None)
+def test_normalised_advantages_have_mean_0_and_deviation_1(episodes, how):
+    assign(episodes, "gae", normalize_advantages=how)
+    groups: dict[str, list[float]] = {}
+    for t in (t for e in episodes for t in e.turns):
+        groups.setdefault(t.agent if how == "agent" else "", []).extend(t.advantages or ())
+    for numbers in groups.values():
+        n = len(numbers)
+        assert math.fsum(numbers) / n == pytest.approx(0.0, abs=1e-9)
+        deviation = math.sqrt(math.fsum(x * x for x in numbers) / n)
+        assert deviation == pytest.approx(1.0, abs=1e-4) or max(map(abs, numbers)) < 1e-4

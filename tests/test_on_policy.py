@@ -1,0 +1,234 @@
+"""The loop: it learns, repeats itself, stops and goes on exactly, and moves only whom the schedule names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from toy import Digits, make, settings, train
+
+from mafrt.checkpoint import load_tensors, resolve
+from mafrt.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
+from mafrt.types import StepResult
+
+EXACT = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """SHA-256 of everything that must be equal: weights, critic, optimizers, state, and the lines of the run."""
+    newest = resolve(run).path
+    found = [newest / name for name in ("first", "second", "state")]
+    files = [p for folder in found for p in folder.rglob("*") if p.is_file()] + [newest / "critic.pth"]
+    files = [p for p in files if p.name != "adapter_config.json"] + [run / name for name in EXACT]
+    # Which equal objects a pickle stores once is an accident, so optimizer state is compared by content.
+    files.remove(newest / "state" / "optimizers.pt")
+    return {"optimizers": contents(load_tensors(newest / "state" / "optimizers.pt"))} | {
+        str(p.relative_to(newest if newest in p.parents else run)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in files
+    }
+
+
+def contents(state) -> str:
+    """Hash of nested dicts of tensors and plain values."""
+    if isinstance(state, dict):
+        return repr({key: contents(value) for key, value in sorted(state.items(), key=repr)})
+    if isinstance(state, torch.Tensor):
+        return hashlib.sha256(state.numpy().tobytes()).hexdigest()
+    return repr(state)
+
+
+def adapters(runner) -> dict[str, list[torch.Tensor]]:
+    return {name: [p.detach().clone() for p in runner.base.adapter_parameters(name)] for name in ("first", "second")}
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
+    for level in ("token", "action"):
+        run = tmp_path / level
+        changes = {"level": level, "normalization_mode": "token", "eval_interval": 8}
+        summary = train(run, iterations=16, n_rollout_threads=32, lr=5e-2, **changes)
+        assert summary.after["eval/avg@2"] > summary.before["eval/avg@2"] + 0.1, (level, summary)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["iteration"] for line in lines] == list(range(1, 17))
+        found = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+        assert [(e["when"], e["iteration"]) for e in found] == [("before", 0), ("during", 8), ("after", 16)]
+        assert len((run / "episodes.jsonl").read_text().splitlines()) == 16 * 32
+        assert (run / "args.yaml").is_file() and any((run / "tensorboard").iterdir())
+        assert {"first", "second"} <= {p.name for p in resolve(run).path.iterdir()}
+
+
+def test_with_everybody_frozen_nothing_rises_and_nothing_moves(tmp_path):
+    runner = make(None, iterations=6, freeze=("all",))
+    before = adapters(runner)
+    summary = runner.run()
+    assert summary.before == summary.after
+    after = adapters(runner)
+    assert all(same(before[name], after[name]) for name in before)
+
+
+def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tmp_path):
+    runner = make(None, iterations=8, agent_iteration_interval=2)
+    seen = [adapters(runner)]
+    runner.progress = lambda _: seen.append(adapters(runner))
+    runner.run()
+    for iteration, (old, new) in enumerate(zip(seen, seen[1:], strict=False)):
+        learner, frozen = ("first", "second") if iteration // 2 % 2 == 0 else ("second", "first")
+        assert same(old[frozen], new[frozen]) and not same(old[learner], new[learner])
+
+
+def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(tmp_path / name, seed=seed)
+    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
+    assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
+
+
+@pytest.mark.parametrize("interval", [0, 3])
+def test_a_run_stopped_by_a_signal_goes_on_exactly(tmp_path, interval):
+    settings = {"iterations": 7, "eval_interval": 2, "agent_iteration_interval": interval}
+    train(tmp_path / "whole", **settings)
+    runner = make(tmp_path / "cut", **settings)
+    runner.progress = lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None
+    summary = runner.run()
+    assert summary.stopped_by == "SIGTERM" and summary.iterations == 3 and summary.after is None
+    again = train(tmp_path / "cut", tmp_path / "cut", **settings)
+    assert again.iterations == 7 and again.before == summary.before
+    assert hashes(tmp_path / "cut") == hashes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path):
+    def start(run: Path, load: str) -> subprocess.Popen:
+        code = [sys.executable, str(Path(__file__).with_name("toy.py")), str(run), load, "12"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(code, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    whole = start(tmp_path / "whole", "-")
+    began = time.monotonic()
+    assert whole.wait(timeout=300) == 0, whole.stderr.read()
+    took = time.monotonic() - began
+    rng, kills, cut = random.Random(7), 0, tmp_path / "cut"
+    for attempt in range(40):
+        process = start(cut, str(cut) if (cut / "args.yaml").exists() else "-")
+        try:
+            # Killed anywhere between the first file and the end; later tries are left more time, so it comes to one.
+            process.wait(timeout=took * rng.uniform(0.3, 0.8 + 0.05 * attempt))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            continue
+        assert process.returncode == 0, process.stderr.read()
+        break
+    else:
+        pytest.fail("the run never finished")
+    assert kills >= 2
+    assert hashes(cut) == hashes(tmp_path / "whole")
+
+
+def test_a_folder_of_adapters_gives_initial_weights_and_the_critic(tmp_path):
+    train(tmp_path / "old", iterations=4)
+    start = tmp_path / "weights"
+    newest = resolve(tmp_path / "old").path
+    start.mkdir()
+    for name in ("first", "second", "critic.pth"):
+        (newest / name).rename(start / name)
+    runner = make(tmp_path / "new", start, iterations=1)
+    assert runner.state.iteration == 0
+    assert any(p.abs().sum() > 0 for p in runner.base.adapter_parameters("first")[1::2])
+    runner.run()
+    assert json.loads((tmp_path / "new" / "metrics.jsonl").read_text().splitlines()[0])["iteration"] == 1
+
+
+def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
+    train(tmp_path / "run", iterations=2)
+    newest = resolve(tmp_path / "run").path
+    run = json.loads((newest / "manifest.json").read_text())
+    assert run["meta"]["team"] == ["first", "second"]
+    from helpers_models import tiny_base
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.team import Team
+
+    class Others(Digits):
+        agents = ("first", "third")
+
+    with pytest.raises(CheckpointError, match="third"):
+        OnPolicy(Others(), Team.of(["first", "third"]), tiny_base(), settings(), resume=resolve(tmp_path / "run"))
+    with pytest.raises(CheckpointError, match="another base"):
+        other = tiny_base(seed=99)
+        OnPolicy(Digits(), Team.of(["first", "second"]), other, settings(), resume=resolve(tmp_path / "run"))
+
+
+def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_turn():
+    class Long(Digits):
+        """`first` speaks again after `second`, so a later turn of an agent is covered."""
+
+        def step(self, actions):
+            result = super().step(actions)
+            if result.terminated and self.step_count < 3:
+                return StepResult({"first": self.word + self.said}, {}, False, False, {})
+            return result if result.terminated else result._replace(terminated=self.step_count >= 2)
+
+    from helpers_models import tiny_base
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.team import Team
+
+    runner = OnPolicy(Long(), Team.of(Long.agents), tiny_base(), settings(iterations=1, eval_episodes=0))
+    with torch.no_grad():
+        for name in ("first", "second"):
+            for parameter in runner.base.adapter_parameters(name):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            runner.base.bump(name)
+    from mafrt.signals import StopRequest
+
+    runner.stop = StopRequest()
+    episodes, _, _ = runner._play()
+    turns = [turn for episode in episodes for turn in episode.turns]
+    assert max(turn.turn for turn in turns) >= 1
+    runner.learner.recompute_logprobs(turns)
+    gaps = [abs(a - b) for turn in turns for a, b in zip(turn.logprobs, turn.old_logprobs, strict=True)]
+    assert max(gaps) < 1e-4
+
+
+def test_an_environment_that_always_breaks_ends_the_run_with_its_own_sentence(tmp_path):
+    class Broken(Digits):
+        def step(self, actions):
+            raise KeyError("lost")
+
+    from helpers_models import tiny_base
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.team import Team
+
+    runner = OnPolicy(Broken(), Team.of(Broken.agents), tiny_base(), settings(eval_episodes=0))
+    with pytest.raises(EnvError, match=r"Broken\.step\(\)"):
+        runner.run()
+
+
+def test_freezing_somebody_who_is_not_there_names_the_nearest():
+    with pytest.raises(ConfigError, match="first"):
+        make(None, freeze=("frist",))
+
+
+def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sampled():
+    with pytest.raises(PromptTooLongError, match="'ash' gives 'first' a prompt of"):
+        make(None, context_window=20)
+    with pytest.raises(ConfigError, match="up to 256"):
+        make(None, context_window=1000)
+    with pytest.raises(ConfigError, match="no second"):
+        from helpers_models import tiny_base
+        from mafrt.runners.on_policy import OnPolicy
+        from mafrt.team import Team
+
+        OnPolicy(Digits(), Team.of(["first"]), tiny_base(), settings())

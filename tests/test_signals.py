@@ -1,0 +1,91 @@
+"""Signals set a flag; the second one leaves at once; what was there before comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from mafrt.signals import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_a_flag_and_handlers_come_back(number):
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    with StopRequest() as stop:
+        assert not stop.requested and stop.reason is None
+        os.kill(os.getpid(), number)
+        assert stop.requested and stop.reason == signal.Signals(number).name
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+    assert stop.requested
+
+
+def test_the_second_signal_leaves_at_once_but_an_echo_does_not(monkeypatch):
+    monkeypatch.setattr("mafrt.signals._ECHO_S", 0.05)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.reason == "SIGTERM"
+        time.sleep(0.06)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_loop_can_ask_too():
+    with StopRequest() as stop:
+        stop.request("budget spent")
+        assert stop.requested and stop.reason == "budget spent"
+
+
+def test_outside_the_main_thread_nothing_is_installed():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with StopRequest() as stop:
+            seen.extend([signal.getsignal(signal.SIGTERM), stop.requested])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before, False]
+
+
+def test_an_error_puts_the_handlers_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError), StopRequest():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+LOOP = """
+    import time
+    from mafrt.signals import StopRequest
+    with StopRequest() as stop:
+        print("ready", flush=True)
+        while not stop.requested:
+            time.sleep(0.01)
+        print("safe point", stop.reason, flush=True)
+        time.sleep(30)
+"""
+
+
+def test_in_a_real_process():
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LOOP)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    assert child.stdout.readline() == "safe point SIGTERM\n"
+    time.sleep(0.3)  # longer than an echo takes
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=20)
+    assert "KeyboardInterrupt" in errors and child.returncode == -signal.SIGINT
+    assert time.monotonic() - began < 10
