@@ -60,38 +60,39 @@ class PlayConfig:
 
 @dataclass(frozen=True)
 class CreditConfig:
-    """How rewards become advantages."""
+    """How rewards become advantages. What is None here follows from the algorithm."""
 
-    level: Literal["token", "action"] = "token"
-    """what one decision is: a token, or a whole turn"""
-    bootstrap: Literal["none", "agent", "team"] = "team"
-    """what follows a turn: nothing, the same agent's next turn, or the next turn of anybody (MARFT)"""
-    gamma: float = 1.0
-    """discount per step"""
-    gae_lambda: float = 0.95
-    """lambda of generalised advantage estimation"""
+    algorithm: str = "ppo"
+    """the learning rule; `mafrt info --algorithms` lists them"""
+    level: Literal["token", "action"] | None = None
+    """what one decision is: a token, or a whole turn; default: the algorithm's own"""
+    bootstrap: Literal["none", "agent", "team"] | None = None
+    """what follows a turn: nothing, the same agent's next turn, or the next turn of anybody; default: the algorithm's"""
+    gamma: float | None = None
+    """discount per step; default: the algorithm's own"""
+    gae_lambda: float | None = None
+    """lambda of generalised advantage estimation; default: the algorithm's own"""
     reward_weight: float = 1.0
     """weight of the rewards that the environment gives to agents"""
     outcome_weight: float = 1.0
     """weight of the task's verdict for the team"""
-    outcome_to: Literal["last", "each"] = "last"
-    """whose last turn receives the outcome: the episode's, or every agent's"""
-    normalize_advantages: Literal["none", "batch", "agent"] = "agent"
-    """subtract the mean and divide by the deviation: not at all, over the batch, or per agent"""
+    outcome_to: Literal["last", "each", "all"] | None = None
+    """who receives the outcome: the episode's last turn, every agent's last, or all; default: the algorithm's own"""
+    normalize_advantages: Literal["none", "batch", "agent"] | None = None
+    """centre and scale advantages: not at all, over the batch, or per agent; default: the algorithm's own"""
 
     def __post_init__(self) -> None:
         _choices(self)
         for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value in [0, 1].")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value}; choose a value in [0, 1].")
 
 
 @dataclass(frozen=True)
 class LearnConfig:
     """How advantages become new adapter weights."""
 
-    algorithm: Literal["ppo"] = "ppo"
-    """the learning rule"""
     lr: float = 1e-4
     """learning rate of the adapters"""
     critic_lr: float = 5e-4
@@ -103,11 +104,13 @@ class LearnConfig:
     critic_epoch: int = 8
     """passes of the critic over each batch; its features are computed once, so they cost little"""
     clip_param: float = 0.2
-    """PPO clip range of the probability ratio"""
+    """clip range of the probability ratio: from 1 - clip_param to 1 + clip_param"""
+    clip_high: float | None = None
+    """upper clip range where it differs from the lower one (DAPO); default: the algorithm's, else clip_param"""
     dual_clip: float | None = None
     """lower bound of the objective for negative advantages, as a multiple > 1 of the advantage; default: off"""
-    normalization_mode: Literal["sum", "token", "word"] = "sum"
-    """action level: the turn's log-ratio is summed, or divided by its tokens or words (TWOSOME)"""
+    normalization_mode: Literal["sum", "token", "word"] | None = None
+    """action level: the turn's log-ratio is summed, or divided by its tokens or words (TWOSOME); default: token"""
     entropy_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
@@ -291,5 +294,5 @@ def _at_least(config: Any, least: float, *names: str) -> None:
 def _choices(config: Any) -> None:
     for name, setting in describe(type(config)).items():
         value = getattr(config, name)
-        if setting.choices and value not in setting.choices:
+        if setting.choices and value not in setting.choices and not (setting.optional and value is None):
             raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(setting.choices)}.")

@@ -8,6 +8,7 @@ each other.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -256,19 +257,18 @@ def _same(left: Any, right: Any) -> bool:
     """Equality that also holds for plain objects, which Python compares by identity."""
     if left is right:
         return True
-    try:
-        if bool(left == right):
-            return True
-    except Exception:  # arrays refuse the truth of their comparison; their fields are compared below
-        pass
     if type(left) is not type(right):
         return False
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(_same, left, right))
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(_same(left[k], right[k]) for k in left)
-    if hasattr(left, "tolist"):
+    if hasattr(left, "tolist"):  # arrays and tensors compare element by element
         return left.tolist() == right.tolist()
+    if dataclasses.is_dataclass(left):
+        return all(_same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
+    if left == right:
+        return True
     return bool(getattr(left, "__dict__", None)) and _same(vars(left), vars(right))
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,22 @@ class _Counts:
 
     tokens: int = 0
     turns: int = 0
+    ratios: int = 0
+    """denominator of the policy loss: tokens, turns, or tokens as the objective counts them"""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The shape of the policy loss."""
+
+    level: Literal["token", "action"] = "token"
+    """what one probability ratio spans"""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    normalize: Literal["sum", "token", "word"] = "token"
+    """action level: how a turn's log-ratio is divided"""
+    turn_tokens: Mapping[str, int] | None = None
+    """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
 
 
 class Learner:
@@ -46,7 +62,7 @@ class Learner:
         temperatures: at which each agent samples; log-probabilities are taken at the same.
         rates: learning rate of each adapter.
         learn: the update's settings.
-        level: `token` or `action`, what one ratio spans.
+        objective: the shape of the policy loss.
         seed: of the mini-batches.
     """
 
@@ -57,14 +73,14 @@ class Learner:
         temperatures: Mapping[str, float],
         rates: Mapping[str, float],
         learn: LearnConfig,
-        level: str,
+        objective: Objective,
         seed: int,
     ) -> None:
         self.base = base
         self.adapter_of = adapter_of
         self.temperatures = temperatures
         self.learn = learn
-        self.level = level
+        self.objective = objective
         self.seed = seed
         self.optimizers = {
             name: torch.optim.AdamW(
@@ -128,8 +144,10 @@ class Learner:
         """One optimizer step per adapter from the mini-batch `turns`."""
         counts = {name: _Counts() for name in adapters}
         for turn in turns:
-            counts[self.adapter_of[turn.agent]].tokens += len(turn.action_ids)
-            counts[self.adapter_of[turn.agent]].turns += 1
+            count, fixed = counts[self.adapter_of[turn.agent]], self.objective.turn_tokens
+            count.tokens += len(turn.action_ids)
+            count.turns += 1
+            count.ratios += 1 if self.objective.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
         while True:
             self._clear(adapters)
             tally = Tally(adapters)
@@ -175,13 +193,13 @@ class Learner:
                 logprobs[at],
                 old[at],
                 advantages[at],
-                denominator=counts[name].tokens if self.level == "token" else counts[name].turns,
-                level=self.level,
+                denominator=counts[name].ratios,
+                level=self.objective.level,
                 segment=batch.row[at],
-                clip_low=learn.clip_param,
-                clip_high=learn.clip_param,
+                clip_low=self.objective.clip_low,
+                clip_high=self.objective.clip_high,
                 dual_clip=learn.dual_clip,
-                normalize=learn.normalization_mode,
+                normalize=self.objective.normalize,
                 words=words[at],
             )
             tally.add(name, "policy", stats)

@@ -23,7 +23,7 @@ from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
 from mafrt.runners.evaluation import Evaluation, evaluate, score
 from mafrt.runners.preflight import check_prompts, check_team, check_window
-from mafrt.runners.schedules import Schedule, make_schedule
+from mafrt.runners.rule import resolve_rule
 from mafrt.runners.state import RunState, restore, save
 from mafrt.runners.tasks import TaskStream
 from mafrt.seeding import seed_of
@@ -104,6 +104,7 @@ class OnPolicy:
     ) -> None:
         from mafrt.runners.setup import make_learner, make_local_engine, make_valuation, place_adapters
 
+        self.rule = resolve_rule(config, team)
         self.env, self.eval_env = env, eval_env or env
         self.team, self.base, self.config = team, base, config
         self.run_dir = Path(run_dir) if run_dir else None
@@ -117,9 +118,8 @@ class OnPolicy:
         for played in {id(env): env, id(self.eval_env): self.eval_env}.values():
             check_prompts(played, team, base.tokenizer, self.context_window)
         self.sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        self.schedule = schedule_of(team, config)
-        self.valuation: Valuation = make_valuation(base, config)
-        self.learner: Learner = make_learner(base, team, config, self.sampling)
+        self.valuation: Valuation = make_valuation(base, config, self.rule)
+        self.learner: Learner = make_learner(base, team, config, self.rule, self.sampling)
         self.engine = engine or make_local_engine(base, config)
         self.player = Player(self.engine, base.tokenizer, team, self.sampling, self.context_window)
         self.envs = [env.spawn() for _ in range(config.play.n_rollout_threads)]
@@ -202,26 +202,16 @@ class OnPolicy:
     def _learn(self, episodes: list[Episode], stats: PlayStats) -> dict[str, float]:
         """Value, credit and update: fills the turns' fields and moves the adapters whose turn it is."""
         config, iteration = self.config, self.state.iteration
-        plan = self.schedule.plan(iteration)
+        rule, plan = self.rule, self.rule.schedule.plan(iteration)
         turns = [turn for episode in episodes for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
-        features = self.valuation.annotate(turns, heat, values=True, reference=config.learn.kl_coef > 0)
+        features = self.valuation.annotate(turns, heat, values=rule.critic is not None, reference=rule.reference)
         if any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
-        metrics = credit.assign(
-            episodes,
-            rule="gae",
-            level=config.credit.level,
-            bootstrap=config.credit.bootstrap,
-            gamma=config.credit.gamma,
-            gae_lambda=config.credit.gae_lambda,
-            reward_weight=config.credit.reward_weight,
-            outcome_weight=config.credit.outcome_weight,
-            outcome_to=config.credit.outcome_to,
-            normalize_advantages=config.credit.normalize_advantages,
-        )
-        metrics |= self.valuation.update(features, iteration)
-        if iteration >= config.learn.warmup_steps:
+        metrics = credit.assign(episodes, rule=rule.name, **rule.credit)
+        if rule.critic is not None:
+            metrics |= self.valuation.update(features, iteration)
+        if iteration >= config.learn.warmup_steps or rule.critic is None:
             metrics |= self.learner.update(turns, plan.learning_adapters, iteration)
         scores = [score(episode) for episode in episodes]
         spoken = {name: [t for t in turns if t.agent == name] for name in self.team.names}
@@ -287,18 +277,4 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
         top_p=pick(agent.top_p, play.top_p),
         top_k=pick(agent.top_k, play.top_k),
         stop=tuple(agent.stop or ()),
-    )
-
-
-def schedule_of(team: Team, config: TrainConfig) -> Schedule:
-    """One agent at a time if an interval is set, else all together; without those that are frozen."""
-    interval = config.team.agent_iteration_interval
-    frozen = config.team.freeze
-    return make_schedule(
-        "round_robin" if interval else "concurrent",
-        team.names,
-        interval=interval or 1,
-        seed=config.run.seed,
-        frozen=team.names if frozen == ("all",) else frozen,
-        adapters={agent.name: agent.adapter for agent in team.agents},
     )

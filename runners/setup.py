@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mafrt.config import TrainConfig
-from mafrt.learner import Learner
+from mafrt.learner import Learner, Objective
 from mafrt.policy import SharedBase
+from mafrt.runners.rule import Rule
 from mafrt.seeding import seed_of
 from mafrt.team import LoraSpec, Team
 from mafrt.types import SamplingParams
@@ -24,13 +25,13 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 
-def make_valuation(base: SharedBase, config: TrainConfig) -> Valuation:
+def make_valuation(base: SharedBase, config: TrainConfig, rule: Rule) -> Valuation:
     """The critic."""
-    return Valuation(base, config.learn, config.credit.level, seed_of(config.run.seed, "critic"))
+    return Valuation(base, config.learn, rule.level, seed_of(config.run.seed, "critic"))
 
 
 def make_learner(
-    base: SharedBase, team: Team, config: TrainConfig, sampling: Mapping[str, SamplingParams]
+    base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
     """The learner, with each adapter's own learning rate (of the first agent that sets one)."""
     rates = dict.fromkeys(team.adapters, config.learn.lr)
@@ -44,7 +45,13 @@ def make_learner(
         {name: how.temperature for name, how in sampling.items()},
         rates,
         config.learn,
-        config.credit.level,
+        Objective(
+            level=rule.level,
+            clip_low=rule.clip_low,
+            clip_high=rule.clip_high,
+            normalize=rule.normalize,
+            turn_tokens={name: how.max_new_tokens for name, how in sampling.items()} if rule.constant_length else None,
+        ),
         seed_of(config.run.seed, "learner"),
     )
 

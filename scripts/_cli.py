@@ -128,7 +128,7 @@ def convert(setting: Setting, value: Any, where: str) -> Any:
         items = [value] if isinstance(value, (str, int, float)) else list(value)
         parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
         return tuple(_scalar(setting, part, where) for part in parts)
-    if setting.optional and (value is None or value == "none"):
+    if setting.optional and (value is None or (value == "none" and "none" not in (setting.choices or ()))):
         return None
     return _scalar(setting, value, where)
 

@@ -48,8 +48,11 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     if stored := stored_args(loaded):
         _refuse_foreign(stored, command, loaded)
         settings = command.read(argv, below=stored)
+    from mafrt.runners.rule import resolve_rule
+
     config = train_config(settings)
     stage = prepare(settings)
+    resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
     run_dir = choose_run_dir(settings, loaded, stage.name)
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
     if loaded is not None and loaded.resumes:

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -26,7 +27,18 @@ EXTRAS = {
     "dev": ("pytest", "hypothesis", "ruff", "mypy"),
 }
 
-COMMAND = Command("info", "Print versions, devices and which extras are installed.", ())
+
+@dataclass(frozen=True)
+class InfoSettings:
+    """What is told."""
+
+    algorithms: bool = False
+    """list the learning rules that --algorithm takes"""
+    environments: bool = False
+    """list the built-in environments that --env takes"""
+
+
+COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,))
 
 
 def version(package: str) -> str:
@@ -38,7 +50,10 @@ def version(package: str) -> str:
 
 
 def info(argv: Sequence[str]) -> int:
-    COMMAND.read(argv)
+    settings = COMMAND.read(argv).make(InfoSettings)
+    if settings.algorithms or settings.environments:
+        print(algorithms() if settings.algorithms else environments())
+        return 0
     rows = [("mafrt", f"{__version__} in {Path(__file__).resolve().parent.parent}")]
     rows += [("python", platform.python_version()), ("system", platform.platform()), ("cores", str(os.cpu_count()))]
     rows += [(name, version(name)) for name in CORE]
@@ -50,9 +65,32 @@ def info(argv: Sequence[str]) -> int:
         if missing:
             text += f"{'; ' if found else ''}not installed: {', '.join(missing)} (pip install -e '.[{extra}]')"
         rows.append((f"[{extra}]", text))
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name.ljust(width)}  {value}" for name, value in rows))
+    print(columns(rows))
     return 0
+
+
+def columns(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def algorithms() -> str:
+    """Every learning rule, where it is from, and what it needs."""
+    from mafrt.credit import ALGORITHMS
+
+    rows = []
+    for name, rule in ALGORITHMS.items():
+        needs = ["--n_samples of 2 or more"] if rule.needs_groups else []
+        needs += ["several agents"] if rule.needs_several_agents else []
+        rows.append((name, f"{rule.summary} [{rule.paper}]" + (f"; needs {' and '.join(needs)}" if needs else "")))
+    return columns(rows)
+
+
+def environments() -> str:
+    """The built-in environments."""
+    from mafrt.registry import env_names
+
+    return "\n".join(env_names())
 
 
 def accelerator() -> str:

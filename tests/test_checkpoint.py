@@ -134,6 +134,36 @@ def test_thinning_never_removes_the_newest_intact_one(tmp_path):
     assert checkpoint.latest(tmp_path).step == 2
 
 
+def test_everything_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """What a power cut would show, and a kill cannot: each file and folder is synced, and in which order."""
+    done: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def recorded_rename(source, target) -> None:
+        done.append(("rename", str(target)))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_rename)
+    root = tmp_path / "run" / "checkpoints"
+    checkpoint.save(root, 1, parts())
+    named = done.index(("rename", str(root / "step_000001")))
+    before = [path for what, path in done[:named] if what == "sync"]
+    temporary = root / "step_000001.tmp"
+    folders = [temporary / name for name in ("", "solver", "verifier", "state")]
+    files = [temporary / name for name in checkpoint.latest(root).files]
+    assert set(map(str, [*files, *folders])) <= set(before)
+    manifest = before.index(str(temporary / ".manifest.json.tmp"))
+    assert all(before.index(str(file)) < manifest for file in files)
+    assert all(str(folder) in before[manifest:] for folder in folders)
+    assert ("sync", str(root)) in done[named:]
+    assert str(root.parent) in before
+
+
 def test_later_steps_are_set_aside(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, parts(str(step).encode()), keep_last=9)
@@ -356,7 +386,9 @@ SAVER = """
         checkpoint.save(root, step, writers(step, salt), meta={"salt": salt}, **kw)
 
     def check(root):
-        '''The newest checkpoint is whole, and all of its files come from the same save.'''
+        '''What bears a final name is whole, and all files of the newest come from the same save.'''
+        for path in root.glob("step_??????"):
+            checkpoint.verify(path)
         found = checkpoint.latest(root)
         assert not found.skipped, found.skipped
         expected = f"{found.step} {found.meta['salt']} ".encode() * 4000
@@ -416,8 +448,7 @@ EVERY_STEP = (
 
 
 def test_killed_before_every_single_change_of_the_disk(tmp_path):
-    # In memory where that is possible: fsync costs nothing there, and a kill does the same.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as folder:
+    with in_memory(tmp_path) as folder:
         done = run_child(EVERY_STEP, folder)
     counts = dict(line.split() for line in done.splitlines())
     assert set(counts) == {"scenario_next", "scenario_again", "scenario_rewind"}
@@ -458,10 +489,21 @@ RANDOM_KILLS = (
 )
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_at_any_instant(tmp_path, rounds):
-    steps, saves = map(int, run_child(RANDOM_KILLS, tmp_path, str(rounds)).split())
+def test_killed_at_any_instant(tmp_path):
+    with in_memory(tmp_path) as folder:
+        steps, saves = map(int, run_child(RANDOM_KILLS, folder, "60").split())
     assert saves > 10 and steps > 10  # most rounds got somewhere before they were killed
+
+
+@pytest.mark.slow
+def test_killed_at_any_instant_on_a_disk(tmp_path):
+    steps, saves = map(int, run_child(RANDOM_KILLS, tmp_path, "150").split())
+    assert saves > 10 and steps > 10
+
+
+def in_memory(tmp_path: Path) -> tempfile.TemporaryDirectory:
+    """A folder in memory where that is possible: fsync costs nothing there, and a kill does the same."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path)
 
 
 def run_child(code: str, *args: str | Path) -> str:

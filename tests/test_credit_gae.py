@@ -109,6 +109,12 @@ def test_turn_without_tokens_pays_the_step_before_it():
     assert run(turns) == [pytest.approx([0.75]), []]
 
 
+def test_its_reward_is_paid_once():
+    # The silent b in the middle earned 1, which goes to the a before it and to nobody else: lambda=0, V=0.
+    turns = [turn("a", 0, [0.0]), turn("a", 1, [0.0]), turn("b", 2, [], 1.0), turn("a", 3, [0.0], 2.0)]
+    assert run(turns, gae_lambda=0.0) == [[0.0], [1.0], [], [2.0]]
+
+
 def test_advantages_of_an_earlier_call_do_not_survive():
     one = turn("a", 0, [0.0], 1.0)
     run([one])

@@ -69,6 +69,18 @@ def test_a_team_reward_is_the_same_as_paying_every_row(rule):
     assert numbers(paid) == numbers(outcome)
 
 
+def test_agents_that_speak_at_the_same_turn_do_not_mix():
+    # A router let the searcher speak second in one trajectory and the answerer in the other two.
+    second = ["searcher", "answerer", "answerer"]
+    episodes = [
+        Episode(str(i), "p", [turn("router", 0, 0.0), turn(agent, 1, float(i))]) for i, agent in enumerate(second)
+    ]
+    for rule in ("at_grpo", "dr_mas"):
+        metrics = assign(episodes, rule)
+        assert [n[1] for n in numbers(episodes)] == pytest.approx([0.0, -0.7071068, 0.7071068], abs=2e-6)
+        assert metrics["groups"] == 3.0 and metrics["groups_of_one"] == 1.0 and metrics["groups_no_spread"] == 0.5
+
+
 def test_leave_one_out_with_three():
     # 1, 2, 6: 1 - (2+6)/2 = -3 ; 2 - (1+6)/2 = -1.5 ; 6 - (1+2)/2 = 4.5
     episodes = [Episode(str(i), "p", [turn("a", 0, r)]) for i, r in enumerate([1.0, 2.0, 6.0])]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mafrt.credit import assign
 from mafrt.credit.rewards import RewardSettings, reward_rows
@@ -115,6 +117,19 @@ def test_span_ends_where_its_token_ends():
     assert rows[0][0].token_rewards == pytest.approx({1: 1.0, 2: 0.0})
 
 
+@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=9), st.text("ab", min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_a_span_is_found_where_reading_on_token_by_token_finds_it(pieces, quote):
+    one = turn("a", 0, tokens=len(pieces), coach=Scored(0.0, spans=((quote, 10.0),)))
+    rows, lost = reward_rows(
+        [Episode("e", "g", [one])], RewardSettings(decode=lambda ids: "".join(pieces[i] for i in ids))
+    )
+    ends = [i for i in range(len(pieces)) if quote in "".join(pieces[: i + 1])]
+    assert lost == (not ends)
+    paid = [i for i, reward in rows[0][0].token_rewards.items() if reward]
+    assert paid == ends[:1] or (not ends and paid == [len(pieces) - 1])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["reward", "outcome", "score", "span"])
 def test_a_reward_that_is_not_finite_drops_its_turn(bad, where):
@@ -147,7 +162,7 @@ def test_an_unknown_share_makes_the_sum_unknown():
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("bad", "words"),
     [
         ({"outcome_to": "eech"}, "each"),
         ({"reward_weight": math.nan}, "finite"),
@@ -157,6 +172,6 @@ def test_an_unknown_share_makes_the_sum_unknown():
         ({"coach": "yes"}, "coach"),
     ],
 )
-def test_bad_settings_say_what_was_expected(settings, words):
+def test_bad_settings_say_what_was_expected(bad, words):
     with pytest.raises(ConfigError, match=words):
-        RewardSettings(**settings)
+        RewardSettings(**bad)

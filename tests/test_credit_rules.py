@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 
 import pytest
 
 from mafrt.credit import ALGORITHMS, algorithm, assign, check_needs, settings_of
 from mafrt.credit.happo import CompoundRatio, joint_steps
 from mafrt.errors import ConfigError
-from mafrt.types import Episode, Turn
+from mafrt.types import Episode, Scored, Turn
 
 
 def turn(agent: str, index: int, reward: float | None = None, tokens: int = 1, prompt=(7,), **fields) -> Turn:
@@ -80,6 +81,17 @@ def test_similar_anchors_do_not_depend_on_the_order():
     assert [e.turns[0].advantages[0] for e in straight] == pytest.approx([-1.5, 0.5, 1.0])
 
 
+def test_a_chain_of_similar_anchors_is_cut_the_same_way_whatever_comes_first():
+    # Each of the four agrees with its neighbours in 3 of 4 letters (.75), with the next but one in 2.
+    def advantages(order):
+        episodes = {i: Episode(str(i), "p", [turn("a", 0, float(i * i), prompt=[i])]) for i in range(4)}
+        words = ["abcd", "abcx", "abyx", "azyx"]
+        assign([episodes[i] for i in order], "gigpo", similarity=0.75, anchor=lambda t: words[t.prompt_ids[0]])
+        return [episodes[i].turns[0].advantages for i in range(4)]
+
+    assert len({str(advantages(order)) for order in permutations(range(4))}) == 1
+
+
 # -- REINFORCE++ ---------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +127,17 @@ def test_baseline_is_the_problems_mean():
     assert episodes[0].turns[0].advantages == pytest.approx([0.5 / 0.7905694], abs=1e-6)
     assign(episodes, "reinforce_pp", reward_clip=4.0)
     assert [e.turns[0].returns[0] for e in episodes] == [1.0, 0.0, 4.0, 4.0]
+
+
+def test_spans_lose_the_baseline_once():
+    # First: spans 8/10 at token 0 and 4/10 at token 1, together 1.2. Second: .2 in all. Mean .7, so the returns from
+    # the first token on are 1.2 - .7 = .5 and .2 - .7 = -.5; half of .7 is taken from each span: .4 - .35 = .05.
+    first = turn("a", 0, coach=Scored(0.0, spans=(("x", 8.0), ("y", 4.0))))
+    first.action_ids = [ord("x"), ord("y")]
+    second = turn("a", 0, coach=Scored(2.0))
+    episodes = [Episode("0", "p", [first]), Episode("1", "p", [second])]
+    assign(episodes, "reinforce_pp_baseline", decode=lambda ids: "".join(map(chr, ids)))
+    assert first.returns == pytest.approx([0.5, 0.05]) and second.returns == pytest.approx([-0.5])
 
 
 def test_reference_is_needed_only_with_beta():

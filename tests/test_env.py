@@ -359,6 +359,31 @@ def test_check_env_finds(broken, words):
     assert words in text and text.startswith(broken.__name__) and "\n" not in text, text
 
 
+def test_states_of_any_kind_are_compared_by_value():
+    numpy = pytest.importorskip("numpy")
+
+    @dataclass
+    class Board:
+        cells: object
+
+    class Arrays(TransitionMutates):
+        def reset(self, seed=None, options=None):
+            self.state = {"board": Board(numpy.zeros(3))}
+            return {"a": "go"}, {}
+
+        def transition(self, state, actions):
+            return {"board": Board(state["board"].cells + len(actions["a"]))}
+
+    class InPlace(Arrays):
+        def transition(self, state, actions):
+            state["board"].cells += 1
+            return state
+
+    check_env(Arrays())
+    with pytest.raises(EnvError, match="changes its arguments"):
+        check_env(InPlace())
+
+
 def test_check_env_reports_all_at_once():
     class TwoFaults(TransitionChangesEnv):
         def step(self, actions):

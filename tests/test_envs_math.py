@@ -9,12 +9,12 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from mafrt.envs.math import MathEnv, Task
-from mafrt.envs.math.workflow import WORKFLOWS, MathState, make_workflow, transcript
 
 from mafrt.env import Env, check_env, make_env
+from mafrt.envs.math import MathEnv, Task
+from mafrt.envs.math.workflow import WORKFLOWS, MathState, make_workflow, transcript
 from mafrt.errors import ConfigError, DataError, EnvError
 from mafrt.team import AgentSpec, Team
 
@@ -159,6 +159,7 @@ def test_settings_are_checked():
 texts = st.text(max_size=30)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(texts, min_size=1, max_size=6), texts)
 def test_the_chain_s_functions_are_pure(said, problem):
     """States stay as they were, and equal moves from equal states give equal states."""

@@ -11,7 +11,7 @@ from helpers_models import tiny_base
 
 from mafrt.batch import collate, split
 from mafrt.config import LearnConfig
-from mafrt.learner import Learner
+from mafrt.learner import Learner, Objective
 from mafrt.team import LoraSpec
 from mafrt.types import Turn
 from mafrt.valuation import Valuation
@@ -62,7 +62,7 @@ def make_learner(base, config=CONFIG, level="token", temperatures=(1.0, 0.7)):
         dict(zip(AGENTS, temperatures, strict=True)),
         dict.fromkeys(AGENTS, config.lr),
         config,
-        level,
+        Objective(level=level),
         seed=3,
     )
 
@@ -100,7 +100,7 @@ def close(a, b):
 def test_the_gradient_is_that_of_the_formula_turn_by_turn(level):
     """Reference: PPO's objective written out over full log-softmax tables, one turn at a time."""
     turns, base = make_turns(), make_base()
-    seen, _ = gradients_of_one_step(turns, replace(CONFIG, normalization_mode="token"), level)
+    seen, _ = gradients_of_one_step(turns, CONFIG, level)
     heat = dict(zip(AGENTS, (1.0, 0.7), strict=True))
     for name in AGENTS:
         mine = [t for t in turns if t.agent == name]

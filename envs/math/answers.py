@@ -12,7 +12,7 @@ from fractions import Fraction
 # A box, an escaped character (\\{ is no brace), or a brace.
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _THIN_SPACE = re.compile(r"(?<!\\)\\[,!;:]")
-_SPACE = re.compile(r"(?<!\\)\\ ")
+_SPACE = re.compile(r"(?<!\\)\\(?: |q?quad(?![A-Za-z]))")
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
 _PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
@@ -59,7 +59,7 @@ def tidy(answer: str) -> str:
     answer = answer.strip().replace("\u2212", "-")
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
-    answer = _SPACE.sub(" ", _THIN_SPACE.sub("", answer)).replace("{,}", ",")
+    answer = _SPACE.sub(" ", _THIN_SPACE.sub("", answer)).replace("{,}", ",").strip()
     return answer[:-1].rstrip() if answer.endswith(".") else answer
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mafrt.config import unknown
+from mafrt.env import Env
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.math.verifier import verify_many
 from mafrt.envs.math.workflow import MathState, make_workflow
-
-from mafrt.config import unknown
-from mafrt.env import Env
 from mafrt.errors import ConfigError
 from mafrt.team import Team
 from mafrt.types import Observation, StepResult

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.envs.math.answers import boxed, hash_answer
-
 from mafrt.errors import DataError, MissingExtraError
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -55,7 +54,7 @@ def load_tasks(
         path = SHIPPED / f"word_problems_{split}.jsonl"
         if not path.is_file():
             parts = sorted(p.stem.removeprefix("word_problems_") for p in SHIPPED.glob("word_problems_*.jsonl"))
-            raise DataError(f"there is no split {split!r} of the shipped word problems; there is: {parts}")
+            raise DataError(f"there is no split {split!r} of the shipped word problems; there are {', '.join(parts)}")
         source = path
     path = Path(source)
     if path.is_dir():

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mafrt.bench._measure import Disagreement
 from mafrt.errors import MafrtError
 
 
@@ -20,7 +21,10 @@ def names() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark that `argv` names; returns the exit status (2: no such benchmark, or it cannot run)."""
+    """Run the benchmark that `argv` names; returns the exit status.
+
+    1: the rivals disagree, so nothing was timed. 2: there is no such benchmark, or it cannot run.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     known = names()
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -38,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MafrtError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    except Disagreement as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
     print(json.dumps(result))
     return 0
 

@@ -29,7 +29,9 @@ def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
     the scores. Returns `[B, H, queries, D]` and `[B, H, queries]`. No query may be masked from every key.
     """
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        )
     scores = torch.matmul(q, k.transpose(2, 3)).float().mul_(scale)
     if mask is not None:
         scores += mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,9 @@ class KVLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
     is_croppable = False
+
+    keys: Any
+    values: Any
 
     def __init__(self, capacity: int = _FIRST_CAPACITY) -> None:
         super().__init__()
@@ -61,7 +65,8 @@ class KVLayer(CacheLayerMixin):
         self.capacity = max(needed, self.capacity)
         old = (self.keys, self.values)
         self.keys, self.values = (
-            like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3]) for like in (key_like, value_like)
+            like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
+            for like in (key_like, value_like)
         )
         if old[0] is not None:
             self.keys[:, :, : self.used] = old[0][:, :, : self.used]
@@ -92,8 +97,11 @@ class KVLayer(CacheLayerMixin):
 class KVCache(Cache):
     """A Hugging Face cache of `KVLayer`s, made as the model asks for them."""
 
+    layers: list[Any]
+
     def __init__(self, capacity: int = _FIRST_CAPACITY) -> None:
-        super().__init__(layer_class_to_replicate=lambda: KVLayer(capacity))
+        make: Any = partial(KVLayer, capacity)
+        super().__init__(layer_class_to_replicate=make)
 
     def keep(self, rows: Tensor) -> None:
         for layer in self.layers:

@@ -62,8 +62,8 @@ class LocalEngine:
 
     Every (adapter, prompt) is prefilled once; its keys and values are shared by all samples of it. Log-probabilities
     are those of the distribution really sampled from; without top-k and top-p they agree with
-    `SharedBase.token_logprobs` on the same ids. There is no copy of the adapters to keep in step: what `bump` announced is what the next
-    call samples from.
+    `SharedBase.token_logprobs` on the same ids. There is no copy of the adapters to keep in step: the next call
+    samples from what was last written to them.
 
     Args:
         base: the model and its adapters.
@@ -92,7 +92,7 @@ class LocalEngine:
 
     @property
     def decoding(self) -> str:
-        """"lean" or "expanded"."""
+        """ "lean" or "expanded"."""
         return "expanded" if self._lean is None else "lean"
 
     def _make_lean(self) -> LeanModel | None:

@@ -28,7 +28,9 @@ Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
 """One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""
 
 
-def fuse(adapters: Sequence[Pairs], paths: Sequence[str], widths: Sequence[int], like: Tensor, wide: bool) -> FusedLora | None:
+def fuse(
+    adapters: Sequence[Pairs], paths: Sequence[str], widths: Sequence[int], like: Tensor, wide: bool
+) -> FusedLora | None:
     """Stack the adapters of linear layers that share their input; None if nobody targets them.
 
     `paths` and `widths` (out features) are the layers'; `like` gives dtype and device.

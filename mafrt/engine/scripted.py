@@ -21,9 +21,7 @@ class ScriptedEngine:
     no model is involved. An answer longer than `max_new_tokens` is cut there, as a model's would be.
     """
 
-    def __init__(
-        self, answers: Mapping[str, Sequence[str]] | Callable[[Request], str], tokenizer: Any
-    ) -> None:
+    def __init__(self, answers: Mapping[str, Sequence[str]] | Callable[[Request], str], tokenizer: Any) -> None:
         self.answers = answers
         self.tokenizer = tokenizer
         self.requests: list[Request] = []

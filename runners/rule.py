@@ -1,0 +1,103 @@
+"""From the settings to one learning rule: what the algorithm's preset says, and what the user says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mafrt import credit
+from mafrt.config import TrainConfig
+from mafrt.errors import ConfigError
+from mafrt.runners.schedules import Schedule, make_schedule
+from mafrt.team import Team
+
+_OWN = ("level", "bootstrap", "gamma", "gae_lambda", "outcome_to", "normalize_advantages")
+"""settings of `CreditConfig` whose None means the algorithm's own"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Everything that the algorithm's name decides."""
+
+    name: str
+    credit: Mapping[str, Any]
+    """settings of `credit.assign`"""
+    level: Literal["token", "action"]
+    """what one probability ratio spans"""
+    clip_low: float
+    clip_high: float
+    normalize: Literal["sum", "token", "word"]
+    """how a turn's log-ratio is divided, at action level"""
+    constant_length: bool
+    """divide a turn's loss by max_new_tokens instead of what was said (Dr. GRPO)"""
+    critic: Literal["context", "transcript"] | None
+    """what the critic reads: the turn's own context, or the whole transcript and the speaker's name; None: no critic"""
+    reference: bool
+    """whether the reference's log-probabilities are needed"""
+    schedule: Schedule
+
+
+def resolve_rule(config: TrainConfig, team: Team) -> Rule:
+    """Combine preset and settings. Needs no model, so what cannot work is refused before one is loaded.
+
+    Raises:
+        ConfigError: an unknown algorithm (names the nearest), a setting that it does not have, or something that it
+            needs and the run lacks.
+    """
+    chosen = config.credit
+    preset = credit.algorithm(chosen.algorithm)
+    known = credit.settings_of(preset.name)
+    settings: dict[str, Any] = {
+        "reward_weight": chosen.reward_weight,
+        "outcome_weight": chosen.outcome_weight,
+        "normalize_advantages": preset.credit.get("normalize_advantages", "agent" if preset.critic else "none"),
+    }
+    level = chosen.level or preset.loss.get("level", "token")
+    for name in _OWN:
+        value = getattr(chosen, name)
+        if value is None:
+            continue
+        if name not in known and name != "level":
+            raise ConfigError(f"algorithm {preset.name!r} has no {name}; leave --{name} out, or take 'ppo'.")
+        settings[name] = value
+    if "level" in known:
+        settings["level"] = level
+    else:
+        settings.pop("level", None)
+    reference = config.learn.kl_coef > 0 or preset.needs_reference(settings)
+    credit.check_needs(
+        preset.name,
+        settings,
+        critic=preset.critic,
+        samples_per_problem=config.play.n_samples,
+        reference=reference,
+        agents=len(team.names),
+    )
+    high = config.learn.clip_high
+    return Rule(
+        name=preset.name,
+        credit=settings,
+        level=level,
+        clip_low=config.learn.clip_param,
+        clip_high=preset.loss.get("clip_high", config.learn.clip_param) if high is None else high,
+        normalize=config.learn.normalization_mode or preset.loss.get("normalize", "token"),
+        constant_length=preset.loss.get("denominator") == "constant",
+        critic=preset.critic,
+        reference=reference,
+        schedule=_schedule(preset.schedule, config, team),
+    )
+
+
+def _schedule(name: str, config: TrainConfig, team: Team) -> Schedule:
+    """An interval makes any concurrent rule train one agent at a time; frozen agents never learn."""
+    interval = config.team.agent_iteration_interval
+    frozen = config.team.freeze
+    return make_schedule(
+        "round_robin" if interval and name == "concurrent" else name,
+        team.names,
+        interval=interval or 1,
+        seed=config.run.seed,
+        frozen=team.names if frozen == ("all",) else frozen,
+        adapters={agent.name: agent.adapter for agent in team.agents},
+    )

@@ -1,0 +1,140 @@
+"""What the documents say works: Python snippets run, commands parse, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from mafrt.scripts import main as console
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SAVED = re.compile(r"Saved as `(\w+\.py)`")
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("document", names(DOCUMENTS))
+def test_python_snippets_run(document, tmp_path, monkeypatch):
+    """The blocks of a document run one after the other, as a reader would type them; `Saved as` makes a file first."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = [match for match in FENCE.finditer(text) if match[1] == "python"]
+    if not blocks:
+        pytest.skip("no Python in it")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    _restore_what_snippets_register(monkeypatch)
+    edges = [0, *(match.end() for match in blocks), len(text)]
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    for number, match in enumerate(blocks):
+        # The remark stands right before its block, or right after it.
+        around = (text[edges[number] : match.start()][-200:], text[match.end() : edges[number + 2]][:200])
+        if saved := next((found for part in around if (found := SAVED.search(part))), None):
+            (tmp_path / saved[1]).write_text(match[2])
+            monkeypatch.delitem(sys.modules, saved[1].removesuffix(".py"), raising=False)
+        line = text[: match.start()].count("\n") + 2
+        exec(compile("\n" * (line - 1) + match[2], str(ROOT / document), "exec"), namespace)
+
+
+def _restore_what_snippets_register(monkeypatch) -> None:
+    from mafrt import registry
+    from mafrt.envs.math import workflow
+
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    for name in ("blind", "all_at_once"):
+        monkeypatch.setitem(workflow.WORKFLOWS, name, workflow.WORKFLOWS.get(name, workflow.Chain))
+
+
+def test_the_snippets_of_contributing_are_short():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        assert match[2].count("\n") < 20, match[2]
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every `mafrt ...`, `python scripts/...` and `bash scripts/...` line of every document."""
+    found = []
+    for path in DOCUMENTS:
+        for match in FENCE.finditer(path.read_text(encoding="utf-8")):
+            if match[1] in ("", "bash"):
+                lines = match[2].replace("\\\n", " ").splitlines()
+                found += [(path.name, line.strip()) for line in lines if re.match(r"\s*(mafrt|python|bash) ", line)]
+    return found
+
+
+@pytest.mark.parametrize(("document", "line"), commands())
+def test_commands_parse(document, line):
+    """Flags are real and their values can be read; files that the reader is to have need not exist."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "mafrt":
+        name, argv = words[1], words[2:]
+    elif words[1:2] == ["-m"]:
+        assert importlib.util.find_spec(words[2]), line
+        return
+    else:
+        script = ROOT / words[1]
+        assert script.is_file(), line
+        name, argv = script.stem, words[2:]
+        if name == "quickstart":
+            name = "train_math"
+    if "--config" in argv:
+        at = argv.index("--config")
+        del argv[at : at + 2]
+    assert name in console.COMMANDS or words[0] != "mafrt", line
+    command = getattr(importlib.import_module(f"mafrt.scripts.{name}"), "COMMAND", None) if words[0] != "bash" else None
+    if words[1].endswith("quickstart.sh"):
+        command = importlib.import_module("mafrt.scripts.train_math").COMMAND
+    if command is None or argv == ["--help"]:
+        return
+    settings = command.read(argv)
+    for kind in command.groups:
+        settings.make(kind)
+
+
+@pytest.mark.parametrize("document", names(DOCUMENTS))
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        other = (path.parent / file) if file else path
+        assert other.exists(), f"{document} links to {target}"
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
+
+
+def test_yaml_snippets_are_settings():
+    import yaml
+
+    from mafrt.scripts import train_math
+
+    known = train_math.COMMAND.settings()
+    for match in FENCE.finditer((ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")):
+        if match[1] == "yaml":
+            assert yaml.safe_load(match[2]).keys() <= known.keys()
+
+
+def test_flags_that_the_text_names_exist():
+    """`--name` in running text is a flag of some command, or of a tool that is named there."""
+    of_others = {"logdir", "editable", "no-deps", "version", "help", "debug", "config", "check"}
+    known = set(of_others)
+    for name in console.COMMANDS:
+        module = importlib.import_module(f"mafrt.scripts.{name}")
+        if hasattr(module, "COMMAND"):
+            actions = module.COMMAND.parser()._actions
+            known |= {option.removeprefix("--") for action in actions for option in action.option_strings}
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
+        text = FENCE.sub("", path.read_text(encoding="utf-8"))
+        for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text):
+            assert flag in known or flag in ("name", "no-name"), f"{path.name} names --{flag}"
