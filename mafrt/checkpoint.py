@@ -107,6 +107,7 @@ class Loadable:
 
 
 def step_name(step: int) -> str:
+    """The folder name of a step."""
     return f"step_{step:06d}"
 
 
@@ -220,8 +221,11 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
 def thin(
     root: str | os.PathLike[str], *, keep_last: int, keep_every: int = 0, trusted: Path | None = None
 ) -> list[Path]:
-    """Remove checkpoints except the newest `keep_last`, every multiple of `keep_every` steps (0: none), and the newest
-    one that is intact. `trusted` was verified just now. Returns what was removed."""
+    """Remove old checkpoints and return what was removed.
+
+    The newest `keep_last` stay, every multiple of `keep_every` steps (0: none), and the newest one that is intact,
+    whatever these say. `trusted` was verified just now.
+    """
     if keep_last < 1:
         raise ConfigError(f"keep_last is {keep_last}; at least the newest checkpoint has to stay, so give 1 or more")
     everything = [(step, path) for step, path in _candidates(Path(root)) if path.suffix != ".old"]
@@ -273,6 +277,7 @@ def set_aside_after(root: str | os.PathLike[str], step: int) -> list[Path]:
 def _remove(path: Path) -> None:
     # Renamed first, so that a kill half-way leaves nothing that looks like a checkpoint.
     gone = path.with_name(f"{path.name}.gone.tmp")
+    shutil.rmtree(gone, ignore_errors=True)
     os.replace(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
 
@@ -505,6 +510,18 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     fsync(path.parent)
 
 
+def seed_random_state(seed: int) -> None:
+    """Seed the global generators of python, numpy and torch, which otherwise start from the clock of each process."""
+    import random
+
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """The states of the global generators of python, numpy and torch (CPU, CUDA), as JSON."""
     import random
@@ -579,12 +596,12 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_disk_error(error: BaseException | None) -> bool:
+def _is_disk_error(error: BaseException) -> bool:
     """Whether the disk, not our code, is to blame. safetensors and torch hide the errno in messages of their own."""
-    if error is None or isinstance(error, CheckpointError):
+    if isinstance(error, CheckpointError) or not isinstance(error, Exception):
         return False
     hidden = ("os error 28", "No space left", "inline_container")
-    return isinstance(error, OSError) or any(text in str(error) for text in hidden) or _is_disk_error(error.__context__)
+    return isinstance(error, OSError) or any(text in str(error) for text in hidden)
 
 
 def _free_mib(path: Path) -> int:

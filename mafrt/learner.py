@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,20 +91,34 @@ class Learner:
         self.micro_batch_tokens = learn.micro_batch_tokens
 
     @torch.no_grad()
+    def logprobs(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities of the action tokens under the adapters as they are now, one list per turn."""
+        found: dict[int, list[float]] = {}
+        for part in split([turn for turn in turns if turn.action_ids], self.micro_batch_tokens):
+            batch = self._collate(part)
+            logprobs, _ = self._logprobs(batch, ())
+            found |= {id(turn): values for turn, values in zip(part, batch.scatter(logprobs), strict=True)}
+        return [found.get(id(turn), []) for turn in turns]
+
     def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
         """Fill `old_logprobs` from the adapters as they are now.
 
         Needed where the sampler's own log-probabilities are not the policy's: a cut support (top-p, top-k), or
         another engine.
         """
-        for part in split([turn for turn in turns if turn.action_ids], self.micro_batch_tokens):
-            batch = self._collate(part)
-            logprobs, _ = self._logprobs(batch, ())
-            for turn, found in zip(part, batch.scatter(logprobs), strict=True):
-                turn.old_logprobs = found
+        for turn, found in zip(turns, self.logprobs(turns), strict=True):
+            turn.old_logprobs = found
 
-    def update(self, turns: Sequence[Turn], adapters: Sequence[str], iteration: int) -> dict[str, float]:
+    def update(
+        self,
+        turns: Sequence[Turn],
+        adapters: Sequence[str],
+        iteration: int,
+        weight: Callable[[Turn], float] | None = None,
+    ) -> dict[str, float]:
         """Move `adapters` along the advantages of their agents' turns; all others stay bit-identical.
+
+        `weight` scales the policy terms of each turn (HAPPO's compound ratio).
 
         Turns without advantages, and turns of adapters that do not learn, are left out. A mini-batch whose
         gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
@@ -129,7 +143,7 @@ class Learner:
             size = math.ceil(len(order) / self.learn.num_mini_batch)
             this_pass = Tally(adapters)
             for at in range(0, len(order), size):
-                this_pass.merge(self._step([mine[index] for index in sorted(order[at : at + size])], adapters))
+                this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, weight))
             tally.merge(this_pass)
             epochs += 1
             if self.learn.target_kl is not None and this_pass.mean_kl() > self.learn.target_kl:
@@ -140,7 +154,7 @@ class Learner:
                 tally.rollbacks += 1
         return tally.metrics() | {"epochs": float(epochs)}
 
-    def _step(self, turns: list[Turn], adapters: Sequence[str]) -> Tally:
+    def _step(self, turns: list[Turn], adapters: Sequence[str], weight: Callable[[Turn], float] | None) -> Tally:
         """One optimizer step per adapter from the mini-batch `turns`."""
         counts = {name: _Counts() for name in adapters}
         for turn in turns:
@@ -153,7 +167,7 @@ class Learner:
             tally = Tally(adapters)
             try:
                 for part in split(turns, self.micro_batch_tokens):
-                    self._backward(part, counts, tally)
+                    self._backward(part, counts, tally, weight)
                 break
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.micro_batch_tokens < 64:
@@ -176,7 +190,13 @@ class Learner:
         self._clear(adapters)
         return tally
 
-    def _backward(self, turns: list[Turn], counts: Mapping[str, _Counts], tally: Tally) -> None:
+    def _backward(
+        self,
+        turns: list[Turn],
+        counts: Mapping[str, _Counts],
+        tally: Tally,
+        weight: Callable[[Turn], float] | None,
+    ) -> None:
         """Add the gradient of some turns of a mini-batch whose `counts` are the denominators."""
         learn = self.learn
         batch = self._collate(turns)
@@ -184,6 +204,7 @@ class Learner:
         old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
         advantages = batch.gather([turn.advantages for turn in turns])
         reference = batch.gather([turn.ref_logprobs for turn in turns]) if learn.kl_coef else None
+        weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
         words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
         owners = [self.adapter_of[turn.agent] for turn in turns]
         total = logprobs.new_zeros(())
@@ -201,6 +222,7 @@ class Learner:
                 dual_clip=learn.dual_clip,
                 normalize=self.objective.normalize,
                 words=words[at],
+                weights=None if weights is None else weights[at],
             )
             tally.add(name, "policy", stats)
             extra, stats = entropy_loss(entropy[at], coef=learn.entropy_coef, denominator=counts[name].tokens)

@@ -73,7 +73,7 @@ def policy_loss(
         if segment is None:
             raise ValueError("level='action' needs `segment`, the turn of each token.")
         turn, first, tokens = _turns(segment)
-        whole = torch.ones_like(tokens, dtype=torch.bool).scatter_reduce(0, turn, good, "amin")
+        whole = torch.zeros_like(tokens).index_add(0, turn, (~good).long()) == 0
         log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)
         if normalize == "token":
             log_ratio = log_ratio / tokens

@@ -18,6 +18,10 @@ _NAMES = {
 """(term of the loss, statistic) -> name of the metric"""
 
 
+COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
+"""metrics that add up over several updates"""
+
+
 class Tally:
     """Collects what the losses report. Values stay tensors until `metrics`, so nothing waits for the device."""
 

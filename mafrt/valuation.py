@@ -7,7 +7,7 @@ epoch; the same pass gives the reference policy's log-probabilities when a KL pe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from mafrt.config import LearnConfig
 from mafrt.critic import ValueHead, load_critic
 from mafrt.losses import value_loss
 from mafrt.seeding import permutation
-from mafrt.types import Turn
+from mafrt.transcript import central_prompts
+from mafrt.types import Episode, Turn
 
 if TYPE_CHECKING:
     from mafrt.policy import SharedBase
@@ -42,12 +43,14 @@ class Valuation:
         learn: learning rate, epochs, clipping of the critic.
         level: `token` values every action token, `action` values a turn at its first position.
         seed: of the head's initialisation and of the mini-batches.
+        central: whether the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
     """
 
-    def __init__(self, base: SharedBase, learn: LearnConfig, level: str, seed: int) -> None:
+    def __init__(self, base: SharedBase, learn: LearnConfig, level: str, seed: int, *, central: bool = False) -> None:
         self.base = base
         self.learn = learn
         self.level = level
+        self.central = central
         self.seed = seed
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -55,7 +58,8 @@ class Valuation:
         self.optimizer = self._optimizer()
 
     def _optimizer(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(self.head.parameters(), lr=self.learn.critic_lr, eps=self.learn.opti_eps, weight_decay=0.0)
+        learn = self.learn
+        return torch.optim.AdamW(self.head.parameters(), lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0)
 
     def load(self, path: Path) -> None:
         """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
@@ -64,32 +68,52 @@ class Valuation:
 
     @torch.no_grad()
     def annotate(
-        self, turns: Sequence[Turn], temperatures: Mapping[str, float], *, values: bool, reference: bool
+        self, episodes: Sequence[Episode], temperatures: Mapping[str, float], *, values: bool, reference: bool
     ) -> Features:
         """Fill `values` and, if asked, `ref_logprobs` of every turn that has action tokens.
 
         Args:
-            turns: all turns of the batch.
+            episodes: the batch.
             temperatures: at which each agent samples; the reference is read at the same.
         """
-        spoken = [turn for turn in turns if turn.action_ids]
+        turns = [turn for episode in episodes for turn in episode.turns if turn.action_ids]
+        own = {id(turn): turn.prompt_ids for turn in turns}
+        if not (values and self.central):
+            return Features(turns, self._pass(turns, own, temperatures, values=values, reference=reference))
+        prompts = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
+        features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
+        if reference:
+            self._pass(turns, own, temperatures, values=False, reference=True)
+        return features
+
+    def _pass(
+        self,
+        turns: Sequence[Turn],
+        prompts: Mapping[int, list[int]],
+        temperatures: Mapping[str, float],
+        *,
+        values: bool,
+        reference: bool,
+    ) -> list[Tensor]:
+        """One pass over all turns, each behind its prompt; returns the critic's features per turn if it is asked."""
         hidden: dict[int, Tensor] = {}
-        for part in split(spoken, self.learn.micro_batch_tokens):
+        rows = {id(turn): replace(turn, prompt_ids=prompts[id(turn)]) for turn in turns}
+        origin = {id(row): turn for turn, row in zip(turns, rows.values(), strict=True)}
+        for part in split(list(rows.values()), self.learn.micro_batch_tokens) if values or reference else ():
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
-            rows = states.reshape(-1, states.shape[-1])[batch.predict]
-            sizes = [len(turn.action_ids) for turn in part]
+            found = states.reshape(-1, states.shape[-1])[batch.predict]
             if values:
-                for turn, worth in zip(part, batch.scatter(self.head(rows.float())), strict=True):
-                    turn.values = worth
-                for turn, piece in zip(part, rows.split(sizes), strict=True):
-                    hidden[id(turn)] = piece if self.level == "token" else piece[:1].clone()
+                pieces = found.split([len(row.action_ids) for row in part])
+                for row, worth, piece in zip(part, batch.scatter(self.head(found.float())), pieces, strict=True):
+                    origin[id(row)].values = worth
+                    hidden[id(origin[id(row)])] = piece if self.level == "token" else piece[:1].clone()
             if reference:
-                heat = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in part])
-                logprobs, _ = self.base.token_logprobs(rows, batch.targets, temperature=heat)
-                for turn, found in zip(part, batch.scatter(logprobs), strict=True):
-                    turn.ref_logprobs = found
-        return Features(spoken, [hidden[id(turn)] for turn in spoken] if values else [])
+                heat = batch.gather([[temperatures[row.agent]] * len(row.action_ids) for row in part])
+                logprobs, _ = self.base.token_logprobs(found, batch.targets, temperature=heat)
+                for row, ref in zip(part, batch.scatter(logprobs), strict=True):
+                    origin[id(row)].ref_logprobs = ref
+        return [hidden[id(turn)] for turn in turns] if values else []
 
     def update(self, features: Features, iteration: int) -> dict[str, float]:
         """Fit the head to the returns. Returns `value_loss` (mean over the first pass) and `grad_norm/critic`."""

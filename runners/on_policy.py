@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt import credit
 from mafrt.checkpoint import Loadable
 from mafrt.config import TrainConfig
+from mafrt.credit.happo import CompoundRatio
 from mafrt.engine import Engine
 from mafrt.env import Env
 from mafrt.errors import EnvError
@@ -24,10 +25,12 @@ from mafrt.rundir import RunDir, episode_record
 from mafrt.runners.evaluation import Evaluation, evaluate, score
 from mafrt.runners.preflight import check_prompts, check_team, check_window
 from mafrt.runners.rule import resolve_rule
+from mafrt.runners.schedules import Plan
 from mafrt.runners.state import RunState, restore, save
 from mafrt.runners.tasks import TaskStream
 from mafrt.seeding import seed_of
 from mafrt.signals import StopRequest
+from mafrt.tally import COUNTS
 from mafrt.team import LoraSpec, Team
 from mafrt.types import Episode, SamplingParams
 
@@ -205,14 +208,14 @@ class OnPolicy:
         rule, plan = self.rule, self.rule.schedule.plan(iteration)
         turns = [turn for episode in episodes for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
-        features = self.valuation.annotate(turns, heat, values=rule.critic is not None, reference=rule.reference)
+        features = self.valuation.annotate(episodes, heat, values=rule.critic is not None, reference=rule.reference)
         if any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
         metrics = credit.assign(episodes, rule=rule.name, **rule.credit)
         if rule.critic is not None:
             metrics |= self.valuation.update(features, iteration)
         if iteration >= config.learn.warmup_steps or rule.critic is None:
-            metrics |= self.learner.update(turns, plan.learning_adapters, iteration)
+            metrics |= self._update(episodes, plan)
         scores = [score(episode) for episode in episodes]
         spoken = {name: [t for t in turns if t.agent == name] for name in self.team.names}
         metrics |= {
@@ -229,6 +232,22 @@ class OnPolicy:
                 metrics[f"truncated_share/{name}"] = sum(t.stop == "length" for t in said) / len(said)
             metrics[f"trained/{name}"] = float(name in plan.agents)
         return dict(sorted(metrics.items()))
+
+    def _update(self, episodes: list[Episode], plan: Plan) -> dict[str, float]:
+        """Move the learning adapters: all at once, or group after group with HAPPO's compound ratio."""
+        iteration = self.state.iteration
+        turns = [turn for episode in episodes for turn in episode.turns]
+        if not plan.compound:
+            return self.learner.update(turns, plan.learning_adapters, iteration)
+        ratio = CompoundRatio(episodes)
+        metrics: dict[str, float] = {}
+        for group in plan.learners:
+            names = list(dict.fromkeys(plan.adapters[agent] for agent in group))
+            found = self.learner.update(turns, names, iteration, weight=ratio.factor)
+            metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
+            mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
+            ratio.update(zip(mine, self.learner.logprobs(mine), strict=True))
+        return metrics | ratio.metrics()
 
     def _evaluate(self, disk: RunDir | None, writer: MetricsWriter | None) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""

@@ -27,7 +27,8 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -
 
 def make_valuation(base: SharedBase, config: TrainConfig, rule: Rule) -> Valuation:
     """The critic."""
-    return Valuation(base, config.learn, rule.level, seed_of(config.run.seed, "critic"))
+    seed = seed_of(config.run.seed, "critic")
+    return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
 
 
 def make_learner(

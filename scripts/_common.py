@@ -8,9 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mafrt.scripts._cli import SHIPPED, Settings, shipped
-
 from mafrt.errors import ConfigError
+from mafrt.scripts._cli import SHIPPED, Settings, shipped
 from mafrt.team import Team
 
 if TYPE_CHECKING:

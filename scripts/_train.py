@@ -11,17 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, resolve, stored_args
 from mafrt.scripts._settings import train_config
 
-from mafrt.errors import ConfigError
-
 if TYPE_CHECKING:
-    from mafrt.runners.on_policy import Progress, Summary
-
     from mafrt.checkpoint import Loadable
     from mafrt.env import Env
+    from mafrt.runners.on_policy import Progress, Summary
     from mafrt.team import Team
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside"})

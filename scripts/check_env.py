@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, run_main
 from mafrt.scripts._common import env_arguments
-
-from mafrt.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config import TrainConfig
+from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for
 from mafrt.scripts._settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
 from mafrt.scripts.train_math import problems
-
-from mafrt.config import TrainConfig
-from mafrt.errors import ConfigError
 from mafrt.team import LoraSpec, Team
 
 if TYPE_CHECKING:
-    from mafrt.runners.evaluation import Evaluation
-
     from mafrt.checkpoint import Loadable
     from mafrt.env import Env
     from mafrt.policy import SharedBase
+    from mafrt.runners.evaluation import Evaluation
 
 SEEDS_BY_DEFAULT = 100
 NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed"})

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 from mafrt.scripts._cli import Command, run_main
-
 from mafrt.version import __version__
 
 CORE = (

@@ -6,10 +6,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mafrt.scripts._cli import run_main
-
 from mafrt.config import unknown
 from mafrt.errors import ConfigError
+from mafrt.scripts._cli import run_main
 from mafrt.version import __version__
 
 COMMANDS = {

@@ -6,12 +6,11 @@ import re
 import sys
 from collections.abc import Sequence
 
+from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import env_arguments, load_team, team_for
 from mafrt.scripts._settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings
 from mafrt.scripts._train import Stage, train
-
-from mafrt.errors import ConfigError
 
 COMMAND = Command(
     "train",

@@ -100,13 +100,17 @@ def test_an_adapter_cannot_take_the_place_of_the_state(tmp_path):
 
 
 def test_a_writer_that_fails_leaves_nothing_behind(tmp_path):
-    def broken(path: Path) -> None:
-        path.write_bytes(b"half")
-        raise ZeroDivisionError
+    def broken(error: type[BaseException]):
+        def write(path: Path) -> None:
+            path.write_bytes(b"half")
+            raise error
+
+        return write
 
     checkpoint.save(tmp_path, 1, parts())
-    with pytest.raises(ZeroDivisionError):
-        checkpoint.save(tmp_path, 2, {**parts(), "state/x": broken})
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(error):
+            checkpoint.save(tmp_path, 2, {**parts(), "state/x": broken(error)})
     with pytest.raises(CheckpointError, match="wrote nothing"):
         checkpoint.save(tmp_path, 2, {**parts(), "state/x": lambda path: None})
     with pytest.raises(CheckpointError, match="neither a file nor a folder"):
@@ -175,6 +179,12 @@ def test_later_steps_are_set_aside(tmp_path):
     assert names(tmp_path) == ["step_000001", "step_000002.aside", "step_000003.aside"]
     assert (tmp_path / "step_000002.aside" / "critic.pth").read_bytes() == b"againagain"
     assert checkpoint.latest(tmp_path).step == 1
+    # A removal that was cut short lies in the way of the next one.
+    (tmp_path / "step_000002.aside.gone.tmp" / "half").mkdir(parents=True)
+    checkpoint.save(tmp_path, 3, parts(), keep_last=9).rename(tmp_path / "step_000002")
+    (tmp_path / "step_000002.aside.gone.tmp" / "half").mkdir(parents=True)
+    checkpoint.set_aside_after(tmp_path, 1)
+    assert names(tmp_path) == ["step_000001", "step_000002.aside", "step_000003.aside"]
 
 
 # ------------------------------------------------------------------------------------------------------------ damage
@@ -603,6 +613,11 @@ def test_random_states_go_through_json_and_back(tmp_path):
     def draw():
         return random.random(), random.gauss(0, 1), numpy.random.rand(), numpy.random.randn(), torch.randn(3).tolist()
 
+    checkpoint.seed_random_state(2**40)
+    first = checkpoint.random_state()
+    draw()
+    checkpoint.seed_random_state(2**40)
+    assert checkpoint.random_state() == first
     random.gauss(0, 1), numpy.random.randn()  # leaves a second Gaussian waiting in both
     checkpoint.save_json(tmp_path / "random.json", checkpoint.random_state())
     expected = draw()

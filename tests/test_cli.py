@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mafrt.config import PlayConfig, RunConfig, TrainConfig
+from mafrt.credit.registry import ALGORITHMS
 from mafrt.errors import ConfigError
 from mafrt.scripts import bench, check_env, evaluate, info, train, train_math
 from mafrt.scripts import main as console
@@ -489,6 +490,17 @@ def test_train_and_evaluate_ones_own_environment(capsys, workdir):
     capsys.readouterr()
     assert evaluate.main(["--load_path", str(run_dir), "--k", "1", "--tasks", "2"]) == 0
     assert "tasks" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_trains(name, capsys, workdir):
+    """Every rule that `mafrt info --algorithms` lists goes through an iteration and moves somebody's adapter."""
+    assert train_math.main([*SHORT, "--algorithm", name, "--n_samples", "2", "--lr", "1e-3", "--run_dir", "run"]) == 0
+    (line,) = Path("run/metrics.jsonl").read_text().splitlines()
+    numbers = json.loads(line)
+    assert numbers["trained/reasoner"] + numbers["trained/actor"] >= 1
+    assert not numbers["skipped_updates"] and not numbers["nonfinite_values"]
 
 
 def test_held_out_problems_are_the_end_of_ones_own_file(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -254,6 +255,18 @@ def test_no_episodes_are_no_error():
     for name in ALGORITHMS:
         assert assign([], name)["turns"] == 0.0
         assert assign([Episode("0", "p")], name)["turns"] == 0.0
+
+
+def test_the_page_names_every_rule_setting_and_metric():
+    page = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    metrics: set[str] = set()
+    for name in ALGORITHMS:
+        assert f"`{name}`" in page
+        missing = [setting for setting in settings_of(name) if setting not in page]
+        assert not missing
+        episode = Episode("0", "p", [turn("a", 0, 1.0, values=[0.5]), turn("a", 1, 0.0, values=[0.5])])
+        metrics |= {metric.replace("/a", "/AGENT") for metric in assign([episode], name)}
+    assert not [metric for metric in metrics if f"`{metric}`" not in page]
 
 
 FULL = {"critic": "transcript", "samples_per_problem": 8, "reference": True, "agents": 2}

@@ -13,7 +13,8 @@ from mafrt.batch import collate, split
 from mafrt.config import LearnConfig
 from mafrt.learner import Learner, Objective
 from mafrt.team import LoraSpec
-from mafrt.types import Turn
+from mafrt.transcript import central_prompts
+from mafrt.types import Episode, Turn
 from mafrt.valuation import Valuation
 
 AGENTS = ("ann", "bob")
@@ -273,11 +274,52 @@ def test_the_critic_learns_returns_that_its_features_tell_and_is_cheap_to_repeat
     config = LearnConfig(critic_lr=1e-2, critic_epoch=60, value_clip=None)
     valuation = Valuation(base, config, level, seed=0)
     heat = dict.fromkeys(AGENTS, 1.0)
-    features = valuation.annotate(turns, heat, values=True, reference=True)
+    episodes = [Episode(f"{index}", "g", [turn]) for index, turn in enumerate(turns)]
+    features = valuation.annotate(episodes, heat, values=True, reference=True)
     for turn in turns:
         assert len(turn.values) == len(turn.action_ids) == len(turn.ref_logprobs)
         turn.returns = [float(turn.agent == "ann")] * len(turn.action_ids)
     first = valuation.update(features, iteration=0)["value_loss"]
-    valuation.annotate(turns, heat, values=True, reference=False)
+    features = valuation.annotate(episodes, heat, values=True, reference=False)
     last = valuation.update(features, iteration=1)["value_loss"]
     assert last < 0.5 * first
+
+
+def test_a_central_critic_reads_what_everybody_said_and_who_speaks():
+    base = make_base()
+    first, second = make_turns(2)
+    first.agent, second.agent, first.text = "bob", "ann", "seven"
+    episodes = [Episode("e", "g", [first, second])]
+    seen = central_prompts(episodes, base.tokenizer, 200)
+    begin = base.tokenizer.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
+    assert base.tokenizer.decode(seen[id(first)]) == f"{begin}\nbob:"
+    assert base.tokenizer.decode(seen[id(second)]) == f"{begin}\nbob: seven\nann:"
+    short = central_prompts(episodes, base.tokenizer, 4 + len(second.action_ids))
+    assert base.tokenizer.decode(short[id(second)]) == "ann:"
+    valuation = Valuation(base, LearnConfig(), "token", seed=0, central=True)
+    with torch.no_grad():  # a fresh head is nearly 0 everywhere, so differences would not show
+        valuation.head.out.weight.mul_(1000)
+    valuation.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=True)
+    before = second.values
+    first.text = "eight"
+    valuation.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
+    assert second.values != before and len(second.ref_logprobs) == len(second.action_ids)
+
+
+def test_a_weight_scales_the_gradient_and_weight_one_changes_nothing():
+    turns = make_turns()
+
+    def gradients(weight):
+        base = make_base()
+        learner = make_learner(base)
+        seen = {}
+        for name in AGENTS:
+            learner.optimizers[name].step = lambda name=name: seen.update(
+                {name: [p.grad.clone() for p in base.adapter_parameters(name)]}
+            )
+        learner.update(turns, AGENTS, 0, weight=weight)
+        return seen
+
+    plain, ones, twice = gradients(None), gradients(lambda t: 1.0), gradients(lambda t: 2.0)
+    assert close(plain, ones)
+    assert close({n: [2 * g for g in gs] for n, gs in plain.items()}, twice)

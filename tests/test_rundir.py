@@ -192,6 +192,7 @@ def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
         run.metrics.append(1, [{}])
     again = checkpoint.resolve(path)
     assert (again.kind, again.run, set(again.adapters)) == ("adapters", path, {"a"})
+    assert again.resumes and again.step == 0
     with RunDir.open(path, ARGS, again):
         assert (path / "metrics.jsonl").read_bytes() == b""
 

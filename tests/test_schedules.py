@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from mafrt.runners.schedules import SCHEDULES, make_schedule
 
 from mafrt.errors import ConfigError
+from mafrt.runners.schedules import SCHEDULES, make_schedule
 
 
 def test_concurrent():

@@ -216,6 +216,27 @@ def test_written_steps_are_right(model, tokenizer):
     assert right / len(answers) >= 0.97
 
 
+def test_a_faultless_demonstrator_makes_no_mistake():
+    rng = random.Random(4)
+    for problem in problems(300):
+        assert written(reasoner_document(rng, problem, RATES.scaled(0.0))) == plan_text(problem.start, problem.steps)
+
+
+def test_muon_gives_every_direction_the_same_pace():
+    import torch
+
+    from mafrt.teaching.muon import orthogonalize
+
+    torch.manual_seed(0)
+    # Singular values over two orders of magnitude; five iterations bring them to within [.7, 1.2] (see the source).
+    for rows, columns in ((24, 8), (8, 24)):
+        left, _ = torch.linalg.qr(torch.randn(2, rows, 8))
+        right, _ = torch.linalg.qr(torch.randn(2, columns, 8))
+        matrices = left @ torch.diag(torch.logspace(0, 2, 8)) @ right.mT
+        values = torch.linalg.svdvals(orthogonalize(matrices))
+        assert values.min() > 0.6 and values.max() < 1.25
+
+
 def test_make_base_makes_a_loadable_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -29,9 +29,13 @@ def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sca
     the scores. Returns `[B, H, queries, D]` and `[B, H, queries]`. No query may be masked from every key.
     """
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=mask, scale=scale
-        )
+        # The kernel behind `scaled_dot_product_attention`, which computes the log-sum-exp and does not return it.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+    return _in_steps(q, k, v, mask, scale)
+
+
+def _in_steps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     scores = torch.matmul(q, k.transpose(2, 3)).float().mul_(scale)
     if mask is not None:
         scores += mask

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COMPACT_AT = 1 / 8
+COMPACT_AT = 1 / 4
 """Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
 values, about the price of one step; leaving them in costs their share of every step."""
 

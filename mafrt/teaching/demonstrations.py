@@ -61,6 +61,31 @@ TASKS = {
     "code_executor": ("Write Python that prints the result.", "Put the code in a ```python block.", "Be short."),
     "concluder": ("Look at the result and conclude.", "Give the final answer in \\boxed{}.", "Check the program."),
 }
+SIZES = ("two", "three", "four", "five", "six", "seven", "eight")
+# Other teams of a chain: any title, any number of speakers, and prompts of several sentences.
+SPEAKERS = (
+    "planner",
+    "solver",
+    "checker",
+    "finisher",
+    "parser",
+    "strategist",
+    "calculator",
+    "critic",
+    "writer",
+    "helper",
+)
+DUTIES = (
+    "Say which steps lead to the answer.",
+    "Do not calculate.",
+    "Carry out the steps one by one and show each calculation.",
+    "Check the result against the problem and correct every mistake.",
+    "Name what is given and what is asked.",
+    "Choose a method for each part of the problem.",
+    "Put the results together into one short solution.",
+    "Be brief.",
+)
+FINALS = ("End with the final answer in \\boxed{}.", "Give the final answer in \\boxed{}.")
 JUDGE = "\njudge: The answer is incorrect."
 
 
@@ -71,9 +96,19 @@ def system(rng: random.Random, role: str) -> Document:
         return [{"role": "system", "content": PROMPTS[role]}]
     if draw < 0.80:
         return []
-    opening = rng.choice(("You are the {}.", "Your role is {}.", "You act as the {} of the team.")).format(TITLES[role])
-    tasks = rng.sample(TASKS[role], rng.randint(1, 3))
-    return [{"role": "system", "content": " ".join((opening, *tasks))}]
+    tasks = rng.sample(TASKS[role], rng.randint(1, 3)) + rng.sample(DUTIES, rng.choice((0, 0, 1)))
+    return [{"role": "system", "content": " ".join((_opening(rng, TITLES[role]), *tasks))}]
+
+
+def _opening(rng: random.Random, title: str) -> str:
+    """The first sentence of a role prompt that is not a shipped one."""
+    sentences = (
+        "You are the {}.",
+        "Your role is {}.",
+        "You act as the {} of the team.",
+        "You are the {} in a team of {} that solves a math problem.",
+    )
+    return rng.choice(sentences).format(title, rng.choice(SIZES))
 
 
 def turn(rng: random.Random, role: str, observation: str, text: str) -> Document:
@@ -190,10 +225,34 @@ def concluder_document(rng: random.Random, problem: Problem, rates: Carelessness
     return turn(rng, "concluder", observation, answer_text(rng, problem.start, steps, careful)[0])
 
 
+def team_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
+    """A turn in a chain of other agents: a prompt that asks for a boxed answer gets one, others a plan."""
+    *before, speaker = rng.sample(SPEAKERS, rng.randint(1, 4))
+    plan = choose_steps(rng, problem)
+    said = ""
+    for position, name in enumerate(before):
+        planned = rng.random() < (0.8 if position == 0 else 0.2)
+        text = plan_text(problem.start, plan) if planned else answer_text(rng, problem.start, plan)[0]
+        said += f"\n{name}: {text}"
+    sentences = [_opening(rng, speaker.title()), *rng.sample(DUTIES, rng.randint(0, 2))]
+    own = actor_steps(rng, problem, plan, rates) if before else choose_steps(rng, problem, rates)
+    if answers := rng.random() < 0.6:
+        sentences.append(rng.choice(FINALS))
+    text = answer_text(rng, problem.start, own, rates)[0] if answers else plan_text(problem.start, own)
+    return [
+        {"role": "system", "content": " ".join(sentences)},
+        {"role": "user", "content": f"Problem: {problem.text}{said}"},
+        {"role": "assistant", "content": text},
+    ]
+
+
 def drill_document(rng: random.Random, problem: Problem, rates: Carelessness = RATES) -> Document:
-    """Plain arithmetic, mostly within the tables of the problems; `problem` is not used."""
-    lines = []
-    while len(lines) < 8:
+    """Plain arithmetic, mostly within the tables of the problems; `problem` and `rates` are not used.
+
+    The user names the tasks, so that everything the assistant writes follows from the prompt.
+    """
+    tasks: list[tuple[int, Steps]] = []
+    while len(tasks) < 6:
         operation = rng.choice("++--*/")
         if operation in "*/":
             left, right = rng.randint(1, 9), rng.randint(2, 9)
@@ -203,19 +262,24 @@ def drill_document(rng: random.Random, problem: Problem, rates: Carelessness = R
         else:
             left, right = rng.randint(0, 81), rng.randint(0, 30)
         if apply(operation, left, right) is not None:
-            lines.append(step_text(left, ((operation, right),)))
-    return [{"role": "user", "content": "Practice."}, {"role": "assistant", "content": " ".join(lines)}]
+            tasks.append((left, ((operation, right),)))
+    asked = ", ".join(f"{left} {operation} {right}" for left, ((operation, right),) in tasks)
+    return [
+        {"role": "user", "content": f"Practice: {asked}"},
+        {"role": "assistant", "content": " ".join(step_text(*task) for task in tasks)},
+    ]
 
 
 SHARES: tuple[tuple[Callable[[random.Random, Problem, Carelessness], Document], float], ...] = (
-    (reasoner_document, 0.22),
-    (actor_document, 0.22),
+    (reasoner_document, 0.18),
+    (actor_document, 0.20),
     (solver_document, 0.10),
     (verifier_document, 0.10),
     (problem_solver_document, 0.06),
     (code_executor_document, 0.08),
     (concluder_document, 0.08),
-    (drill_document, 0.14),
+    (team_document, 0.08),
+    (drill_document, 0.12),
 )
 
 

@@ -33,7 +33,7 @@ class PretrainConfig:
     hidden_size: int = 128
     layers: int = 4
     vocab_size: int = 1056
-    batch_tokens: int = 4096
+    batch_tokens: int = 3072
     """Tokens of a batch, padding included."""
     learning_rate: float = 0.02
     """Peak of Muon's, for the weight matrices; warmed up over 3 % of the steps, then linearly to zero."""

@@ -1,0 +1,9 @@
+"""Order: the fast tests first, so that a mistake shows within seconds; those marked slow at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: files stay together

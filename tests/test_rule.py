@@ -1,0 +1,66 @@
+"""From settings to a learning rule: presets, what users say instead, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from mafrt import credit
+from mafrt.config import TrainConfig
+from mafrt.errors import ConfigError
+from mafrt.runners.rule import resolve_rule
+from mafrt.team import Team
+
+DUO = Team.of(["a", "b"])
+
+
+def resolve(team=DUO, **settings):
+    return resolve_rule(TrainConfig.of(n_rollout_threads=8, **settings), team)
+
+
+def test_every_algorithm_resolves_with_what_it_needs():
+    for name in credit.ALGORITHMS:
+        rule = resolve(algorithm=name, n_samples=4)
+        assert rule.name == name and rule.schedule.plan(0).agents
+        assert set(rule.credit) <= set(credit.settings_of(name))
+
+
+def test_presets_hold_until_the_user_says_otherwise():
+    assert resolve(algorithm="marft").level == "action"
+    assert resolve(algorithm="marft", level="token").level == "token"
+    assert resolve(algorithm="ippo").credit.get("bootstrap") is None
+    assert resolve(algorithm="ippo", bootstrap="agent").credit["bootstrap"] == "agent"
+    assert resolve().credit["normalize_advantages"] == "agent"
+    assert resolve(normalize_advantages="none").credit["normalize_advantages"] == "none"
+    assert resolve(algorithm="grpo", n_samples=4).credit["normalize_advantages"] == "none"
+    assert resolve(algorithm="dr_grpo", n_samples=4).constant_length
+
+
+def test_clip_ranges():
+    assert (resolve(clip_param=0.1).clip_low, resolve(clip_param=0.1).clip_high) == (0.1, 0.1)
+    assert resolve(clip_param=0.2, clip_high=0.28).clip_high == 0.28
+
+
+def test_an_interval_makes_it_agent_by_agent():
+    plan = resolve(agent_iteration_interval=3).schedule.plan
+    assert [plan(i).agents for i in (0, 2, 3, 5, 6)] == [("a",), ("a",), ("b",), ("b",), ("a",)]
+
+
+def test_freezing():
+    assert resolve(freeze=("a",)).schedule.plan(0).agents == ("b",)
+    assert resolve(freeze=("all",)).schedule.plan(0).agents == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "team", "words"),
+    [
+        ({"algorithm": "gpro"}, DUO, "grpo"),
+        ({"algorithm": "grpo"}, DUO, "at least 2 per problem"),
+        ({"algorithm": "grpo", "n_samples": 4, "gae_lambda": 0.9}, DUO, "has no gae_lambda"),
+        ({"algorithm": "mappo"}, Team.of(["solo"]), "several agents"),
+        ({"freeze": ("c",)}, DUO, "'c'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_sentence(settings, team, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolve(team, **settings)
+    assert "\n" not in str(caught.value)
