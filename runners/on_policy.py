@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt import credit
-from mafrt.checkpoint import Loadable
+from mafrt.checkpoint import Loadable, seed_random_state
 from mafrt.config import TrainConfig
 from mafrt.credit.happo import CompoundRatio
 from mafrt.engine import Engine
@@ -114,6 +114,8 @@ class OnPolicy:
         self.resume = resume
         self.args = dict(args) if args is not None else config.flat()
         self.progress = progress or (lambda _: None)
+        # Nothing here draws from the global generators, but an environment or a library may.
+        seed_random_state(config.run.seed)
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         check_team(env, team)

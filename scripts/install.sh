@@ -13,9 +13,12 @@ fail() {
 
 supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
 
+no_pip="on Debian and Ubuntu, 'apt-get install python3-venv' mends that."
 venv=.venv/bin/python
-if [ -e .venv ] && "$venv" -m pip --version >/dev/null 2>&1; then
+if "$venv" -c '' 2>/dev/null; then
   supported "$venv" || fail ".venv holds $("$venv" --version 2>&1), but mafrt runs on Python 3.10 to 3.12; move .venv away and run this again."
+  # Without pip it is another tool's, or what an interrupted first run has left.
+  "$venv" -m pip --version >/dev/null 2>&1 || "$venv" -m ensurepip >/dev/null 2>&1 || fail ".venv has no pip; $no_pip"
 else
   found=""
   for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python}; do
@@ -26,8 +29,7 @@ else
   done
   [ -n "$found" ] || fail "no Python 3.10, 3.11 or 3.12 was found${PYTHON:+ as $PYTHON}; install one, or name it with PYTHON=/path/to/python3.11."
   echo "Making .venv with $("$found" --version) ..."
-  # --clear: an interrupted first run may have left half of one.
-  "$found" -m venv --clear .venv || fail "$found cannot make a virtual environment; on Debian and Ubuntu, 'apt-get install python3-venv' mends that."
+  "$found" -m venv .venv || fail "$found cannot make a virtual environment; $no_pip"
 fi
 
 torch=$(grep -E '^torch==' requirements.txt)
@@ -40,7 +42,7 @@ if [ "$(cat .venv/mafrt.stamp 2>/dev/null || true)" = "$stamp" ]; then
   exit 0
 fi
 
-pip() { "$venv" -m pip install --quiet --disable-pip-version-check "$@"; }
+pip() { "$venv" -m pip install -qq --disable-pip-version-check "$@"; }
 
 echo "Installing $torch ($build build) and the rest of requirements.txt (once; a few minutes) ..."
 case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null | grep -E '^torch==' || true)" in

@@ -606,6 +606,7 @@ def test_a_script_from_another_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_how_to_go_on(tmp_path):
     """SIGTERM: a checkpoint, exit code 0, and words that resume it when typed."""
     script = str(ROOT / "scripts" / "train_math.py")

@@ -233,3 +233,25 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
         from mafrt.team import Team
 
         OnPolicy(Digits(), Team.of(["first"]), tiny_base(), settings())
+
+
+@pytest.mark.parametrize("still", ["first", "second"])
+def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do(still):
+    from helpers_models import tiny_base
+
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.team import AgentSpec, Team
+
+    def weights_after(algorithm, rates):
+        team = Team(tuple(AgentSpec(name=name, lr=rates.get(name)) for name in Digits.agents))
+        wanted = settings(algorithm=algorithm, iterations=2, num_mini_batch=1, eval_episodes=0)
+        runner = OnPolicy(Digits(), team, tiny_base(), wanted)
+        runner.run()
+        return adapters(runner)
+
+    def gap(rates):
+        happo, mappo = (weights_after(name, rates) for name in ("happo", "mappo"))
+        return max((a - b).abs().max().item() for n in happo for a, b in zip(happo[n], mappo[n], strict=True))
+
+    assert gap({still: 1e-30}) < 1e-4
+    assert gap({}) > 1e-3

@@ -81,8 +81,10 @@ class RowAdapters:
         active = index[index >= 0]
         self._rows = len(active)
         sizes = torch.bincount(active, minlength=self._count).tolist() if self._rows else [0] * self._count
-        self._sizes = [(k, size) for k, size in enumerate(sizes) if size]
-        self._even = len(self._sizes) == self._count and len(set(sizes)) == 1
+        self._present = [k for k, size in enumerate(sizes) if size]
+        # Rows of no adapter are a last part, which the adapters never reach.
+        self._sizes = [*(size for size in sizes if size), len(index) - self._rows]
+        self._even = len(set(sizes)) == 1
         if self._wide:
             self._mask = (index.unsqueeze(1) == torch.arange(self._count)).to(self._device).unsqueeze(2)
 
@@ -105,7 +107,8 @@ class RowAdapters:
             inner = torch.bmm(x[: self._rows].view(self._count, -1, x.shape[1]), a)
             out[: self._rows].view(self._count, -1, out.shape[1]).baddbmm_(inner, b)
         else:
-            start = 0
-            for k, size in self._sizes:
-                out[start : start + size].addmm_(torch.mm(x[start : start + size], a[k]), b[k])
-                start += size
+            # Views of all parts at once: one by one they would cost as much as the products.
+            parts = zip(self._present, x.split(self._sizes), out.split(self._sizes), strict=False)
+            downs, ups = a.unbind(), b.unbind()
+            for k, into, onto in parts:
+                onto.addmm_(torch.mm(into, downs[k]), ups[k])
