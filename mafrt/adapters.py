@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mafrt.errors import CheckpointError
@@ -165,7 +166,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{folder / CONFIG} is corrupt: found {error}, expected PEFT's JSON; take the checkpoint before it"
         ) from None
     try:
-        tensors = load_file(folder / WEIGHTS)
+        # Not by mapping the file: it may be replaced or cut short while the tensors are in use.
+        tensors = load_bytes((folder / WEIGHTS).read_bytes())
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder / WEIGHTS} is corrupt: found {error}, expected a safetensors file; take the checkpoint before it"
@@ -204,10 +206,10 @@ def _layers(
     trained_on = config.get("base_model_name_or_path")
     hint = f"load it on the base it was trained on ({trained_on})" if trained_on else "load it on its own base"
     paths = set()
-    for key in tensors:
+    for key in sorted(tensors):
         match = re.fullmatch(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight", key)
         if match is None or match[1] not in shapes:
-            raise CheckpointError(f"{where}: found {key}, which fits no linear layer of {base.name}; {hint}")
+            raise CheckpointError(f"{where}: found {key}, expected a linear layer of {base.name}; {hint}")
         paths.add(match[1])
     wanted = config.get("target_modules")
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):

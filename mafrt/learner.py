@@ -58,7 +58,7 @@ class Learner:
 
     Args:
         base: holds the adapters.
-        adapter_of: which adapter each agent speaks with.
+        adapter_of: which adapter each agent speaks with; may be set anew between updates.
         temperatures: at which each agent samples; log-probabilities are taken at the same.
         rates: learning rate of each adapter.
         learn: the update's settings.
@@ -112,15 +112,15 @@ class Learner:
     def update(
         self,
         turns: Sequence[Turn],
-        adapters: Sequence[str],
+        agents: Sequence[str],
         iteration: int,
         weight: Callable[[Turn], float] | None = None,
     ) -> dict[str, float]:
-        """Move `adapters` along the advantages of their agents' turns; all others stay bit-identical.
+        """Move the adapters of `agents` along the advantages of their turns; all others stay bit-identical.
 
         `weight` scales the policy terms of each turn (HAPPO's compound ratio).
 
-        Turns without advantages, and turns of adapters that do not learn, are left out. A mini-batch whose
+        Turns without advantages, and turns of agents that do not learn, are left out. A mini-batch whose
         gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
         after a step goes back to what it was before the update. Both are counted.
 
@@ -128,11 +128,8 @@ class Learner:
             Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`;
             and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
         """
-        mine = [
-            turn
-            for turn in turns
-            if turn.advantages is not None and turn.action_ids and self.adapter_of[turn.agent] in adapters
-        ]
+        adapters = tuple(dict.fromkeys(self.adapter_of[agent] for agent in agents))
+        mine = [turn for turn in turns if turn.advantages is not None and turn.action_ids and turn.agent in agents]
         tally = Tally(adapters)
         if not mine:
             return tally.metrics() | {"epochs": 0.0}

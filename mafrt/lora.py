@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -88,45 +89,89 @@ def make_plan(
 ) -> Plan:
     """Group the tokens of a `[rows, steps]` batch by adapter and pick the cheaper form.
 
-    `index`: `[rows]` or `[rows, steps]`, best on the CPU (it is read on the host). `ranks[k]` is adapter k's rank,
-    `width` the mean of in + out features over the adapted layers; both only steer the choice of `form`
+    `index`: `[rows]` or `[rows, steps]` on the CPU, since it is read here. `ranks[k]` is adapter k's rank, `width`
+    the mean of in + out features over the adapted layers; both only steer the choice of `form`
     ("auto" | "wide" | "grouped").
     """
     span = steps if index.dim() == 1 else 1
-    flat = index.reshape(-1).tolist()
-    segments: list[Segment] = []
-    for position, k in enumerate(flat):
-        if segments and segments[-1].adapter == k:
-            segments[-1] = segments[-1]._replace(stop=(position + 1) * span)
-        else:
-            segments.append(Segment(k, position * span, (position + 1) * span))
-    segments = [s for s in segments if s.adapter >= 0]
-    present = tuple(sorted({s.adapter for s in segments}))
-    plan = Plan(rows, steps, index, present, False, tuple(segments), train=train)
-    if form == "grouped" or len(present) < 2:
-        plan.wide = False
-    elif form == "wide":
-        plan.wide = True
-    else:
-        total = sum(ranks[k] for k in present)
+    owners, counts = torch.unique_consecutive(index.reshape(-1), return_counts=True)
+    stops = (counts.cumsum(0) * span).tolist()
+    segments = _segments(owners.tolist(), stops)
+    present = tuple(sorted({segment.adapter for segment in segments}))
+    total = sum(ranks[k] for k in present)
+    wide = form == "wide" and len(present) > 1
+    if form == "auto" and len(present) > 1:
         wasted = 2.0 * rows * steps * (total - total / len(present)) * width / FLOP_PER_S.get(device.type, 6e13)
-        plan.wide = wasted < 2 * (len(present) - 1) * LAUNCH_S.get(device.type, 1e-5)
-    if not plan.wide and len(segments) > 2 * len(present):
-        _sort_tokens(plan, span, device)
+        wide = wasted < 2 * (len(present) - 1) * LAUNCH_S.get(device.type, 1e-5)
+    plan = Plan(rows, steps, index, present, wide, segments, train=train)
+    if not wide and len(segments) > 2 * len(present):
+        # Many short runs: one per adapter instead, at the price of a gather and a scatter in each layer.
+        tokens = index.reshape(-1).repeat_interleave(span)
+        counts = torch.bincount(tokens + 1, minlength=2).tolist()
+        plan.order = torch.argsort(tokens, stable=True)[counts[0] :].to(device)
+        stops = list(accumulate(counts[k + 1] for k in present))
+        plan.segments = _segments(present, stops)
     return plan
 
 
-def _sort_tokens(plan: Plan, span: int, device: torch.device) -> None:
-    """Replace many short segments by one per adapter, at the price of a gather and a scatter in each layer."""
-    tokens = plan.index.reshape(-1).cpu().repeat_interleave(span)
-    order = torch.argsort(tokens, stable=True)
-    start, segments = 0, []
-    for k in plan.present:
-        count = int((tokens == k).sum())
-        segments.append(Segment(k, start, start + count))
-        start += count
-    plan.order = order[len(tokens) - start :].to(device)
-    plan.segments = tuple(segments)
+def _segments(owners: Sequence[int], stops: Sequence[int]) -> tuple[Segment, ...]:
+    runs = zip(owners, [0, *stops[:-1]], stops, strict=True)
+    return tuple(Segment(*run) for run in runs if run[0] >= 0)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The real tokens of a padded `[B, T]` batch, row after row, as one long row of N tokens.
+
+    Rows are sorted by adapter, so that every adapter's tokens are one segment, and then by length.
+    """
+
+    take: Tensor
+    """`[N]`: where the tokens are in the flattened batch."""
+    index: Tensor
+    """`[N]` on the CPU: their adapters."""
+    runs: tuple[tuple[int, int], ...]
+    """(rows, length) of consecutive rows of equal length."""
+
+
+def pack(real: Tensor, index: Tensor, device: torch.device) -> Packing:
+    """`real` `[B, T]` bool (True for a real token) and `index` `[B]` or `[B, T]`, both on the CPU."""
+    lengths = real.sum(1)
+    owner = index if index.dim() == 1 else index.amax(1)
+    order = torch.argsort(lengths, stable=True)
+    order = order[torch.argsort(owner[order], stable=True)]
+    row, column = real[order].nonzero(as_tuple=True)
+    row = order[row]
+    sizes, counts = torch.unique_consecutive(lengths[order], return_counts=True)
+    runs = tuple((count, size) for count, size in zip(counts.tolist(), sizes.tolist(), strict=True) if size)
+    take = (row * real.shape[1] + column).to(device)
+    return Packing(take, index[row] if index.dim() == 1 else index[row, column], runs)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's `sdpa` attention, row by row where the batch is packed: no padding and no mask.
+
+    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    sizes = [count * length for count, length in packing.runs]
+    out = []
+    parts_of = (t.split(sizes, 2) for t in (query, key, value))
+    for (count, length), *parts in zip(packing.runs, *parts_of, strict=True):
+        q, k, v = (part[0].unflatten(1, (count, length)).transpose(0, 1) for part in parts)
+        out.append(sdpa_attention_forward(module, q, k, v, None, **kwargs)[0].flatten(0, 1))
+    return torch.cat(out).unsqueeze(0), None
 
 
 class LoraContext:
@@ -157,19 +202,21 @@ class Piece(NamedTuple):
 # libraries are two to five times slower than with r as the short one (`A @ x.T`).
 
 
-def _masked(h: Tensor, piece: Piece) -> Tensor:
+def _inner(a: Tensor, x: Tensor, piece: Piece) -> Tensor:
+    """`scale * mask * a x^T`, `[r, tokens]`: `x A^T` forward, `grad B` backward."""
+    # With beta=0 the first argument is not read; it only carries the product's scale in one call.
+    h = torch.addmm(a.new_empty(()), a, x.t(), beta=0, alpha=piece.scale)
     if piece.mask is not None:
-        rows = piece.mask.shape[1]
-        h.view(h.shape[0], rows, -1).mul_(piece.mask)
+        h.view(h.shape[0], piece.mask.shape[1], -1).mul_(piece.mask)
     return h
 
 
 def _add_pieces(out: Tensor, x: Tensor, pieces: Sequence[Piece], weights: Sequence[Tensor]) -> list[Tensor]:
-    """Add every piece to `out` `[tokens, out]` in place; returns the inner activations `[r, piece tokens]`."""
+    """Add every piece to `out` `[tokens, out]` in place; returns the scaled inner activations `[r, piece tokens]`."""
     inner = []
-    for i, piece in enumerate(pieces):
-        h = _masked(torch.mm(weights[2 * i], x[piece.start : piece.stop].t()), piece)
-        out[piece.start : piece.stop].addmm_(h.t(), weights[2 * i + 1].t(), alpha=piece.scale)
+    for piece, a, b in zip(pieces, weights[::2], weights[1::2], strict=True):
+        h = _inner(a, x[piece.start : piece.stop], piece)
+        out[piece.start : piece.stop].addmm_(h.t(), b.t())
         inner.append(h)
     return inner
 
@@ -196,9 +243,8 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, width, order, pieces, *params):  # type: ignore[no-untyped-def]
-        weights = [p.to(x.dtype) for p in params]
         out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
-        used, inner = _apply(x, out, order, pieces, weights)
+        used, inner = _apply(x, out, order, pieces, _as(params, x.dtype))
         ctx.save_for_backward(used, weight, order, *inner, *params)
         ctx.pieces = pieces
         return out
@@ -208,32 +254,35 @@ class _LoraLinear(torch.autograd.Function):
         x, weight, order, *rest = ctx.saved_tensors
         pieces = ctx.pieces
         inner, params = rest[: len(pieces)], rest[len(pieces) :]
+        weights = _as(params, grad.dtype)
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
         local = grad if order is None else grad.index_select(0, order)
-        grad_x = None
+        grad_x = target = None
         if want_x:
             grad_x = torch.mm(grad, weight) if weight is not None else grad.new_zeros(grad.shape[0], x.shape[1])
-        target = grad_x if order is None or not want_x else torch.zeros_like(x)
-        grads: list[Tensor | None] = []
+            target = grad_x if order is None else torch.zeros_like(x)
+        grads: list[Tensor | None] = [None] * len(params)
         for i, piece in enumerate(pieces):
-            a, b = params[2 * i].to(grad.dtype), params[2 * i + 1].to(grad.dtype)
             g = local[piece.start : piece.stop]
-            grad_a = grad_b = None
             if want[2 * i] or want_x:
-                gh = _masked(torch.mm(b.t(), g.t()), piece)
-                if piece.scale != 1.0:
-                    gh.mul_(piece.scale)
+                h = _inner(weights[2 * i + 1].t(), g, piece)
                 if want[2 * i]:
-                    grad_a = torch.mm(gh, x[piece.start : piece.stop]).to(params[2 * i].dtype)
+                    grads[2 * i] = torch.mm(h, x[piece.start : piece.stop])
                 if want_x:
-                    target[piece.start : piece.stop].addmm_(gh.t(), a)
+                    target[piece.start : piece.stop].addmm_(h.t(), weights[2 * i])
             if want[2 * i + 1]:
-                scaled = inner[i] if piece.scale == 1.0 else inner[i] * piece.scale
-                grad_b = torch.mm(scaled, g).t().to(params[2 * i + 1].dtype)
-            grads += [grad_a, grad_b]
+                grads[2 * i + 1] = torch.mm(inner[i], g).t()
         if want_x and order is not None:
             grad_x.index_add_(0, order, target)
-        return (grad_x, None, None, None, None, None, *grads)
+        return (grad_x, None, None, None, None, None, *_like(grads, params))
+
+
+def _as(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    return tensors if all(t.dtype == dtype for t in tensors) else [t.to(dtype) for t in tensors]
+
+
+def _like(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+    return [g if g is None or g.dtype == p.dtype else g.to(p.dtype) for g, p in zip(grads, params, strict=True)]
 
 
 class StackedLoRALinear(nn.Module):
@@ -295,7 +344,7 @@ class StackedLoRALinear(nn.Module):
                 result = result + self.base_layer(flat)
         else:
             result = F.linear(flat, weight, bias) if plain else self.base_layer(flat)
-            _apply(flat, result, plan.order, pieces, [p.to(x.dtype) for p in params])
+            _apply(flat, result, plan.order, pieces, _as(params, x.dtype))
         return result.view(*x.shape[:-1], self.out_features)
 
     def _pieces(self, plan: Plan, x: Tensor) -> tuple[list[Piece], list[Tensor]]:

@@ -8,6 +8,7 @@ index -1), and one backward gives every adapter its own gradient. Logits and gra
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,23 @@ from mafrt import adapters as peft_io
 from mafrt import logprobs
 from mafrt.adapters import matches
 from mafrt.errors import ConfigError, ModelError
-from mafrt.lora import LoraContext, Plan, StackedLoRALinear, make_plan, set_checkpointing
+from mafrt.lora import (
+    LoraContext,
+    Plan,
+    StackedLoRALinear,
+    make_plan,
+    pack,
+    packed_attention,
+    set_checkpointing,
+)
 
 if TYPE_CHECKING:
     from mafrt.team import LoraSpec
 
 TEACHING_BASE = Path(__file__).parent / "assets" / "teaching_base"
+PACKED = "mafrt_packed"
+"""Name of `packed_attention` among transformers' attention implementations."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,8 @@ class SharedBase:
         self.versions: dict[str, int] = {}
         self.form = "auto"
         self._layers: dict[str, StackedLoRALinear] = {}
-        self._plan: tuple[object, Plan] | None = None
+        self._plan: tuple[object, Plan | None] | None = None
+        self._packs = _use_packed_attention(model)
 
     @classmethod
     def load(
@@ -92,11 +105,12 @@ class SharedBase:
             raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-            model = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
@@ -104,6 +118,11 @@ class SharedBase:
                 f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
                 "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
             ) from None
+        if lacking := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
+                "expected all weights of a causal language model; take another copy, or a model with a language head"
+            )
         return cls(model.to(device), tokenizer, path)
 
     def fingerprint(self) -> str:
@@ -284,52 +303,66 @@ class SharedBase:
         rows, steps = input_ids.shape
         index = adapter_index.cpu()
         if index.shape not in ((rows,), (rows, steps)):
-            raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected [{rows}] or [{rows}, {steps}]")
-        if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
+            raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
+        if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
+            raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
+        learn = None if train is None else frozenset(self._record(name).index for name in train)
+        flat_mask = attention_mask is not None and attention_mask.dim() == 2
+        if position_ids is None and attention_mask is not None and flat_mask:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
-        plan = self._make_plan(index, rows, steps, train)
-        order = None
-        if not plan.wide and index.dim() == 1 and past_key_values is None and plan.order is not None:
-            # Whole rows are sorted by adapter once, so that no layer has to permute tokens.
-            order = torch.argsort(index, stable=True)
-            plan = self._make_plan(index[order], rows, steps, train, form="grouped")
-            back = torch.argsort(order).to(input_ids.device)
-            order = order.to(input_ids.device)
-            input_ids = input_ids[order]
-            attention_mask = _permute(attention_mask, order, rows)
-            position_ids = _permute(position_ids, order, rows)
-        with self.context.use(plan if plan.segments else None):
-            hidden = self.inner(
+        if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
+            return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
+        with self.context.use(self._plan_for(index, rows, steps, learn)):
+            return self.inner(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
                 use_cache=past_key_values is not None,
             ).last_hidden_state
-        return hidden if order is None else hidden.index_select(0, back)
 
     __call__ = forward
 
-    def _make_plan(
-        self, index: Tensor, rows: int, steps: int, train: Collection[str] | None, form: str | None = None
-    ) -> Plan:
-        """The plan of the last forward, if this one is alike (decode steps are), else a new one."""
-        learn = None if train is None else frozenset(self._record(name).index for name in train)
-        form = form or self.form
-        key = (tuple(index.reshape(-1).tolist()), index.dim(), rows, steps, learn, form)
+    def _forward_packed(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        index: Tensor,
+        position_ids: Tensor | None,
+        learn: frozenset[int] | None,
+    ) -> Tensor:
+        """The same without the padding: its positions come back as zeros."""
+        rows, steps = input_ids.shape
+        real = torch.ones(rows, steps, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
+        packing = pack(real, index, input_ids.device)
+        positions = torch.arange(steps, device=input_ids.device) if position_ids is None else position_ids
+        hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
+        if not packing.runs:
+            return hidden.view(rows, steps, -1)
+        with self.context.use(self._make_plan(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
+            packed = self.inner(
+                input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
+                # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
+                attention_mask=input_ids.new_zeros(1, 1, 1, 1),
+                position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
+                use_cache=False,
+                packing=packing,
+            ).last_hidden_state
+        return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
+
+    def _plan_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
+        """The plan of the last forward where this one is alike, as decode steps are."""
+        key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
         if self._plan is None or self._plan[0] != key:
-            if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
-                raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
-            layers = self._layers.values()
-            width = sum(m.in_features + m.out_features for m in layers) / max(1, len(layers))
-            ranks = [record.rank for record in self.records.values()]
-            self._plan = (
-                key,
-                make_plan(
-                    index, rows, steps, ranks=ranks, width=width, device=self.device, form=form, train=learn
-                ),
-            )
+            self._plan = (key, self._make_plan(index, rows, steps, learn))
         return self._plan[1]
+
+    def _make_plan(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
+        layers = self._layers.values()
+        width = sum(m.in_features + m.out_features for m in layers) / max(1, len(layers))
+        ranks = [record.rank for record in self.records.values()]
+        plan = make_plan(index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn)
+        return plan if plan.present else None
 
     def token_logprobs(
         self,
@@ -355,8 +388,21 @@ class SharedBase:
         return self.head(hidden)
 
 
-def _permute(value: Tensor | None, order: Tensor, rows: int) -> Tensor | None:
-    return value[order] if value is not None and value.shape[0] == rows else value
+def _use_packed_attention(model: Any) -> bool:
+    """Let the model's attention take packed batches, if it is one that can: `sdpa` over the whole context."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
+    dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+    if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
+        return False
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
+    model.config._attn_implementation = PACKED
+    return True
 
 
 def _check_folder(name: str, path: str) -> None:
@@ -365,6 +411,10 @@ def _check_folder(name: str, path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"the folder {path} holds no config.json; expected a Hugging Face model folder")
+        if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelError(
+                f"the folder {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} beside the model"
+            )
     elif folder.exists():
         raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
     elif path == str(TEACHING_BASE):

@@ -83,6 +83,14 @@ class Player:
         self.team = team
         self.sampling = sampling
         self.context_window = context_window
+        self.adapters: Mapping[str, str] = {agent.name: agent.adapter for agent in team.agents}
+        """Adapter that each agent speaks with; a schedule may cast them anew (CORY)."""
+
+    def sampling_as(self, sampling: Mapping[str, SamplingParams]) -> Player:
+        """A player that differs from this one only in how agents sample."""
+        twin = Player(self.engine, self.tokenizer, self.team, sampling, self.context_window)
+        twin.adapters = self.adapters
+        return twin
 
     def play(
         self,
@@ -226,7 +234,7 @@ class Player:
         spec = self.team.agent(agent)
         return Request(
             prompt_ids=encode_prompt(self.tokenizer, spec.prompt, item.observations[agent]),
-            adapter=spec.adapter,
+            adapter=self.adapters[agent],
             sampling=self.sampling[agent],
             seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
         )

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from mafrt.engine import Engine
 from mafrt.env import Env
 from mafrt.errors import EnvError
 from mafrt.rollout import Player, Start
 from mafrt.seeding import seed_of
-from mafrt.team import Team
 from mafrt.types import Episode, SamplingParams
 
 SOLVED = 1.0
@@ -69,12 +66,8 @@ def score(episode: Episode) -> float:
 
 def evaluate(
     env: Env,
-    team: Team,
-    engine: Engine,
-    tokenizer: Any,
+    player: Player,
     *,
-    sampling: Mapping[str, SamplingParams],
-    context_window: int,
     tasks: int,
     samples: int,
     greedy: bool,
@@ -85,7 +78,7 @@ def evaluate(
     """Play the first `tasks` tasks of `env` (seeds instead, where it has no numbered tasks).
 
     Args:
-        sampling: how each agent samples in the sampled episodes.
+        player: plays the sampled episodes as it is, and the greedy ones with temperature 0.
         samples: k, sampled episodes per task; 0 leaves them out.
         greedy: whether to play each task once with temperature 0 as well.
         seed: tasks of an environment without numbered tasks, and all samples, follow from it.
@@ -115,16 +108,15 @@ def evaluate(
 
     passes: list[tuple[Sequence[Start], Mapping[str, SamplingParams]]] = []
     if samples:
-        passes.append((starts("sampled", samples), sampling))
+        passes.append((starts("sampled", samples), player.sampling))
     if greedy:
-        passes.append((starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in sampling.items()}))
+        passes.append((starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()}))
     episodes: list[Episode] = []
     lost, error = 0, None
     for queue, how in passes:
         waiting = iter(queue)
         envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-        player = Player(engine, tokenizer, team, how, context_window)
-        found, stats = player.play(envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted)
+        found, stats = player.sampling_as(how).play(envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted)
         episodes += found
         lost, error = lost + stats.env_errors, stats.last_error or error
         if interrupted():

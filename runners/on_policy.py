@@ -189,6 +189,7 @@ class OnPolicy:
     def _play(self) -> tuple[list[Episode], PlayStats, int]:
         """The iteration's episodes, what else happened, and the position in the data afterwards."""
         play = self.config.play
+        self._cast()
         stream = TaskStream(
             slots=play.n_rollout_threads,
             n_samples=play.n_samples,
@@ -204,10 +205,16 @@ class OnPolicy:
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         return episodes, stats, stream.drawn
 
+    def _cast(self) -> Plan:
+        """Give every agent the adapter that the schedule has for it in this iteration."""
+        plan = self.rule.schedule.plan(self.state.iteration)
+        self.player.adapters = self.learner.adapter_of = plan.adapters
+        return plan
+
     def _learn(self, episodes: list[Episode], stats: PlayStats) -> dict[str, float]:
         """Value, credit and update: fills the turns' fields and moves the adapters whose turn it is."""
         config, iteration = self.config, self.state.iteration
-        rule, plan = self.rule, self.rule.schedule.plan(iteration)
+        rule, plan = self.rule, self._cast()
         turns = [turn for episode in episodes for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
         features = self.valuation.annotate(episodes, heat, values=rule.critic is not None, reference=rule.reference)
@@ -233,6 +240,8 @@ class OnPolicy:
                 metrics[f"tokens/{name}"] = sum(len(t.action_ids) for t in said) / len(said)
                 metrics[f"truncated_share/{name}"] = sum(t.stop == "length" for t in said) / len(said)
             metrics[f"trained/{name}"] = float(name in plan.agents)
+        for name in self.team.adapters:
+            metrics[f"adapter_version/{name}"] = float(self.base.versions[name])
         return dict(sorted(metrics.items()))
 
     def _update(self, episodes: list[Episode], plan: Plan) -> dict[str, float]:
@@ -240,12 +249,11 @@ class OnPolicy:
         iteration = self.state.iteration
         turns = [turn for episode in episodes for turn in episode.turns]
         if not plan.compound:
-            return self.learner.update(turns, plan.learning_adapters, iteration)
+            return self.learner.update(turns, plan.agents, iteration)
         ratio = CompoundRatio(episodes)
         metrics: dict[str, float] = {}
         for group in plan.learners:
-            names = list(dict.fromkeys(plan.adapters[agent] for agent in group))
-            found = self.learner.update(turns, names, iteration, weight=ratio.factor)
+            found = self.learner.update(turns, group, iteration, weight=ratio.factor)
             metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
             mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
             ratio.update(zip(mine, self.learner.logprobs(mine), strict=True))
@@ -253,13 +261,10 @@ class OnPolicy:
 
     def _evaluate(self, disk: RunDir | None, writer: MetricsWriter | None) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
+        self._cast()
         found: Evaluation | None = evaluate(
             self.eval_env,
-            self.team,
-            self.engine,
-            self.base.tokenizer,
-            sampling=self.sampling,
-            context_window=self.context_window,
+            self.player,
             tasks=self.config.run.eval_episodes,
             samples=self.config.run.eval_samples,
             greedy=True,

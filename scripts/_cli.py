@@ -183,12 +183,17 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
             raise
         print("error: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that may not be written to, a full disk
+        if "--debug" in argv or error.filename is None:
+            raise
+        print(f"error: {error.filename} cannot be read or written: {error.strerror}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
+        return 130
 
 
 def _log_to_stderr() -> None:

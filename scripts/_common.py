@@ -85,6 +85,8 @@ def stored_args(loaded: Loadable | None) -> dict[str, Any]:
 def load_base(settings: Settings) -> SharedBase:
     """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
     quiet()
+    if settings["device"] is not None:
+        check_device(settings["device"])
     from mafrt.policy import SharedBase
 
     return SharedBase.load(
@@ -93,6 +95,19 @@ def load_base(settings: Settings) -> SharedBase:
         device=settings["device"],
         trust_remote_code=settings["trust_remote_code"],
     )
+
+
+def check_device(device: str) -> None:
+    """ConfigError unless torch can put a tensor there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"device {device!r} cannot be used here ({said}); give cpu, or cuda:N of a GPU that is there."
+        ) from None
 
 
 def quiet() -> None:

@@ -51,18 +51,19 @@ def evaluate(argv: Sequence[str]) -> int:
     base = load_base(settings)
     place(base, team, loaded)
 
+    from mafrt.rollout import Player
     from mafrt.runners import evaluation
     from mafrt.runners.on_policy import sampling_of
+    from mafrt.runners.preflight import check_prompts, check_window
     from mafrt.runners.setup import make_local_engine
 
     started = time.perf_counter()
+    sampling = {name: sampling_of(config, team, name) for name in team.names}
+    window = check_window(config.play.context_window, base.context_window)
+    check_prompts(env, team, base.tokenizer, window)
     found = evaluation.evaluate(
         env,
-        team,
-        make_local_engine(base, config),
-        base.tokenizer,
-        sampling={name: sampling_of(config, team, name) for name in team.names},
-        context_window=config.play.context_window or base.context_window,
+        Player(make_local_engine(base, config), base.tokenizer, team, sampling, window),
         tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
         samples=asked.k,
         greedy=asked.greedy,

@@ -339,6 +339,12 @@ def test_model_that_does_not_exist(capsys, workdir):
     assert "config.json" in refused(capsys, train_math.main, "--model_name_or_path", "./no_model")
 
 
+def test_device_that_does_not_exist(capsys, workdir):
+    for device in ("cuda:99", "toaster"):
+        assert f"device '{device}' cannot be used" in refused(capsys, train_math.main, "--device", device)
+    assert not Path("runs").exists()
+
+
 def test_prompt_longer_than_the_context_window(capsys, workdir):
     said = refused(capsys, train_math.main, "--context_window", 16, "--run_dir", "run")
     assert "16" in said and not list(Path(".").rglob("*.safetensors"))
@@ -348,6 +354,7 @@ def test_run_dir_that_is_taken(capsys, workdir):
     Path("run").mkdir()
     Path("run/notes.txt").write_text("mine")
     Path("file").write_text("mine")
+    assert "cannot be" in refused(capsys, train_math.main, "--run_dir", "file/run", *SHORT)
     before = fingerprint(workdir)
     assert "run_dir run is not empty" in refused(capsys, train_math.main, "--run_dir", "run")
     assert "is a file" in refused(capsys, train_math.main, "--run_dir", "file")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 
-from mafrt.engine import kv, lean
+from mafrt.engine import attention, kv, lean
 from mafrt.engine.local import LocalEngine
 from mafrt.errors import ConfigError, PromptTooLongError
 from mafrt.policy import SharedBase
@@ -403,6 +403,60 @@ def test_the_larger_models_way_without_copied_weights_gives_the_same(monkeypatch
     expected = LocalEngine(base, decoding="lean").generate(requests)
     monkeypatch.setattr(lean, "FUSE_BYTES", 0)
     assert_same(LocalEngine(base, decoding="lean").generate(requests), expected)
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 1, 1, 1), (4, 1, 2), (9, 1, 1, 1, 1, 1, 1, 1)])
+@torch.no_grad()
+def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
+    torch.manual_seed(0)
+    heads, kv_heads, dim, own = 4, 2, 8, 5
+    lengths = torch.tensor([7 - i % 4 for i in range(len(counts))])
+    keys, values = torch.randn(2, len(counts), kv_heads, 7, dim)
+    owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
+    shared = attention.SharedPrompts(kv.PromptKV([keys], [values], lengths), owner)
+    q = torch.randn(len(owner), heads, dim)
+    own_k, own_v = torch.randn(2, len(owner), kv_heads, own, dim)
+    for kept in (torch.arange(len(owner)), torch.arange(0, len(owner), 2), torch.tensor([0])):
+        q, own_k, own_v, owner = q[kept], own_k[kept], own_v[kept], owner[kept]
+        shared.keep(kept)
+        found = shared.attend(0, q, own_k, own_v, 0.3)
+        for row, prompt_of in enumerate(owner.tolist()):
+            real = int(lengths[prompt_of])
+            k, v = (
+                torch.cat((theirs[prompt_of, :, :real], mine[row]), 1).repeat_interleave(heads // kv_heads, 0)
+                for theirs, mine in ((keys, own_k), (values, own_v))
+            )
+            expected = torch.nn.functional.scaled_dot_product_attention(q[row].unsqueeze(1), k, v, scale=0.3)
+            torch.testing.assert_close(found[row], expected.reshape(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_the_attention_that_other_devices_use_equals_the_cpus():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 2, n, 8) for n in (4, 6, 6))
+    mask = torch.zeros(3, 1, 1, 6)
+    mask[1, ..., 4:] = -torch.inf
+    for theirs, mine in zip(
+        attention.attention_with_lse(q, k, v, mask, 0.5), attention._in_steps(q, k, v, mask, 0.5), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_wide_form_of_the_adapters_equals_the_others():
+    base = team_base()
+    model = lean.LeanModel(base)
+    rows = ["solver", "solver", "coder", "verifier", "verifier", "verifier", None]
+    index = [base.adapter_index(name) for name in rows]
+    _, prompts = kv.prefill(base, [prompt(5)] * len(rows), index)
+    narrow, wide = (
+        lean.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=4, wide=wide) for wide in (False, True)
+    )
+    tokens = random_ids(1, len(rows))[0]
+    torch.testing.assert_close(wide.step(tokens), narrow.step(tokens), atol=1e-5, rtol=1e-4)
+    kept = torch.tensor([1, 2, 6])
+    narrow.keep(kept)
+    wide.keep(kept)
+    torch.testing.assert_close(wide.step(tokens[kept]), narrow.step(tokens[kept]), atol=1e-5, rtol=1e-4)
 
 
 def test_bfloat16_samples_with_the_logprobs_of_its_own_forward():

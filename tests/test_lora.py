@@ -107,7 +107,13 @@ def assert_same_gradients(ours, theirs):
     for name in ours:
         assert ours[name].keys() == theirs[name].keys(), name
         for key in ours[name]:
-            torch.testing.assert_close(ours[name][key], theirs[name][key], atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, key=key: f"{name} {key}: {m}")
+            torch.testing.assert_close(
+                ours[name][key],
+                theirs[name][key],
+                atol=TOLERANCE,
+                rtol=TOLERANCE,
+                msg=lambda m, key=key, name=name: f"{name} {key}: {m}",
+            )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
@@ -140,7 +146,9 @@ def test_a_fresh_adapter_changes_nothing():
     base.add_adapter("new", LoraSpec(rank=4), seed=3)
     ids = random_ids(2, 8)
     with torch.no_grad():
-        assert torch.equal(base.forward(ids, None, torch.tensor([0, 0])), base.forward(ids, None, torch.tensor([-1, -1])))
+        assert torch.equal(
+            base.forward(ids, None, torch.tensor([0, 0])), base.forward(ids, None, torch.tensor([-1, -1]))
+        )
 
 
 @pytest.mark.parametrize("form", ["wide", "grouped"])
@@ -354,7 +362,7 @@ def test_an_error_inside_the_forward_leaves_no_plan_behind():
 
 def test_a_base_in_bfloat16_keeps_float32_adapters_and_finite_gradients():
     base = team_base()
-    exact, exact_grads = run(base, *_bf16_batch(base))
+    _, exact_grads = run(base, *_bf16_batch(base))
     half = team_base()
     half.model.to(torch.bfloat16)
     for name in half.adapters:
@@ -421,9 +429,9 @@ def test_wrong_names_and_targets_are_one_sentence():
     base = team_base()
     with pytest.raises(ConfigError, match="second adapter called 'solver'"):
         base.add_adapter("solver", LoraSpec(), seed=0)
-    with pytest.raises(ConfigError, match="'query' is no linear|found target 'query', which is no linear layer"):
+    with pytest.raises(ConfigError, match="found target 'query', which is no linear layer"):
         base.add_adapter("x", LoraSpec(targets=("q_proj", "query")), seed=0)
-    with pytest.raises(ConfigError, match="found adapter name 'nobody'.*solver, verifier, coder"):
+    with pytest.raises(ConfigError, match=r"found adapter name 'nobody'.*solver, verifier, coder"):
         base.adapter_index("nobody")
     with pytest.raises(ValueError, match="found adapter index"):
         base.forward(random_ids(1, 3), None, torch.tensor([7]))

@@ -104,6 +104,8 @@ class LeanModel:
         self._source: list[Tensor] = []
         size = sum(p.numel() * p.element_size() for p in inner.layers.parameters())
         self.blocks = [self._block(layer, where, size <= FUSE_BYTES) for layer in inner.layers]
+        if self.rotary(1)[0].shape[-1] != self.head_dim:
+            raise ValueError("a rotary embedding of a part of each head")
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
 

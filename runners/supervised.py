@@ -1,0 +1,175 @@
+"""Learning from records without play: the loop, and supervised fine-tuning (SFT), its simplest rule.
+
+    SFT of an adapter: L = - mean over the action tokens of its agents' answers of log pi(token | what stands before)
+
+One iteration is one optimizer step of every adapter that has records left: draw -> forward and backward -> step ->
+log -> checkpoint. Each adapter passes over its own records `epochs` times in an order of its own, which depends on
+the seed and its name alone; so neither the others' records nor how many they have change what it learns. Which records
+a step takes is a pure function of the iteration, and a resumed run equals an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mafrt import checkpoint
+from mafrt.checkpoint import Loadable
+from mafrt.config import LearnConfig, TrainConfig, unknown
+from mafrt.errors import CheckpointError, ConfigError, DataError
+from mafrt.learner import Learner, Objective
+from mafrt.losses import Stats, mean_stats
+from mafrt.losses_preference import sft_loss
+from mafrt.metrics import MetricsWriter
+from mafrt.policy import SharedBase
+from mafrt.rundir import RunDir
+from mafrt.runners.records import Record, Said, batch_at, digest, steps_per_epoch
+from mafrt.runners.setup import place_adapters
+from mafrt.runners.state import _same_base
+from mafrt.signals import StopRequest
+from mafrt.tally import Tally
+from mafrt.team import LoraSpec, Team
+from mafrt.types import Turn
+
+ADAPTERS = "adapters"
+"""In the run directory, once the run is complete: the adapter folders, initial weights for whatever comes next."""
+
+
+class Rule(Protocol):
+    """What is learnt from a record."""
+
+    name: str
+    turns: int
+    """answers in a record"""
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run has to have in common with the one it goes on with."""
+        ...
+
+    def refer(self, records: Sequence[Record], learner: Learner) -> None:
+        """Fill `reference` of every record, with the adapters as they are before the first step."""
+        ...
+
+    def size(self, records: Sequence[Record]) -> int:
+        """The denominator of a mini-batch's loss: what the mean runs over."""
+        ...
+
+    def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
+        """The loss from the log-probabilities of each answer's tokens, `[n]` each, record after record."""
+        ...
+
+
+class Sft:
+    """Mean negative log-likelihood of the action tokens; see `mafrt.losses_preference.sft_loss`."""
+
+    name, turns = "sft", 1
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def refer(self, records: Sequence[Record], learner: Learner) -> None:
+        """Nothing to refer to."""
+
+    def size(self, records: Sequence[Record]) -> int:
+        return sum(len(record.turns[0].action_ids) for record in records)
+
+    def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
+        return sft_loss(torch.cat(list(logprobs)), denominator=denominator)
+
+
+def examples_of(said: Sequence[Said], min_return: float) -> list[Record]:
+    """Recorded turns with a return of at least `min_return`, equal ones (agent, prompt, answer) once.
+
+    (As in rejection-sampling fine-tuning, Yuan 2023, 2308.01825.)
+    """
+    found: dict[tuple[Any, ...], Record] = {}
+    for one in said:
+        if one.worth >= min_return:
+            key = (one.turn.agent, tuple(one.turn.prompt_ids), tuple(one.turn.action_ids))
+            found.setdefault(key, Record((one.turn,), one.where))
+    return list(found.values())
+
+
+class RecordLearner(Learner):
+    """The learner's optimizers, micro-batches and safety net under a loss on records.
+
+    A record is known to `Learner` by its longest turn; both answers of a pair lie in the same micro-batch.
+    """
+
+    def __init__(self, base: SharedBase, team: Team, learn: LearnConfig, rule: Rule, seed: int) -> None:
+        rates = dict.fromkeys(team.adapters, learn.lr)
+        rates |= {agent.adapter: agent.lr for agent in team.agents if agent.lr is not None}
+        tokens = max(1, learn.micro_batch_tokens // rule.turns)
+        one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, target_kl=None, micro_batch_tokens=tokens)
+        adapter_of = {agent.name: agent.adapter for agent in team.agents}
+        super().__init__(base, adapter_of, dict.fromkeys(team.names, 1.0), rates, one_step, Objective(), seed)
+        self.rule = rule
+        self._records: dict[int, Record] = {}
+        self._sizes: dict[str, int] = {}
+
+    def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:
+        """One optimizer step of every adapter that has a record among `records`; all others stay bit-identical.
+
+        Returns the metrics of `measure` as they were before the step, and `grad_norm/ADAPTER`, `skipped_updates`,
+        `rollbacks`, `nonfinite_terms`.
+        """
+        mine = self._by_adapter(records)
+        longest = [max(record.turns, key=lambda turn: len(turn.action_ids)) for record in records]
+        for turn in longest:
+            turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
+        self._records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
+        self._sizes = {name: self.rule.size(part) for name, part in mine.items()}
+        found = self.update(longest, list(mine), iteration)
+        kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}
+        return kept | self._metrics(mine)
+
+    @torch.no_grad()
+    def measure(self, records: Sequence[Record]) -> dict[str, float]:
+        """`loss/ADAPTER` and what else the rule tells, on `records`, with the adapters as they are."""
+        self.recompute_logprobs([turn for record in records for turn in record.turns])
+        return self._metrics(self._by_adapter(records))
+
+    def _metrics(self, mine: Mapping[str, Sequence[Record]]) -> dict[str, float]:
+        """The rule's numbers from `old_logprobs`, which are dropped."""
+        metrics, bad = {}, 0.0
+        for name, records in mine.items():
+            turns = [turn for record in records for turn in record.turns]
+            logprobs = [torch.tensor(turn.old_logprobs) for turn in turns]
+            loss, stats = self.rule.loss(records, logprobs, self.rule.size(records))
+            means = mean_stats([stats])
+            bad += means.pop("nonfinite")
+            del means["count"]
+            metrics |= {f"loss/{name}": float(loss)} | {f"{key}/{name}": value for key, value in means.items()}
+            for turn in turns:
+                turn.old_logprobs = turn.advantages = None
+        return metrics | {"nonfinite_terms": bad}
+
+    def _by_adapter(self, records: Sequence[Record]) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = {}
+        for record in records:
+            found.setdefault(self.adapter_of[record.agent], []).append(record)
+        return found
+
+    def _backward(self, turns: list[Turn], counts: Any, tally: Tally, weight: Any) -> None:
+        """Add the gradient of some records of a mini-batch; note the log-probabilities it was taken at."""
+        records = [self._records[id(turn)] for turn in turns]
+        rows = [turn for record in records for turn in record.turns]
+        batch = self._collate(rows)
+        logprobs, _ = self._logprobs(batch, list(self._sizes))
+        for turn, values in zip(rows, batch.scatter(logprobs), strict=True):
+            turn.old_logprobs = values
+        pieces = logprobs.split([len(turn.action_ids) for turn in rows])
+        each = dict(zip(map(id, rows), pieces, strict=True))
+        total = logprobs.new_zeros(())
+        for name, part in self._by_adapter(records).items():
+            mine = [each[id(turn)] for record in part for turn in record.turns]
+            loss, _ = self.rule.loss(part, mine, self._sizes[name])
+            tally.add_loss(name, loss)
+            total = total + loss
+        total.backward()
