@@ -23,9 +23,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any
 
 from mafrt.errors import CheckpointError, ConfigError
+from mafrt.files import fsync, load_json, save_json
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ RESERVED = frozenset({MANIFEST, CRITIC, "state"})
 _FORMAT = "mafrt-checkpoint"
 _FORMAT_VERSION = 1
 _STEP = re.compile(r"step_(\d{6,})(\.old)?")
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a folder that holds adapter folders"
 
 Writer = Callable[[Path], object]
 """Writes one file or one folder at the path it is given."""
@@ -60,47 +59,6 @@ class Checkpoint:
     meta: dict[str, Any]
     skipped: tuple[str, ...] = ()
     """Why newer checkpoints beside it were passed over, one sentence each."""
-
-
-@dataclass(frozen=True)
-class Loadable:
-    """What a `--load_path` turned out to be."""
-
-    kind: Literal["run", "checkpoint", "adapters"]
-    path: Path
-    """The folder that holds the adapter folders; the run directory if `checkpoint` is None and `kind` is "run"."""
-    adapters: dict[str, Path]
-    """Adapter name -> its PEFT folder. Empty for a run that was stopped before its first checkpoint."""
-    critic: Path | None
-    checkpoint: Checkpoint | None = None
-    """None: there is nothing to resume; the adapters, if any, are initial weights."""
-    run: Path | None = None
-    """The run directory it belongs to, if that is known."""
-
-    @property
-    def step(self) -> int:
-        """Iterations already done: 0 unless a checkpoint is resumed."""
-        return self.checkpoint.step if self.checkpoint else 0
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a run goes on (with optimizers, random states and data position) rather than starts."""
-        return self.kind != "adapters" or self.run is not None
-
-    def adapter(self, name: str) -> Path:
-        """The folder of one adapter. Raises CheckpointError with the names that are there."""
-        if name not in self.adapters:
-            raise CheckpointError(
-                f"{self.path} holds no adapter {name!r}, only {', '.join(sorted(self.adapters)) or 'none at all'}; "
-                "use the team it was trained with, or add the missing adapter folder"
-            )
-        return self.adapters[name]
-
-    def state(self, name: str) -> Path:
-        """The file `state/NAME` of the checkpoint. Raises CheckpointError if it was not saved."""
-        if self.checkpoint is None or f"state/{name}" not in self.checkpoint.files:
-            raise CheckpointError(f"{self.path} holds no state/{name}, so the run cannot go on exactly from there")
-        return self.path / "state" / name
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -228,7 +186,7 @@ def thin(
     """
     if keep_last < 1:
         raise ConfigError(f"keep_last is {keep_last}; at least the newest checkpoint has to stay, so give 1 or more")
-    everything = [(step, path) for step, path in _candidates(Path(root)) if path.suffix != ".old"]
+    everything = [(step, path) for step, path in candidates(Path(root)) if path.suffix != ".old"]
     keep = {path for _, path in everything[:keep_last]}
     keep |= {path for step, path in everything if keep_every and step % keep_every == 0}
     for _, path in everything:
@@ -258,7 +216,7 @@ def clean(root: str | os.PathLike[str]) -> None:
 def set_aside_after(root: str | os.PathLike[str], step: int) -> list[Path]:
     """Rename checkpoints beyond `step` to `step_N.aside`: the run goes on from `step`, and they are not its future."""
     moved: list[Path] = []
-    for later, path in _candidates(Path(root)):
+    for later, path in candidates(Path(root)):
         if later <= step:
             continue
         aside = path.with_name(f"{step_name(later)}.aside")
@@ -312,7 +270,7 @@ def latest(root: str | os.PathLike[str]) -> Checkpoint:
     """
     root = Path(root)
     skipped: list[str] = []
-    for _, path in _candidates(root):
+    for _, path in candidates(root):
         try:
             found = verify(path)
         except CheckpointError as error:
@@ -325,69 +283,7 @@ def latest(root: str | os.PathLike[str]) -> Checkpoint:
     raise CheckpointError(f"{root} holds no finished checkpoint; start a new run")
 
 
-def resolve(load_path: str | os.PathLike[str]) -> Loadable:
-    """What to load from `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
-
-    A run yields its newest intact checkpoint. One that was stopped before its first yields what it had started from,
-    with `run` set to itself. Raises CheckpointError.
-    """
-    path = Path(load_path).expanduser()
-    if not path.is_dir():
-        raise CheckpointError(f"{path} {'is a file' if path.exists() else 'does not exist'}; {_TAKES}")
-    if (path / MANIFEST).is_file():
-        return _one_checkpoint(path)
-    if path.name.startswith("step_") or (path / "state").is_dir():
-        raise CheckpointError(f"{path} is an unfinished checkpoint (it has no {MANIFEST}); give its run directory")
-    if _candidates(path):
-        run = path.parent if path.name == "checkpoints" else None
-        return _loadable("run", latest(path), run)
-    if any((path / name).exists() for name in ("checkpoints", "args.yaml", ORIGIN)):
-        if _candidates(path / "checkpoints"):
-            return _loadable("run", latest(path / "checkpoints"), path)
-        log.warning("%s was stopped before its first checkpoint, so it starts where it started then", path)
-        if (path / ORIGIN).exists():
-            return replace(resolve(load_json(path / ORIGIN)["load_path"]), run=path)
-        return Loadable("run", path, {}, None, run=path)
-    return _adapter_folders(path)
-
-
-def _one_checkpoint(path: Path) -> Loadable:
-    run = path.parent.parent if path.parent.name == "checkpoints" else None
-    return _loadable("checkpoint", verify(path), run)
-
-
-def _loadable(kind: Literal["run", "checkpoint"], found: Checkpoint, run: Path | None) -> Loadable:
-    names = [name.rpartition("/")[0] for name in found.files if name.endswith("/" + _ADAPTER_FILES[0])]
-    adapters = {name: found.path / name for name in names if f"{name}/{_ADAPTER_FILES[1]}" in found.files}
-    current = versions()
-    changed = [f"{k} {v} -> {current.get(k)}" for k, v in found.versions.items() if current.get(k) != v]
-    if changed:
-        log.warning("%s was written with other versions, so numbers may differ: %s", found.path, ", ".join(changed))
-    critic = found.path / CRITIC if CRITIC in found.files else None
-    return Loadable(kind, found.path, adapters, critic, found, run)
-
-
-def _adapter_folders(path: Path) -> Loadable:
-    if any((path / name).exists() for name in _ADAPTER_FILES):
-        raise CheckpointError(f"{path} is itself one adapter; give the folder that holds it, so that it has a name")
-    adapters = {}
-    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
-        present = [name for name in _ADAPTER_FILES if (folder / name).is_file()]
-        if len(present) == len(_ADAPTER_FILES):
-            adapters[folder.name] = folder
-        elif present or (folder / "adapter_model.bin").exists():
-            missing = next(name for name in _ADAPTER_FILES if name not in present)
-            raise CheckpointError(
-                f"{folder} has no {missing}; expected an adapter folder with {' and '.join(_ADAPTER_FILES)}"
-            )
-    if not adapters:
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise CheckpointError(f"{path} holds no run, checkpoint or adapter folder (found: {found}); {_TAKES}")
-    critic = path / CRITIC
-    return Loadable("adapters", path, adapters, critic if critic.is_file() else None)
-
-
-def _candidates(root: Path) -> list[tuple[int, Path]]:
+def candidates(root: Path) -> list[tuple[int, Path]]:
     """(step, folder), newest first; a `.old` comes right after the one that replaces it."""
     matches = [(m, path) for path in root.glob("step_*") if (m := _STEP.fullmatch(path.name)) and path.is_dir()]
     matches.sort(key=lambda pair: (-int(pair[0][1]), pair[0][2] is not None))
@@ -454,108 +350,7 @@ def _manifest_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------------------ states
-
-
-def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
-    """Write tensors in plain containers (a `state_dict`), to be read by `load_tensors`."""
-    import io
-
-    import torch
-
-    # Through memory, so that a full disk is an ordinary OSError instead of an abort inside torch's zip writer.
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    with open(path, "wb") as file:
-        file.write(buffer.getbuffer())
-
-
-def load_tensors(path: str | os.PathLike[str]) -> Any:
-    """Read what `save_tensors` wrote, on the CPU, without running anything it may contain. Raises CheckpointError."""
-    import torch
-
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # foreign bytes make torch raise nearly anything
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path} holds no plain tensors that can be loaded: {reason[0]}") from error
-
-
-def save_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write JSON through a rename, durably: the file holds either the old value or the whole new one."""
-    write_atomic(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
-
-
-def load_json(path: str | os.PathLike[str]) -> Any:
-    """Read JSON. Raises CheckpointError if it is missing or cut."""
-    try:
-        return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file so that a kill or a full disk leaves the old content or all of the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync(path.parent)
-
-
-def seed_random_state(seed: int) -> None:
-    """Seed the global generators of python, numpy and torch, which otherwise start from the clock of each process."""
-    import random
-
-    import numpy
-    import torch
-
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def random_state() -> dict[str, Any]:
-    """The states of the global generators of python, numpy and torch (CPU, CUDA), as JSON."""
-    import random
-
-    import numpy
-    import torch
-
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    kind, keys, *rest = cast("tuple[Any, ...]", numpy.random.get_state(legacy=True))
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tobytes().hex(), *rest],
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
-        "cuda": [bytes(state.tolist()).hex() for state in cuda],
-    }
-
-
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put the global generators where `random_state` found them."""
-    import random
-
-    import numpy
-    import torch
-
-    kind, keys, gauss = state["python"]
-    random.setstate((kind, tuple(keys), gauss))
-    kind, keys, *rest = state["numpy"]
-    numpy.random.set_state((kind, numpy.frombuffer(bytes.fromhex(keys), dtype=numpy.uint32), *rest))
-    torch.set_rng_state(_byte_tensor(state["torch"]))
-    if state["cuda"]:
-        if torch.cuda.device_count() == len(state["cuda"]):
-            torch.cuda.set_rng_state_all([_byte_tensor(one) for one in state["cuda"]])
-        else:
-            log.warning("the random states of %d GPUs do not fit here and are not restored", len(state["cuda"]))
+# ------------------------------------------------------------------------------------------------------------- files
 
 
 def versions() -> dict[str, str]:
@@ -569,31 +364,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _byte_tensor(text: str) -> Any:
-    import torch
-
-    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-
-
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def fsync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_disk_error(error: BaseException) -> bool:

@@ -67,7 +67,7 @@ class CreditConfig:
     level: Literal["token", "action"] | None = None
     """what one decision is: a token, or a whole turn; default: the algorithm's own"""
     bootstrap: Literal["none", "agent", "team"] | None = None
-    """what follows a turn: nothing, the same agent's next turn, or the next turn of anybody; default: the algorithm's"""
+    """what follows a turn: nothing, the same agent's next turn, or anybody's; default: the algorithm's own"""
     gamma: float | None = None
     """discount per step; default: the algorithm's own"""
     gae_lambda: float | None = None

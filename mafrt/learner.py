@@ -158,7 +158,9 @@ class Learner:
             count, fixed = counts[self.adapter_of[turn.agent]], self.objective.turn_tokens
             count.tokens += len(turn.action_ids)
             count.turns += 1
-            count.ratios += 1 if self.objective.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+            count.ratios += (
+                1 if self.objective.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+            )
         while True:
             self._clear(adapters)
             tally = Tally(adapters)
@@ -226,9 +228,7 @@ class Learner:
             tally.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None:
-                extra, stats = kl_loss(
-                    logprobs[at], reference[at], coef=learn.kl_coef, denominator=counts[name].tokens
-                )
+                extra, stats = kl_loss(logprobs[at], reference[at], coef=learn.kl_coef, denominator=counts[name].tokens)
                 tally.add(name, "reference", stats)
                 loss = loss + extra
             tally.add_loss(name, loss)

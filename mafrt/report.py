@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mafrt.checkpoint import write_atomic
+from mafrt.files import write_atomic
 from mafrt.rundir import json_safe
 
 SUMMARY = "summary.json"

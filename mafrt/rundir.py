@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mafrt import checkpoint
+from mafrt import checkpoint, files
 from mafrt.errors import CheckpointError, ConfigError
 from mafrt.types import Episode, Scored
 
 if TYPE_CHECKING:
-    from mafrt.checkpoint import Loadable
+    from mafrt.loadable import Loadable
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class RunDir:
     def _begin(self, args: Mapping[str, Any], loaded: Loadable | None) -> None:
         if loaded is not None:
             # First of all, so that a run that is killed before its first checkpoint starts from there again.
-            checkpoint.save_json(self.path / checkpoint.ORIGIN, {"load_path": str(loaded.path.resolve())})
+            files.save_json(self.path / checkpoint.ORIGIN, {"load_path": str(loaded.path.resolve())})
             if loaded.checkpoint is not None and loaded.run is not None:
                 self._copy_history(loaded.run)
         write_args(self.path / ARGS, args)
@@ -151,7 +151,7 @@ class JsonLines:
         data = b"".join(encode_line({"iteration": iteration, **record}) for record in records)
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open for the whole run)
-            checkpoint.fsync(self.path.parent)
+            files.fsync(self.path.parent)
         end = os.fstat(self._file.fileno()).st_size
         try:
             view = memoryview(data)
@@ -233,7 +233,7 @@ def write_args(path: Path, args: Mapping[str, Any]) -> None:
                 f"setting {name!r} looks like a secret, and {path} is no place for one; use the environment"
             )
     data = yaml.safe_dump(_plain(args), sort_keys=False, allow_unicode=True)
-    checkpoint.write_atomic(path, data.encode())
+    files.write_atomic(path, data.encode())
 
 
 def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def keep_until(path: Path, step: int) -> None:
             file.truncate(kept)
             os.fsync(file.fileno())
         return
-    checkpoint.write_atomic(path, b"".join(line for line, keep in _lines(path, step) if keep))
+    files.write_atomic(path, b"".join(line for line, keep in _lines(path, step) if keep))
 
 
 def _lines(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:

@@ -110,13 +110,17 @@ def evaluate(
     if samples:
         passes.append((starts("sampled", samples), player.sampling))
     if greedy:
-        passes.append((starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()}))
+        passes.append(
+            (starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()})
+        )
     episodes: list[Episode] = []
     lost, error = 0, None
     for queue, how in passes:
         waiting = iter(queue)
         envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-        found, stats = player.sampling_as(how).play(envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted)
+        found, stats = player.sampling_as(how).play(
+            envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted
+        )
         episodes += found
         lost, error = lost + stats.env_errors, stats.last_error or error
         if interrupted():

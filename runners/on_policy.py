@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt import credit
-from mafrt.checkpoint import Loadable, seed_random_state
 from mafrt.config import TrainConfig
 from mafrt.credit.happo import CompoundRatio
 from mafrt.engine import Engine
 from mafrt.env import Env
 from mafrt.errors import EnvError
+from mafrt.loadable import Loadable
 from mafrt.metrics import MetricsWriter
+from mafrt.random_state import seed_random_state
 from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
 from mafrt.runners.evaluation import Evaluation, evaluate, score

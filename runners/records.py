@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,8 +143,13 @@ def batch_at(step: int, count: int, batch_size: int, seed: int, name: str) -> li
     """Which of `count` records make up the `step`-th batch: a shuffled pass over all of them, then another."""
     steps = steps_per_epoch(count, batch_size)
     epoch, at = divmod(step, steps)
-    order = permutation(count, seed, "records", name, epoch)
+    order = _order(count, seed, name, epoch)
     return sorted(order[at * count // steps : (at + 1) * count // steps])
+
+
+@lru_cache(maxsize=64)
+def _order(count: int, seed: int, name: str, epoch: int) -> list[int]:
+    return permutation(count, seed, "records", name, epoch)
 
 
 # ---------------------------------------------------------------------------------------------------- recorded episodes

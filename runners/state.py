@@ -6,11 +6,11 @@ import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from mafrt import checkpoint
-from mafrt.checkpoint import Loadable
+from mafrt import checkpoint, files, random_state
 from mafrt.config import RunConfig
 from mafrt.critic import save_critic
 from mafrt.errors import CheckpointError
+from mafrt.loadable import Loadable
 from mafrt.rundir import RunDir
 from mafrt.team import Team
 
@@ -51,12 +51,12 @@ def save(
         for name in team.adapters
     }
     writers["critic.pth"] = lambda path: save_critic(valuation.head, path)
-    writers["state/optimizers.pt"] = lambda path: checkpoint.save_tensors(
+    writers["state/optimizers.pt"] = lambda path: files.save_tensors(
         path, {"adapters": learner.state(), "critic": valuation.state()}
     )
     versions = {name: base.versions[name] for name in team.adapters}
-    writers["state/run.json"] = lambda path: checkpoint.save_json(
-        path, {**asdict(state), "versions": versions, "random": checkpoint.random_state()}
+    writers["state/run.json"] = lambda path: files.save_json(
+        path, {**asdict(state), "versions": versions, "random": random_state.random_state()}
     )
     checkpoint.save(
         disk.checkpoints,
@@ -85,8 +85,8 @@ def restore(
     if loaded.checkpoint is None:
         return
     _same_base(loaded, base)
-    found = checkpoint.load_json(loaded.state("run.json"))
-    optimizers = checkpoint.load_tensors(loaded.state("optimizers.pt"))
+    found = files.load_json(loaded.state("run.json"))
+    optimizers = files.load_tensors(loaded.state("optimizers.pt"))
     try:
         learner.load_state(optimizers["adapters"])
         valuation.load_state(optimizers["critic"])
@@ -94,7 +94,7 @@ def restore(
         state.before = found["before"]
         for name in team.adapters:
             base.versions[name] = found["versions"][name]
-        checkpoint.restore_random_state(found["random"])
+        random_state.restore_random_state(found["random"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"The state in {loaded.path} does not fit this team ({type(error).__name__}: {error}); resume with the "

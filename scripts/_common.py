@@ -13,8 +13,8 @@ from mafrt.scripts._cli import SHIPPED, Settings, shipped
 from mafrt.team import Team
 
 if TYPE_CHECKING:
-    from mafrt.checkpoint import Loadable
     from mafrt.env import Env
+    from mafrt.loadable import Loadable
     from mafrt.policy import SharedBase
 
 
@@ -69,9 +69,9 @@ def resolve(settings: Settings) -> Loadable | None:
     """What `--load_path` names."""
     if settings["load_path"] is None:
         return None
-    from mafrt import checkpoint
+    from mafrt import loadable
 
-    return checkpoint.resolve(settings["load_path"])
+    return loadable.resolve(settings["load_path"])
 
 
 def stored_args(loaded: Loadable | None) -> dict[str, Any]:

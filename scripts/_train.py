@@ -17,8 +17,8 @@ from mafrt.scripts._common import load_base, resolve, stored_args
 from mafrt.scripts._settings import train_config
 
 if TYPE_CHECKING:
-    from mafrt.checkpoint import Loadable
     from mafrt.env import Env
+    from mafrt.loadable import Loadable
     from mafrt.runners.on_policy import Progress, Summary
     from mafrt.team import Team
 
@@ -193,6 +193,7 @@ def _bar(iterations: int) -> Callable[[Progress], None]:
         nonlocal bar
         if bar is None:
             bar = tqdm(total=iterations, initial=progress.iteration - 1, unit="it", dynamic_ncols=True)
+            bar.start_t -= progress.seconds  # it is made when the first iteration is over, evaluations not counted
         bar.set_postfix_str(f"reward {progress.reward:.3f}, {progress.tokens_per_s:.0f} tokens/s", refresh=False)
         bar.update(progress.iteration - bar.n)
         if progress.iteration == iterations:

@@ -18,8 +18,8 @@ from mafrt.scripts.train_math import problems
 from mafrt.team import LoraSpec, Team
 
 if TYPE_CHECKING:
-    from mafrt.checkpoint import Loadable
     from mafrt.env import Env
+    from mafrt.loadable import Loadable
     from mafrt.policy import SharedBase
     from mafrt.runners.evaluation import Evaluation
 
@@ -128,7 +128,7 @@ def table(found: Evaluation, seconds: float) -> str:
 
 def write(path: Path, found: Evaluation, settings: Settings) -> None:
     """Write numbers, scores of every task, and the settings they came from."""
-    from mafrt.checkpoint import write_atomic
+    from mafrt.files import write_atomic
 
     content = {
         "metrics": found.metrics(),

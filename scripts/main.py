@@ -14,6 +14,8 @@ from mafrt.version import __version__
 COMMANDS = {
     "train": "train a team on any environment",
     "train_math": "train a team to solve math problems",
+    "train_sft": "fine-tune a team on answers to imitate, from files or recorded episodes",
+    "train_dpo": "tune a team to preferences, from files or recorded episodes",
     "evaluate": "evaluate a trained team, or the untrained base",
     "bench": "run a benchmark",
     "check_env": "check that an environment keeps its contract",

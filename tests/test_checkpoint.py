@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint
+from mafrt import checkpoint, files, loadable, random_state
 from mafrt.errors import CheckpointError, ConfigError
 
 
@@ -34,7 +34,7 @@ def parts(content: bytes = b"weights") -> dict[str, checkpoint.Writer]:
         "solver": adapter(content),
         "verifier": adapter(content[::-1]),
         "critic.pth": lambda path: path.write_bytes(content * 2),
-        "state/run.json": lambda path: checkpoint.save_json(path, {"drawn": len(content)}),
+        "state/run.json": lambda path: files.save_json(path, {"drawn": len(content)}),
     }
 
 
@@ -231,7 +231,7 @@ def test_a_damaged_checkpoint_falls_back_loudly(tmp_path, caplog):
     assert len(found.skipped) == 2 and "adapter_model.safetensors is damaged" in found.skipped[0]
     assert "critic.pth is missing" in found.skipped[1]
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    assert checkpoint.resolve(tmp_path).checkpoint == found
+    assert loadable.resolve(tmp_path).checkpoint == found
     flip(tmp_path / "step_000001" / "critic.pth")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         checkpoint.latest(tmp_path)
@@ -242,7 +242,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="was written as step 1"):
         checkpoint.verify(tmp_path / "step_000009")
     (tmp_path / "step_000009").rename(tmp_path / "best")
-    assert checkpoint.resolve(tmp_path / "best").step == 1
+    assert loadable.resolve(tmp_path / "best").step == 1
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "solver/../../secret", "solver//x", "."])
@@ -289,7 +289,7 @@ def test_files_that_the_manifest_does_not_name_are_not_loaded(tmp_path, caplog):
     path = checkpoint.save(tmp_path, 1, {"state/run.json": parts()["state/run.json"]})
     adapter()(path / "intruder")
     (path / "critic.pth").write_bytes(b"intruder")
-    found = checkpoint.resolve(path)
+    found = loadable.resolve(path)
     assert found.adapters == {} and found.critic is None
     assert "not part of the checkpoint" in caplog.text
 
@@ -339,13 +339,13 @@ SMALL_DISK = """
     import sys, torch
     from pathlib import Path
     from safetensors.torch import save_file
-    from mafrt import checkpoint
+    from mafrt import checkpoint, files
     from mafrt.errors import CheckpointError
 
     root = Path(sys.argv[1])
     weights = {"w": torch.randn(60_000)}  # 240 kB, on a disk of 1 MiB
     writers = {
-        "tensors": lambda p: checkpoint.save_tensors(p, weights),
+        "tensors": lambda p: files.save_tensors(p, weights),
         "safetensors": lambda p: save_file(weights, p),
         "torch": lambda p: torch.save(weights, p),
     }
@@ -381,7 +381,7 @@ def test_a_disk_that_is_really_full(tmp_path):
 SAVER = """
     import os, random, signal, shutil, sys, time
     from pathlib import Path
-    from mafrt import checkpoint
+    from mafrt import checkpoint, files
 
     def writers(step, salt):
         content = f"{step} {salt} ".encode() * 4000
@@ -390,7 +390,7 @@ SAVER = """
             (path / "adapter_config.json").write_bytes(content[:100])
             (path / "adapter_model.safetensors").write_bytes(content)
         return {"solver": folder, "critic.pth": lambda p: p.write_bytes(content),
-                "state/run.json": lambda p: checkpoint.save_json(p, {"step": step})}
+                "state/run.json": lambda p: files.save_json(p, {"step": step})}
 
     def put(root, step, salt, **kw):
         checkpoint.save(root, step, writers(step, salt), meta={"salt": salt}, **kw)
@@ -530,7 +530,7 @@ def run_child(code: str, *args: str | Path) -> str:
 def test_resolve_a_run_a_checkpoint_and_a_folder_of_adapters(tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    found = checkpoint.resolve(run)
+    found = loadable.resolve(run)
     assert (found.kind, found.checkpoint, found.step, found.resumes, found.run) == ("run", None, 0, True, run)
     for step in (1, 2):
         checkpoint.save(run / "checkpoints", step, parts(str(step).encode()))
@@ -539,12 +539,12 @@ def test_resolve_a_run_a_checkpoint_and_a_folder_of_adapters(tmp_path):
         (run / "checkpoints", "run", 2),
         (run / "checkpoints" / "step_000001", "checkpoint", 1),
     ):
-        found = checkpoint.resolve(path)
+        found = loadable.resolve(path)
         assert (found.kind, found.step, found.run, found.resumes) == (kind, step, run, True)
         assert set(found.adapters) == {"solver", "verifier"}
         assert found.adapter("solver") == found.path / "solver"
         assert found.critic == found.path / "critic.pth"
-        assert checkpoint.load_json(found.state("run.json")) == {"drawn": 1}
+        assert files.load_json(found.state("run.json")) == {"drawn": 1}
         with pytest.raises(CheckpointError, match=r"no state/optimizers.pt"):
             found.state("optimizers.pt")
         with pytest.raises(CheckpointError, match=r"no adapter 'coder', only solver, verifier; .*team"):
@@ -553,11 +553,11 @@ def test_resolve_a_run_a_checkpoint_and_a_folder_of_adapters(tmp_path):
     out.mkdir()
     adapter()(out / "coder")
     (out / "README.md").write_text("mine")
-    found = checkpoint.resolve(str(out))
+    found = loadable.resolve(str(out))
     assert (found.kind, found.adapters, found.critic) == ("adapters", {"coder": out / "coder"}, None)
     assert (found.step, found.resumes, found.run) == (0, False, None)
     (out / "critic.pth").write_bytes(b"")
-    assert checkpoint.resolve(out).critic == out / "critic.pth"
+    assert loadable.resolve(out).critic == out / "critic.pth"
 
 
 def test_resolve_says_what_it_found_and_what_it_takes(tmp_path):
@@ -571,7 +571,7 @@ def test_resolve_says_what_it_found_and_what_it_takes(tmp_path):
         ("", rf"\(found: empty, file\); {takes}"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            checkpoint.resolve(tmp_path / name)
+            loadable.resolve(tmp_path / name)
 
 
 def test_resolve_refuses_half_an_adapter_and_half_a_checkpoint(tmp_path):
@@ -579,27 +579,27 @@ def test_resolve_refuses_half_an_adapter_and_half_a_checkpoint(tmp_path):
     out.mkdir()
     adapter()(out / "solver")
     with pytest.raises(CheckpointError, match="is itself one adapter"):
-        checkpoint.resolve(out / "solver")
+        loadable.resolve(out / "solver")
     (out / "coder").mkdir()
     (out / "coder" / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"coder has no adapter_model\.safetensors"):
-        checkpoint.resolve(out)
+        loadable.resolve(out)
     (out / "coder" / "adapter_config.json").rename(out / "coder" / "adapter_model.bin")
     with pytest.raises(CheckpointError, match=r"coder has no adapter_config\.json"):
-        checkpoint.resolve(out)
+        loadable.resolve(out)
     path = checkpoint.save(tmp_path / "run", 1, parts())
     (path / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="unfinished checkpoint"):
-        checkpoint.resolve(path)
+        loadable.resolve(path)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
-        checkpoint.resolve(tmp_path / "run")
+        loadable.resolve(tmp_path / "run")
 
 
 def test_resolve_warns_about_other_versions(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(checkpoint, "versions", lambda: {"torch": "1.0"})
     checkpoint.save(tmp_path, 1, parts())
     monkeypatch.undo()
-    checkpoint.resolve(tmp_path)
+    loadable.resolve(tmp_path)
     assert "written with other versions" in caplog.text and "torch 1.0 -> 2." in caplog.text
 
 
@@ -613,16 +613,16 @@ def test_random_states_go_through_json_and_back(tmp_path):
     def draw():
         return random.random(), random.gauss(0, 1), numpy.random.rand(), numpy.random.randn(), torch.randn(3).tolist()
 
-    checkpoint.seed_random_state(2**40)
-    first = checkpoint.random_state()
+    random_state.seed_random_state(2**40)
+    first = random_state.random_state()
     draw()
-    checkpoint.seed_random_state(2**40)
-    assert checkpoint.random_state() == first
+    random_state.seed_random_state(2**40)
+    assert random_state.random_state() == first
     random.gauss(0, 1), numpy.random.randn()  # leaves a second Gaussian waiting in both
-    checkpoint.save_json(tmp_path / "random.json", checkpoint.random_state())
+    files.save_json(tmp_path / "random.json", random_state.random_state())
     expected = draw()
     assert draw() != expected
-    checkpoint.restore_random_state(checkpoint.load_json(tmp_path / "random.json"))
+    random_state.restore_random_state(files.load_json(tmp_path / "random.json"))
     assert draw() == expected
 
 
@@ -633,8 +633,8 @@ def test_tensors_load_without_running_what_is_in_the_file(tmp_path):
     optimizer = torch.optim.AdamW([parameter], lr=0.1)
     parameter.sum().backward()
     optimizer.step()
-    checkpoint.save_tensors(tmp_path / "o.pt", {"solver": optimizer.state_dict()})
-    found = checkpoint.load_tensors(tmp_path / "o.pt")["solver"]
+    files.save_tensors(tmp_path / "o.pt", {"solver": optimizer.state_dict()})
+    found = files.load_tensors(tmp_path / "o.pt")["solver"]
     assert torch.equal(found["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert found["param_groups"] == optimizer.state_dict()["param_groups"]
 
@@ -648,20 +648,20 @@ def test_tensors_load_without_running_what_is_in_the_file(tmp_path):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "o.pt").read_bytes()[:500])
     for name in ("bad", "empty", "text", "cut", "missing"):
         with pytest.raises(CheckpointError, match=rf"{name}\.pt holds no plain tensors"):
-            checkpoint.load_tensors(tmp_path / f"{name}.pt")
+            files.load_tensors(tmp_path / f"{name}.pt")
     assert not (tmp_path / "ran").exists()
 
 
 def test_json_is_strict_and_replaced_as_a_whole(tmp_path):
     path = tmp_path / "a.json"
-    checkpoint.save_json(path, {"x": 0.1 + 0.2})
-    assert checkpoint.load_json(path) == {"x": 0.30000000000000004}
+    files.save_json(path, {"x": 0.1 + 0.2})
+    assert files.load_json(path) == {"x": 0.30000000000000004}
     with pytest.raises(ValueError, match="JSON compliant"):
-        checkpoint.save_json(path, {"x": float("inf")})
+        files.save_json(path, {"x": float("inf")})
     assert names(tmp_path) == ["a.json"]
     path.write_text('{"x": 1')
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
-        checkpoint.load_json(path)
+        files.load_json(path)
 
 
 def test_checkpoints_need_no_torch():

@@ -17,9 +17,9 @@ FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "
 LAYERS = (
     "scripts bench",
     "runners envs teaching",
-    "learner rollout valuation tally coach checkpoint rundir metrics report",
+    "learner rollout valuation tally coach checkpoint loadable rundir metrics report",
     "policy lora adapters critic logprobs memory batch transcript engine sampling sandbox",
-    "credit losses env env_check registry team config seeding prompts signals",
+    "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state",
     "types errors version",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}

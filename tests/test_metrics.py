@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint
+from mafrt import checkpoint, loadable
 from mafrt.errors import MissingExtraError
 from mafrt.metrics import GLOSSARY, MetricsWriter, explain, glossary_markdown
 from mafrt.rundir import RunDir
@@ -133,7 +133,7 @@ def test_a_resumed_run_hides_what_is_played_again(tmp_path):
             writer.write(iteration, {"score": 0.0})
             if iteration == 2:
                 checkpoint.save(run.checkpoints, 2, {"state/x": lambda target: target.write_text("x")})
-    with RunDir.open(path, {}, checkpoint.resolve(path)) as run, MetricsWriter(run) as writer:
+    with RunDir.open(path, {}, loadable.resolve(path)) as run, MetricsWriter(run) as writer:
         writer.write(3, {"score": 1.0})
         writer.write(4, {"score": 1.0})
     assert curves(run)["score"] == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]

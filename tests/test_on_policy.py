@@ -17,8 +17,9 @@ import pytest
 import torch
 from toy import Digits, make, settings, train
 
-from mafrt.checkpoint import load_tensors, resolve
 from mafrt.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
+from mafrt.files import load_tensors
+from mafrt.loadable import resolve
 from mafrt.types import StepResult
 
 EXACT = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")
@@ -159,6 +160,7 @@ def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
     run = json.loads((newest / "manifest.json").read_text())
     assert run["meta"]["team"] == ["first", "second"]
     from helpers_models import tiny_base
+
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.team import Team
 
@@ -183,6 +185,7 @@ def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_tu
             return result if result.terminated else result._replace(terminated=self.step_count >= 2)
 
     from helpers_models import tiny_base
+
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.team import Team
 
@@ -209,6 +212,7 @@ def test_an_environment_that_always_breaks_ends_the_run_with_its_own_sentence(tm
             raise KeyError("lost")
 
     from helpers_models import tiny_base
+
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.team import Team
 
@@ -229,6 +233,7 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
         make(None, context_window=1000)
     with pytest.raises(ConfigError, match="no second"):
         from helpers_models import tiny_base
+
         from mafrt.runners.on_policy import OnPolicy
         from mafrt.team import Team
 

@@ -86,8 +86,8 @@ def test_simultaneous_speakers_share_a_step():
 
 
 def test_an_environment_that_raises_loses_its_episode_and_the_slot_goes_on():
-    episodes, stats, _ = play(Fragile(), {"a": ["one"], "b": ["two"]}, starts=3)
-    assert episodes == [] and stats.env_errors == 3
+    episodes, stats, _ = play(Fragile(), {"a": ["one"], "b": ["two"]}, starts=2)
+    assert episodes == [] and stats.env_errors == 2
     assert "broken pipe" in str(stats.last_error) and "Fragile.step()" in str(stats.last_error)
 
 
@@ -138,3 +138,8 @@ def test_the_system_message_is_the_role_prompt_unless_the_environment_has_its_ow
 def test_env_error_is_a_sentence_without_a_trace():
     _, stats, _ = play(Fragile(), {"a": ["one"], "b": ["two"]})
     assert isinstance(stats.last_error, EnvError) and "\n" not in str(stats.last_error)
+
+
+def test_an_environment_that_mostly_raises_ends_the_play():
+    with pytest.raises(EnvError, match="3 episodes were lost, 0 finished; the last because: Fragile"):
+        play(Fragile(), {"a": ["one"], "b": ["two"]}, starts=1000)

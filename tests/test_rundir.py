@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint, report, rundir
+from mafrt import checkpoint, files, loadable, report, rundir
 from mafrt.errors import CheckpointError, ConfigError
 from mafrt.rundir import RunDir
 from mafrt.types import Episode, Scored, Turn, Unscored
@@ -36,7 +36,7 @@ def play(run: RunDir, start: int, end: int, *, every: int = 2, die_at: int | Non
 
 
 def save(run: RunDir, step: int) -> Path:
-    return checkpoint.save(run.checkpoints, step, {"state/run.json": lambda path: checkpoint.save_json(path, step)})
+    return checkpoint.save(run.checkpoints, step, {"state/run.json": lambda path: files.save_json(path, step)})
 
 
 def text(path: Path) -> dict[str, bytes]:
@@ -63,7 +63,7 @@ def test_a_resumed_run_has_the_same_lines(tmp_path, whole, die_at):
     for name in ("metrics", "episodes", "timings"):
         with open(path / f"{name}.jsonl", "ab") as file:
             file.write(b'{"iteration": 1, "torn')
-    found = checkpoint.resolve(path)
+    found = loadable.resolve(path)
     assert found.step == (die_at - 1) // 2 * 2
     with RunDir.open(path, ARGS, found) as run:
         assert run.step == (found.step or None)
@@ -79,9 +79,9 @@ def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_rundir import ARGS, RunDir, checkpoint, play
+        from test_rundir import ARGS, RunDir, loadable, play
         path = Path({str(path)!r})
-        found = checkpoint.resolve(path) if path.exists() else None
+        found = loadable.resolve(path) if path.exists() else None
         with RunDir.open(path, ARGS, found) as run:
             print("go", flush=True)
             play(run, found.step if found else 0, 9)
@@ -111,7 +111,7 @@ def test_a_run_is_never_written_over(tmp_path, whole):
     with pytest.raises(ConfigError, match="already holds a run"):
         RunDir.open(tmp_path / "folder", ARGS)
     with pytest.raises(ConfigError, match="already holds a run"):
-        RunDir.open(tmp_path / "folder", ARGS, checkpoint.resolve(whole))
+        RunDir.open(tmp_path / "folder", ARGS, loadable.resolve(whole))
     with pytest.raises(ConfigError, match="is a file; give another --run_dir"):
         RunDir.open(tmp_path / "folder" / "thesis.tex", ARGS)
     with pytest.raises(ConfigError, match=r"cannot be made \(Not a directory\)"):
@@ -148,38 +148,38 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     try:
         assert child.stdout is not None and child.stdout.readline() == b"open\n"
         with pytest.raises(ConfigError, match="another process is writing"):
-            RunDir.open(path, {}, checkpoint.resolve(path))
+            RunDir.open(path, {}, loadable.resolve(path))
         child.kill()
         child.wait()
-        RunDir.open(path, {}, checkpoint.resolve(path)).close()
+        RunDir.open(path, {}, loadable.resolve(path)).close()
     finally:
         subprocess.run(["kill", "-9", "--", f"-{child.pid}"], check=False)
         child.stdout.close()
 
 
 def test_going_on_from_an_earlier_checkpoint_sets_later_ones_aside(whole, caplog):
-    found = checkpoint.resolve(whole / "checkpoints" / "step_000006")
+    found = loadable.resolve(whole / "checkpoints" / "step_000006")
     with RunDir.open(whole, ARGS, found) as run:
         assert run.step == 6
         assert iterations(whole / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
         assert iterations(whole / "evaluations.jsonl") == [0, 3]
     assert "step_000008.aside" in caplog.text
-    assert checkpoint.resolve(whole).step == 6
+    assert loadable.resolve(whole).step == 6
 
 
 def test_a_checkpoint_of_another_run_brings_its_history_along(tmp_path, whole):
     expected = text(whole)
     branch = tmp_path / "branch"
-    found = checkpoint.resolve(whole / "checkpoints" / "step_000006")
+    found = loadable.resolve(whole / "checkpoints" / "step_000006")
     with RunDir.open(branch, {**ARGS, "load_path": "x"}, found):
         assert iterations(branch / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
     # Stopped before its own first checkpoint, it starts from the other run's once more, not from nothing.
-    again = checkpoint.resolve(branch)
+    again = loadable.resolve(branch)
     assert (again.step, again.run, again.path) == (6, branch, found.path)
     with RunDir.open(branch, ARGS, again) as run:
         play(run, 6, 9)
     assert text(branch) == text(whole) == expected
-    assert checkpoint.resolve(branch).path == branch / "checkpoints" / "step_000008"
+    assert loadable.resolve(branch).path == branch / "checkpoints" / "step_000008"
     assert rundir.read_args(branch / "args.yaml")["load_path"] == "x"
 
 
@@ -188,9 +188,9 @@ def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
     (adapters / "a").mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapters / "a" / name).touch()
-    with RunDir.open(path, ARGS, checkpoint.resolve(adapters)) as run:
+    with RunDir.open(path, ARGS, loadable.resolve(adapters)) as run:
         run.metrics.append(1, [{}])
-    again = checkpoint.resolve(path)
+    again = loadable.resolve(path)
     assert (again.kind, again.run, set(again.adapters)) == ("adapters", path, {"a"})
     assert again.resumes and again.step == 0
     with RunDir.open(path, ARGS, again):
@@ -284,9 +284,9 @@ def test_settings_come_back_as_they_were(tmp_path, whole):
 
 def test_changed_settings_are_told_and_the_old_ones_kept(whole, caplog):
     with caplog.at_level(logging.WARNING):
-        RunDir.open(whole, {**ARGS, "load_path": "runs/x"}, checkpoint.resolve(whole)).close()
+        RunDir.open(whole, {**ARGS, "load_path": "runs/x"}, loadable.resolve(whole)).close()
     assert "settings changed" not in caplog.text
-    RunDir.open(whole, {**ARGS, "iterations": 20}, checkpoint.resolve(whole)).close()
+    RunDir.open(whole, {**ARGS, "iterations": 20}, loadable.resolve(whole)).close()
     assert "settings changed (the old ones are in args.until_000008.yaml): iterations" in caplog.text
     assert rundir.read_args(whole / "args.yaml")["iterations"] == 20
     assert rundir.read_args(whole / "args.until_000008.yaml")["iterations"] == 9
@@ -359,4 +359,4 @@ def test_the_summary_is_json_whatever_is_in_it(tmp_path):
     path = report.write_summary(tmp_path, {"before": 0.5, "after": float("nan"), "seed": 1})
     assert json.loads(path.read_text()) == {"before": 0.5, "after": None, "seed": 1}
     with pytest.raises(CheckpointError):
-        checkpoint.load_json(tmp_path / "nothing.json")
+        files.load_json(tmp_path / "nothing.json")

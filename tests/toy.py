@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from helpers_models import tiny_base
 
-from mafrt.checkpoint import resolve
 from mafrt.config import TrainConfig
 from mafrt.env import Env
+from mafrt.loadable import resolve
 from mafrt.runners.on_policy import OnPolicy, Summary
 from mafrt.team import Team
 from mafrt.types import StepResult

@@ -1,0 +1,68 @@
+"""Direct preference optimisation: every agent's adapter learns from pairs of a better and a worse answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mafrt.errors import ConfigError
+from mafrt.scripts._cli import Command, Settings, run_main
+from mafrt.scripts.train_sft import OFFLINE, Task, study
+
+if TYPE_CHECKING:
+    from mafrt.runners.records import Record, Said
+    from mafrt.runners.supervised import Rule
+
+
+@dataclass(frozen=True)
+class DpoSettings:
+    """What a preference is worth."""
+
+    beta: float = 0.1
+    """worth of a log-ratio; the larger, the closer the adapters stay to the reference"""
+    reference: Literal["base", "initial"] = "base"
+    """what they are held against: the base without adapter, or the adapters before the first step"""
+    min_gap: float = 0.0
+    """two recorded turns make a pair if their returns differ by more than this"""
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ConfigError(f"beta is {self.beta}; choose a value above 0.")
+        if self.min_gap < 0:
+            raise ConfigError(f"min_gap is {self.min_gap}; choose a value of at least 0.")
+
+
+COMMAND = Command(
+    "train_dpo",
+    "Tune each agent's adapter to preferences: pairs from files, or from recorded episodes that ended differently.",
+    (DpoSettings, *OFFLINE),
+    defaults={"lr": 5e-5},
+    epilog="The adapters end up in RUN_DIR/adapters, which --load_path of any training script takes.",
+)
+
+
+def prepare(settings: Settings) -> Task:
+    """What DPO learns from."""
+    own = settings.make(DpoSettings)
+
+    def rule() -> Rule:
+        from mafrt.runners.preference import Dpo
+
+        return Dpo(own.beta, own.reference)
+
+    def choose(said: Sequence[Said]) -> list[Record]:
+        from mafrt.runners.preference import pairs_of
+
+        return pairs_of(said, own.min_gap)
+
+    return Task(rule, ("chosen", "rejected"), choose)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(lambda words: study(COMMAND, words, prepare), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
