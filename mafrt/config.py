@@ -29,6 +29,8 @@ class PlayConfig:
     """environments played side by side in one process"""
     n_samples: int = 1
     """episodes played of each task; they form its group"""
+    dynamic_sampling_rounds: int | None = None
+    """rounds in which tasks whose samples are all worth the same are replaced by fresh ones; default: the algorithm's"""
     episode_length: int = 1
     """turns per agent collected from each environment in an iteration; whole episodes are played until then"""
     max_new_tokens: int = 256
@@ -47,6 +49,8 @@ class PlayConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_new_tokens", "max_batch_rows")
         _at_least(self, 0, "top_k")
+        if self.dynamic_sampling_rounds is not None:
+            _at_least(self, 0, "dynamic_sampling_rounds")
         if self.temperature <= 0:
             raise ConfigError(f"temperature is {self.temperature}, but sampling for training needs a value above 0.")
         if not 0 < self.top_p <= 1:
@@ -78,15 +82,23 @@ class CreditConfig:
     """weight of the task's verdict for the team"""
     outcome_to: Literal["last", "each", "all"] | None = None
     """who receives the outcome: the episode's last turn, every agent's last, or all; default: the algorithm's own"""
+    share: Literal["own", "sum"] | None = None
+    """a turn keeps its own reward, or carries the sum over its episode, the outcome counted once; default: the algorithm's"""
+    overlong_buffer: float | None = None
+    """end of max_new_tokens in which the overlong penalty grows, as a share of it, 0 for none; default: the algorithm's"""
+    overlong_penalty: float | None = None
+    """reward that a turn loses which uses max_new_tokens up; default: the algorithm's own"""
     normalize_advantages: Literal["none", "batch", "agent"] | None = None
     """centre and scale advantages: not at all, over the batch, or per agent; default: the algorithm's own"""
 
     def __post_init__(self) -> None:
         _choices(self)
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "overlong_buffer"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value}; choose a value in [0, 1].")
+        if self.overlong_penalty is not None:
+            _at_least(self, 0, "overlong_penalty")
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,7 @@ class TeamConfig:
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """linear layers that get an adapter"""
     agent_iteration_interval: int = 0
-    """train one agent at a time, for this many iterations each; 0 trains all together"""
+    """iterations per agent, one learning at a time (or per casting: cory); 0: all together, or the algorithm's own"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes everybody"""
 

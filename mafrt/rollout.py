@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mafrt.engine import Engine
@@ -231,11 +231,14 @@ class Player:
         self._begin(going, item.slot, item.env, next_start, item.episode, stats)
 
     def _request(self, item: _Live, agent: str) -> Request:
-        spec = self.team.agent(agent)
+        ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
+        sampling, room = self.sampling[agent], self.context_window - len(ids)
+        if 0 < room < sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=room)
         return Request(
-            prompt_ids=encode_prompt(self.tokenizer, spec.prompt, item.observations[agent]),
+            prompt_ids=ids,
             adapter=self.adapters[agent],
-            sampling=self.sampling[agent],
+            sampling=sampling,
             seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
         )
 

@@ -251,7 +251,9 @@ def _recorded(where: str, episode: Mapping[str, Any], tokenizer: Any) -> list[tu
     size = len(tokenizer)
     for ids in (ids for pair in pairs for ids in pair):
         if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < size for i in ids):
-            raise DataError(f"{where}: token ids must be whole numbers below {size}; was it recorded with another base?")
+            raise DataError(
+                f"{where}: token ids must be whole numbers below {size}; was it recorded with another base?"
+            )
     return pairs
 
 

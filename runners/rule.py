@@ -12,7 +12,17 @@ from mafrt.errors import ConfigError
 from mafrt.runners.schedules import Schedule, make_schedule
 from mafrt.team import Team
 
-_OWN = ("level", "bootstrap", "gamma", "gae_lambda", "outcome_to", "normalize_advantages")
+_OWN = (
+    "level",
+    "bootstrap",
+    "gamma",
+    "gae_lambda",
+    "outcome_to",
+    "share",
+    "overlong_buffer",
+    "overlong_penalty",
+    "normalize_advantages",
+)
 """settings of `CreditConfig` whose None means the algorithm's own"""
 
 
@@ -35,6 +45,8 @@ class Rule:
     """what the critic reads: the turn's own context, or the whole transcript and the speaker's name; None: no critic"""
     reference: bool
     """whether the reference's log-probabilities are needed"""
+    sampling_rounds: int
+    """rounds in which groups without spread are replaced (DAPO's dynamic sampling)"""
     schedule: Schedule
 
 
@@ -74,6 +86,15 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         reference=reference,
         agents=len(team.names),
     )
+    rounds = config.play.dynamic_sampling_rounds
+    if rounds and config.play.n_samples < 2:
+        raise ConfigError(
+            f"dynamic_sampling_rounds is {rounds}, which compares the samples of a task, and n_samples is 1; ask for "
+            "at least 2, or leave dynamic_sampling_rounds out."
+        )
+    if settings.get("overlong_buffer", known["overlong_buffer"]):
+        limits = {agent.name: agent.max_new_tokens or config.play.max_new_tokens for agent in team.agents}
+        settings["token_limits"] = limits
     high = config.learn.clip_high
     return Rule(
         name=preset.name,
@@ -85,18 +106,19 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         constant_length=preset.loss.get("denominator") == "constant",
         critic=preset.critic,
         reference=reference,
-        schedule=_schedule(preset.schedule, config, team),
+        sampling_rounds=preset.sampling_rounds if rounds is None else rounds,
+        schedule=_schedule(preset, config, team),
     )
 
 
-def _schedule(name: str, config: TrainConfig, team: Team) -> Schedule:
+def _schedule(preset: credit.Algorithm, config: TrainConfig, team: Team) -> Schedule:
     """An interval makes any concurrent rule train one agent at a time; frozen agents never learn."""
     interval = config.team.agent_iteration_interval
     frozen = config.team.freeze
     return make_schedule(
-        "round_robin" if interval and name == "concurrent" else name,
+        "round_robin" if interval and preset.schedule == "concurrent" else preset.schedule,
         team.names,
-        interval=interval or 1,
+        interval=interval or preset.interval,
         seed=config.run.seed,
         frozen=team.names if frozen == ("all",) else frozen,
         adapters={agent.name: agent.adapter for agent in team.agents},

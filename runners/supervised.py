@@ -288,7 +288,9 @@ class Offline:
                 break
             started = time.perf_counter()
             metrics = self.learner.step(self.batch(self.iteration), self.iteration)
-            metrics |= {f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters}
+            metrics |= {
+                f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters
+            }
             self.iteration += 1
             took = time.perf_counter() - started
             seconds += took
@@ -391,7 +393,9 @@ class Offline:
                 for record, values in zip([*self._all(), *self.held_out], tensors["reference"].tolist(), strict=True):
                     record.reference = tuple(values)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"The state in {loaded.path} is damaged ({type(error).__name__}: {error}).") from error
+            raise CheckpointError(
+                f"The state in {loaded.path} is damaged ({type(error).__name__}: {error})."
+            ) from error
 
 
 def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) -> dict[str, list[Record]]:

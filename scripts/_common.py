@@ -87,8 +87,10 @@ def load_base(settings: Settings) -> SharedBase:
     quiet()
     if settings["device"] is not None:
         check_device(settings["device"])
+    from mafrt.memory import keep_freed_memory
     from mafrt.policy import SharedBase
 
+    keep_freed_memory()
     return SharedBase.load(
         settings["model_name_or_path"],
         dtype=settings["dtype"],

@@ -145,7 +145,9 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     config = TrainConfig.of(**{name: value for name, value in own.items() if name not in ("epochs", "batch_size")})
     task = prepare(settings)
     if not data.dataset_path and not data.episodes_path:
-        raise ConfigError("There is nothing to learn from; name files with --dataset_path or runs with --episodes_path.")
+        raise ConfigError(
+            "There is nothing to learn from; name files with --dataset_path or runs with --episodes_path."
+        )
 
     from mafrt.runners import records as reading
 
@@ -169,9 +171,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     window = check_window(data.context_window, base.context_window)
     found = reading.encode(answers, team, base.tokenizer)
     for (path, episodes), (env, seed) in zip(runs, envs, strict=True):
-        said, counts = reading.mine(
-            episodes, team, base.tokenizer, env=env, seed=seed, return_of=data.return_of
-        )
+        said, counts = reading.mine(episodes, team, base.tokenizer, env=env, seed=seed, return_of=data.return_of)
         chosen = task.choose(said)
         print(_told(path, counts, len(said), len(chosen)), flush=True)
         found += chosen
@@ -282,7 +282,10 @@ def _reporter() -> Callable[[Progress], None]:
         if not left or time.monotonic() - last >= 10:
             last = time.monotonic()
             shown = [f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/"))]
-            print(f"step {progress.iteration}/{progress.iterations}  {'  '.join(shown)}  {duration(left)} left", flush=True)
+            print(
+                f"step {progress.iteration}/{progress.iterations}  {'  '.join(shown)}  {duration(left)} left",
+                flush=True,
+            )
 
     return line
 

@@ -143,3 +143,10 @@ def test_env_error_is_a_sentence_without_a_trace():
 def test_an_environment_that_mostly_raises_ends_the_play():
     with pytest.raises(EnvError, match="3 episodes were lost, 0 finished; the last because: Fragile"):
         play(Fragile(), {"a": ["one"], "b": ["two"]}, starts=1000)
+
+
+def test_an_answer_ends_where_the_context_window_does():
+    room = len(encode_prompt(tiny_tokenizer(), "", "start"))
+    [episode], _, engine = play(Relay(), {"a": ["one hundred"], "b": ["two"]}, window=room + 4)
+    assert engine.requests[0].sampling.max_new_tokens == 4
+    assert len(episode.turns[0].action_ids) == 4 and episode.turns[0].stop == "length"

@@ -26,12 +26,17 @@ from mafrt.types import Episode, Turn
 
 def joint_steps(episode: Episode) -> list[int]:
     """Index of the joint step that each turn belongs to, in speaking order."""
+    return joint_steps_of([turn.agent for turn in episode.turns])
+
+
+def joint_steps_of(speakers: Sequence[str]) -> list[int]:
+    """The same from the names of those who spoke, one after the other."""
     steps: list[int] = []
     step, spoken = 0, set[str]()
-    for turn in episode.turns:
-        if turn.agent in spoken:
+    for speaker in speakers:
+        if speaker in spoken:
             step, spoken = step + 1, set()
-        spoken.add(turn.agent)
+        spoken.add(speaker)
         steps.append(step)
     return steps
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from mafrt.credit.gae import GaeSettings, gae
 from mafrt.credit.gigpo import GigpoSettings, gigpo
 from mafrt.credit.group import GroupSettings, group
+from mafrt.credit.maporl import MaporlSettings, maporl
 from mafrt.credit.reinforce_pp import ReinforceSettings, reinforce_pp
 from mafrt.credit.settings import unknown
 from mafrt.errors import ConfigError
@@ -21,6 +22,7 @@ from mafrt.errors import ConfigError
 RULES: Mapping[str, tuple[Callable[..., dict[str, float]], type]] = MappingProxyType(
     {
         "gae": (gae, GaeSettings),
+        "maporl": (maporl, MaporlSettings),
         "group": (group, GroupSettings),
         "gigpo": (gigpo, GigpoSettings),
         "reinforce_pp": (reinforce_pp, ReinforceSettings),
@@ -48,6 +50,10 @@ class Algorithm:
     """What its critic reads: the turn's own context, the whole transcript so far and the speaker's name, or none."""
     needs_groups: bool = False
     needs_several_agents: bool = False
+    interval: int = 1
+    """Iterations per agent (`round_robin`) or per casting (`swap`) where the run names none."""
+    sampling_rounds: int = 0
+    """Rounds of fresh tasks in place of those whose samples are all worth the same (DAPO), where the run names none."""
 
     def needs_reference(self, settings: Mapping[str, Any]) -> bool:
         """Whether these credit settings read `ref_logprobs`."""
@@ -78,6 +84,26 @@ _LIST = (
         {"bootstrap": "team", "level": "action"},
         {"level": "action", "denominator": "turn", "normalize": "token"},
         "round_robin",
+        critic="context",
+        needs_several_agents=True,
+        interval=5,
+    ),
+    Algorithm(
+        "cory",
+        "a pioneer answers, an observer answers after it, both earn the sum, and they swap roles in intervals",
+        "CORY (2410.06101)",
+        "gae",
+        {"bootstrap": "none", "share": "sum"},
+        schedule="swap",
+        critic="context",
+        needs_several_agents=True,
+        interval=5,
+    ),
+    Algorithm(
+        "maporl",
+        "PPO on scores of this and later rounds, with bonuses for correcting oneself and one's peers",
+        "MAPoRL (2502.18439)",
+        "maporl",
         critic="context",
         needs_several_agents=True,
     ),
@@ -130,6 +156,16 @@ _LIST = (
         "group",
         _PAID_ALL,
         needs_groups=True,
+    ),
+    Algorithm(
+        "dapo",
+        "grpo with a higher upper clip, a penalty for overlong turns, and fresh tasks for groups without spread",
+        "DAPO (2503.14476)",
+        "group",
+        {**_PAID_ALL, "overlong_buffer": 0.2},
+        {"clip_high": 0.28},
+        needs_groups=True,
+        sampling_rounds=3,
     ),
     Algorithm(
         "dr_grpo",

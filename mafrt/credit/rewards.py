@@ -6,6 +6,15 @@ The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT
 (`"each"`) or to every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's
 reward"). Rules that see tokens place a verdict's spans on the last token of each span instead of its overall score.
 
+With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome is one summand then: it is
+counted once, whatever `outcome_to` says, since a sum over "all" would weigh it by the number of turns.
+
+A turn that nearly or fully uses up its token limit can be punished for it (`overlong_*`, DAPO 2503.14476 eq. 13):
+
+    penalty * min(0, (limit - buffer - tokens) / buffer)          buffer = overlong_buffer * limit
+
+which is 0 up to limit - buffer tokens and -penalty at the limit. It is the turn's own: it is added after sharing.
+
 A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
 coach is on (`None` and `Unscored` alike), or a part of its reward is NaN or infinite. It never becomes a number.
 A part whose weight is 0 is not read at all.
@@ -14,11 +23,12 @@ A part whose weight is 0 is not read at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from mafrt.credit.settings import choice, flag, number
+from mafrt.errors import ConfigError
 from mafrt.types import Episode, Scored, Turn
 
 Decode = Callable[[Sequence[int]], str]
@@ -40,6 +50,12 @@ class RewardSettings:
     """Take positive process rewards away where the task's verdict is 0 (or less)."""
     share: Literal["own", "sum"] = "own"
     """A turn keeps its own reward, or carries the sum over its episode (CORY: both agents get r1 + r2)."""
+    overlong_buffer: float = 0.0
+    """Share of an agent's token limit, counted from its end, in which the penalty grows; 0 switches it off."""
+    overlong_penalty: float = 1.0
+    """What a turn loses that uses its limit up."""
+    token_limits: Mapping[str, int] | None = None
+    """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
     coach: bool | None = None
     """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
     then goes unseen, so the runner says True)."""
@@ -52,6 +68,8 @@ class RewardSettings:
         number("outcome_weight", self.outcome_weight)
         choice("outcome_to", self.outcome_to, ("last", "each", "all"))
         choice("share", self.share, ("own", "sum"))
+        number("overlong_buffer", self.overlong_buffer, 0.0, 1.0)
+        number("overlong_penalty", self.overlong_penalty, 0.0)
         flag("outcome_veto", self.outcome_veto)
         if self.coach is not None:
             flag("coach", self.coach)
@@ -92,7 +110,7 @@ def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[
     spans_lost = 0
     trajectories = []
     for index, episode in enumerate(episodes):
-        payees = _payees(episode, settings.outcome_to)
+        payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to)
         rows = []
         for position, turn in enumerate(episode.turns):
             row = Row(turn, index, episode.group)
@@ -101,6 +119,9 @@ def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[
             rows.append(row)
         if settings.share == "sum":
             _share(rows)
+        if settings.overlong_buffer and settings.token_limits is not None:
+            for row in rows:
+                _shorten(row, settings.token_limits, settings)
         trajectories.append(rows)
     return trajectories, spans_lost
 
@@ -156,6 +177,20 @@ def _share(rows: list[Row]) -> None:
         row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): summed}
         if gone:
             row.drop(gone)
+
+
+def _shorten(row: Row, limits: Mapping[str, int], settings: RewardSettings) -> None:
+    """Take the overlong penalty off the turn's reward, on its last token."""
+    turn = row.turn
+    if turn.agent not in limits:
+        raise ConfigError(f"agent {turn.agent!r} has no token limit, which overlong_buffer needs; give token_limits.")
+    limit = limits[turn.agent]
+    buffer = settings.overlong_buffer * limit
+    share = min(max((len(turn.action_ids) - (limit - buffer)) / buffer, 0.0), 1.0)
+    if share:
+        last = max(len(turn.action_ids) - 1, 0)
+        row.reward -= settings.overlong_penalty * share
+        row.token_rewards[last] = row.token_rewards.get(last, 0.0) - settings.overlong_penalty * share
 
 
 def _last_token(turn: Turn, quote: str, decode: Decode | None) -> int | None:

@@ -1,0 +1,29 @@
+"""The allocator's options are taken, and torch works with them. In a process of its own, which they stay with."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, torch
+from mafrt.memory import keep_freed_memory
+assert keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.ones(8_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+def test_freed_blocks_stay_with_the_process():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    # 20 tensors of 32 MB touch 8000 pages each when they are mapped afresh.
+    assert int(done.stdout) < 8000
