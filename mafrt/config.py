@@ -304,7 +304,8 @@ def _at_least(config: Any, least: float, *names: str) -> None:
 
 
 def _choices(config: Any) -> None:
-    for name, setting in describe(type(config)).items():
+    kind: type = type(config)
+    for name, setting in describe(kind).items():
         value = getattr(config, name)
         if setting.choices and value not in setting.choices and not (setting.optional and value is None):
             raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(setting.choices)}.")

@@ -44,6 +44,18 @@ class PlayStats:
     prompt_too_long: int = 0
     """episodes cut because a prompt left no room in the context window"""
     last_error: EnvError | None = None
+    sampling_rounds: int = 0
+    """rounds of dynamic sampling"""
+    groups_replaced: int = 0
+    """groups that dynamic sampling has replaced"""
+
+    def add(self, other: PlayStats) -> None:
+        """Take in what happened in another stretch of play."""
+        self.tokens += other.tokens
+        self.prompt_tokens += other.prompt_tokens
+        self.env_errors += other.env_errors
+        self.prompt_too_long += other.prompt_too_long
+        self.last_error = other.last_error or self.last_error
 
 
 @dataclass

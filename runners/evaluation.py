@@ -116,11 +116,8 @@ def evaluate(
     episodes: list[Episode] = []
     lost, error = 0, None
     for queue, how in passes:
-        waiting = iter(queue)
         envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-        found, stats = player.sampling_as(how).play(
-            envs, lambda _slot, _done, waiting=waiting: next(waiting, None), interrupted
-        )
+        found, stats = player.sampling_as(how).play(envs, _one_after_the_other(queue), interrupted)
         episodes += found
         lost, error = lost + stats.env_errors, stats.last_error or error
         if interrupted():
@@ -135,6 +132,12 @@ def evaluate(
         else:
             scores[episode.group] = (*scores.get(episode.group, ()), score(episode))
     return Evaluation(scores, greedy_scores, samples, lost)
+
+
+def _one_after_the_other(queue: Sequence[Start]) -> Callable[[int, Episode | None], Start | None]:
+    """Starts for whichever slot is free, until there are no more."""
+    waiting = iter(queue)
+    return lambda _slot, _finished: next(waiting, None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -23,6 +23,7 @@ from mafrt.metrics import MetricsWriter
 from mafrt.random_state import seed_random_state
 from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
+from mafrt.runners.dynamic_sampling import resample
 from mafrt.runners.evaluation import Evaluation, evaluate, score
 from mafrt.runners.preflight import check_prompts, check_team, check_window
 from mafrt.runners.rule import resolve_rule
@@ -189,22 +190,44 @@ class OnPolicy:
 
     def _play(self) -> tuple[list[Episode], PlayStats, int]:
         """The iteration's episodes, what else happened, and the position in the data afterwards."""
-        play = self.config.play
+        play, rule = self.config.play, self.rule
         self._cast()
-        stream = TaskStream(
-            slots=play.n_rollout_threads,
-            n_samples=play.n_samples,
-            episode_length=play.episode_length,
-            n_agents=len(self.team.agents),
-            num_tasks=self.env.num_tasks,
-            seed=self.config.run.seed,
-            iteration=self.state.iteration + 1,
-            drawn=self.state.drawn,
-        )
-        episodes, stats = self.player.play(self.envs, stream.next_start, lambda: self.stop.requested)
+
+        def stream(tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
+            return TaskStream(
+                slots=tasks * play.n_samples,
+                n_samples=play.n_samples,
+                turns=turns,
+                num_tasks=self.env.num_tasks,
+                seed=self.config.run.seed,
+                iteration=self.state.iteration + 1,
+                drawn=drawn,
+                rounds=dealt,
+            )
+
+        def play_through(starts: TaskStream) -> tuple[list[Episode], PlayStats]:
+            return self.player.play(self.envs[: starts.slots], starts.next_start, lambda: self.stop.requested)
+
+        blocks = play.n_rollout_threads // play.n_samples
+        first = stream(blocks, self.state.drawn, 0, turns=play.episode_length * len(self.team.agents))
+        episodes, stats = play_through(first)
         if not episodes and not self.stop.requested:
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
-        return episodes, stats, stream.drawn
+        if not rule.sampling_rounds:
+            return episodes, stats, first.drawn
+        found = resample(
+            episodes,
+            stats,
+            rounds=rule.sampling_rounds,
+            flat=lambda some: credit.groups_without_spread(some, rule.name, **rule.credit),
+            stream=stream,
+            play=play_through,
+            blocks=blocks,
+            drawn=first.drawn,
+            dealt=first.rounds,
+        )
+        stats.sampling_rounds, stats.groups_replaced = found.rounds, found.replaced
+        return found.episodes, stats, found.drawn
 
     def _cast(self) -> Plan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
@@ -236,6 +259,9 @@ class OnPolicy:
             "env_errors": float(stats.env_errors),
             "prompt_too_long": float(stats.prompt_too_long),
         }
+        if rule.sampling_rounds:
+            metrics["sampling_rounds"] = float(stats.sampling_rounds)
+            metrics["groups_replaced"] = float(stats.groups_replaced)
         for name, said in spoken.items():
             if said:
                 metrics[f"tokens/{name}"] = sum(len(t.action_ids) for t in said) / len(said)

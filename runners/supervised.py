@@ -125,7 +125,7 @@ class RecordLearner(Learner):
             turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
         self._records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
         self._sizes = {name: self.rule.size(part) for name, part in mine.items()}
-        found = self.update(longest, list(mine), iteration)
+        found = self.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
         kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}
         return kept | self._metrics(mine)
 

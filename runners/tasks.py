@@ -23,10 +23,12 @@ class TaskStream:
     """Hands out the starts of one iteration's episodes.
 
     Slots are dealt in blocks of `n_samples`; the slots of a block play the same tasks. A slot takes another task
-    until it has collected `episode_length` turns per agent.
+    until it has collected `turns` turns.
 
     Args:
         drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
+        rounds: rounds that other streams of this iteration have dealt before, so that no two episodes share an id;
+            read it afterwards.
     """
 
     def __init__(
@@ -34,15 +36,16 @@ class TaskStream:
         *,
         slots: int,
         n_samples: int,
-        episode_length: int,
-        n_agents: int,
+        turns: int,
         num_tasks: int | None,
         seed: int,
         iteration: int,
         drawn: int,
+        rounds: int = 0,
     ) -> None:
         self.n_samples = n_samples
-        self.enough = episode_length * n_agents
+        self.slots = slots
+        self.enough = turns
         self.num_tasks = num_tasks
         self.seed = seed
         self.iteration = iteration
@@ -51,6 +54,8 @@ class TaskStream:
         self._round = [0] * slots
         self._first = drawn
         self.drawn = drawn + self.blocks
+        self._before = rounds
+        self.rounds = rounds + 1
 
     def next_start(self, slot: int, finished: Episode | None) -> Start | None:
         """The next episode of `slot`, or None if it has collected enough. `finished` is what it played last."""
@@ -61,12 +66,13 @@ class TaskStream:
                 return None
         turn_round = self._round[slot]
         self._round[slot] += 1
+        self.rounds = max(self.rounds, self._before + turn_round + 1)
         block, sample = divmod(slot, self.n_samples)
         # Draws are numbered by round and block, not by who asks first, so that the order of play changes nothing.
         draw = self._first + turn_round * self.blocks + block
         self.drawn = max(self.drawn, self._first + (turn_round + 1) * self.blocks)
         return Start(
-            id=f"{self.iteration:06d}-{turn_round:03d}-{slot:05d}",
+            id=f"{self.iteration:06d}-{self._before + turn_round:03d}-{slot:05d}",
             group=f"{self.iteration:06d}-{draw:09d}",
             reset_seed=seed_of(self.seed, "draw", draw),
             seed=seed_of(self.seed, "episode", draw, sample),

@@ -14,6 +14,7 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -132,7 +133,9 @@ def card(figures: dict) -> str:
 
     from mafrt.teaching import solutions
 
-    body = ast.parse(inspect.getsource(solutions.Carelessness)).body[0].body[1:-1]
+    [found] = ast.parse(inspect.getsource(solutions.Carelessness)).body
+    assert isinstance(found, ast.ClassDef)
+    body: Any = found.body[1:-1]
     rows = [
         f"| `{rate.target.id}` | {getattr(solutions.RATES, rate.target.id)} | {doc.value.value} |"
         for rate, doc in zip(body[::2], body[1::2], strict=True)
@@ -162,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         learning_rate=args.learning_rate,
         seed=args.seed,
     )
-    ids = {"pad": tokenizer.token_to_id(PAD), "end": tokenizer.token_to_id(END)}
+    ids = {name: int(tokenizer.token_to_id(token) or 0) for name, token in (("pad", PAD), ("end", END))}
     header = tokenizer.encode(f"{START}assistant\n").ids
     encoded = [
         Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"]))

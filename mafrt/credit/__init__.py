@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.credit.normalize import credit_metrics, normalize
 from mafrt.credit.registry import ALGORITHMS, RULES, Algorithm, algorithm, check_needs
 from mafrt.credit.rewards import RewardSettings, reward_rows
 from mafrt.credit.settings import choice, unknown
+from mafrt.credit.stats import mean, no_spread
 from mafrt.types import Episode
 
-__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "assign", "check_needs", "settings_of"]
+__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "assign", "check_needs", "groups_without_spread", "settings_of"]
 
 
 def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> dict[str, float]:
@@ -40,19 +41,9 @@ def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> d
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
             reference.
     """
-    preset = algorithm(rule)
-    run, kind = RULES[preset.family]
-    chosen = {**preset.credit, **settings}
-    how = chosen.pop("normalize_advantages", "none")
-    choice("normalize_advantages", how, ("none", "batch", "agent"))
-    own, rewarding = _names(kind), _names(RewardSettings)
-    for name in chosen:
-        if name not in own | rewarding:
-            raise unknown(f"setting of rule {rule!r}", name, own | rewarding | {"normalize_advantages"})
-    rule_settings = kind(**{k: v for k, v in chosen.items() if k in own})
-    trajectories, spans_lost = reward_rows(
-        episodes, RewardSettings(**{k: v for k, v in chosen.items() if k in rewarding})
-    )
+    run, _ = RULES[algorithm(rule).family]
+    rule_settings, rewarding, how = _read(rule, settings)
+    trajectories, spans_lost = reward_rows(episodes, rewarding)
     metrics = run(trajectories, rule_settings)
     rows = [row for trajectory in trajectories for row in trajectory]
     for row in rows:
@@ -63,6 +54,41 @@ def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> d
     # Afterwards, since a normalised deviation is 1 and would tell nobody anything.
     normalize(rows, how, by_turn=getattr(rule_settings, "level", "token") == "action")
     return metrics
+
+
+def groups_without_spread(episodes: Sequence[Episode], rule: str, **settings: Any) -> list[str]:
+    """Groups that can teach nothing: all samples are worth the same, or fewer than two are of known worth. Sorted.
+
+    A sample's worth is the mean reward of its turns, the overlong penalty left out: DAPO (2503.14476, eq. 11) asks
+    whether answers differ in being right, and a group of wrong answers of unequal length does not. Takes what
+    `assign` takes, and like it leaves advantages and returns to be filled.
+    """
+    _, rewarding, _ = _read(rule, settings)
+    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, overlong_buffer=0.0))
+    worth: dict[str, list[float]] = {episode.group: [] for episode in episodes}
+    for episode, rows in zip(episodes, trajectories, strict=True):
+        known = [row.reward for row in rows if row.dropped is None]
+        if known:
+            worth[episode.group].append(mean(known))
+    return sorted(group for group, numbers in worth.items() if len(numbers) < 2 or no_spread(numbers))
+
+
+def _read(rule: str, settings: Mapping[str, Any]) -> tuple[Any, RewardSettings, str]:
+    """The settings of the rule and of the rewards, and `normalize_advantages`: the preset's, where not given."""
+    preset = algorithm(rule)
+    kind = RULES[preset.family][1]
+    chosen = {**preset.credit, **settings}
+    how = chosen.pop("normalize_advantages", "none")
+    choice("normalize_advantages", how, ("none", "batch", "agent"))
+    own, rewarding = _names(kind), _names(RewardSettings)
+    for name in chosen:
+        if name not in own | rewarding:
+            raise unknown(f"setting of rule {rule!r}", name, own | rewarding | {"normalize_advantages"})
+    return (
+        kind(**{k: v for k, v in chosen.items() if k in own}),
+        RewardSettings(**{k: v for k, v in chosen.items() if k in rewarding}),
+        how,
+    )
 
 
 def settings_of(rule: str) -> dict[str, Any]:

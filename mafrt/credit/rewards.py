@@ -119,9 +119,9 @@ def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[
             rows.append(row)
         if settings.share == "sum":
             _share(rows)
-        if settings.overlong_buffer and settings.token_limits is not None:
+        if settings.overlong_buffer:
             for row in rows:
-                _shorten(row, settings.token_limits, settings)
+                _shorten(row, settings)
         trajectories.append(rows)
     return trajectories, spans_lost
 
@@ -179,12 +179,15 @@ def _share(rows: list[Row]) -> None:
             row.drop(gone)
 
 
-def _shorten(row: Row, limits: Mapping[str, int], settings: RewardSettings) -> None:
+def _shorten(row: Row, settings: RewardSettings) -> None:
     """Take the overlong penalty off the turn's reward, on its last token."""
     turn = row.turn
-    if turn.agent not in limits:
-        raise ConfigError(f"agent {turn.agent!r} has no token limit, which overlong_buffer needs; give token_limits.")
-    limit = limits[turn.agent]
+    limit = (settings.token_limits or {}).get(turn.agent)
+    if limit is None:
+        raise ConfigError(
+            f"agent {turn.agent!r} has no token limit, which the overlong penalty needs; give token_limits, or set "
+            "overlong_buffer to 0."
+        )
     buffer = settings.overlong_buffer * limit
     share = min(max((len(turn.action_ids) - (limit - buffer)) / buffer, 0.0), 1.0)
     if share:

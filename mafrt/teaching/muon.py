@@ -42,9 +42,11 @@ class Muon(torch.optim.Optimizer):
                 updates = []
                 for parameter in parameters:
                     state = self.state[parameter]
+                    gradient = parameter.grad
+                    assert gradient is not None
                     velocity = state.setdefault("velocity", torch.zeros_like(parameter))
-                    velocity.lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(parameter.grad.lerp(velocity, group["momentum"]))
+                    velocity.lerp_(gradient, 1 - group["momentum"])
+                    updates.append(gradient.lerp(velocity, group["momentum"]))
                 # Keeps the size of the change of an output unit independent of the shape.
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
                 for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):

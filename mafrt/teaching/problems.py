@@ -17,6 +17,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from mafrt.teaching.wordings import (
     BOXES,
@@ -108,7 +109,7 @@ def _story(rng: random.Random, operations: tuple[str, ...]) -> tuple[str, str]:
     """
     picks: list[int] = []
 
-    def pick(options: tuple) -> str | tuple:
+    def pick(options: Any) -> Any:
         picks.append(rng.randrange(len(options)))
         return options[picks[-1]]
 
@@ -138,16 +139,17 @@ def _two_step_numbers(rng: random.Random, operations: tuple[str, str]) -> tuple[
         start, first = _numbers(rng, operations[0])
         middle = apply(operations[0], start, first)
         second = rng.randint(2, 9)
-        value = apply(operations[1], middle, second)
-        if value and middle <= 30 and value <= 30:
+        value = None if middle is None else apply(operations[1], middle, second)
+        if value and middle is not None and middle <= 30 and value <= 30:
             return start, first, second
 
 
 def draw(rng: random.Random, two_step_share: float = 1 / 3) -> Problem:
     """One random problem of any split."""
     if rng.random() < two_step_share:
-        operations: tuple[str, ...] = rng.choice(TWO_STEPS)
-        start, *others = _two_step_numbers(rng, operations)
+        pair = rng.choice(TWO_STEPS)
+        operations: tuple[str, ...] = pair
+        start, *others = _two_step_numbers(rng, pair)
     else:
         operations = (rng.choice("+-*/"),)
         start, *others = _numbers(rng, operations[0])
