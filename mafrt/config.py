@@ -143,6 +143,10 @@ class LearnConfig:
     """end the epochs of an iteration when the mean KL to the sampling policy exceeds this"""
     critic_hidden_size: int = 128
     """width of the critic's hidden layer"""
+    replay_steps: int = 512
+    """vdn, qmix: joint steps that the mixer learns from; they are kept in checkpoints"""
+    target_tau: float = 0.05
+    """vdn, qmix: share of the mixer's weights that its target takes over in each step, in (0, 1]"""
     micro_batch_tokens: int = 8192
     """padded tokens of one backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
@@ -151,6 +155,9 @@ class LearnConfig:
     def __post_init__(self) -> None:
         _choices(self)
         _at_least(self, 1, "ppo_epoch", "critic_epoch", "num_mini_batch", "micro_batch_tokens", "critic_hidden_size")
+        _at_least(self, 1, "replay_steps")
+        if not 0 < self.target_tau <= 1:
+            raise ConfigError(f"target_tau is {self.target_tau}; choose a value in (0, 1].")
         _at_least(self, 0, "lr", "critic_lr", "entropy_coef", "kl_coef", "weight_decay", "warmup_steps")
         if not 0 < self.clip_param < 1:
             raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")

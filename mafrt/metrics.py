@@ -50,6 +50,9 @@ GLOSSARY: dict[str, Meaning] = {
     "groups": Meaning("groups whose episodes are compared with each other", "groups"),
     "groups_of_one": Meaning("groups with one member, which has nothing to be compared with", "groups"),
     "groups_no_spread": Meaning("share of the larger groups whose members all got the same reward", "0..1"),
+    "sampling_rounds": Meaning("rounds of fresh tasks played for groups without spread (dynamic sampling)", "rounds"),
+    "groups_replaced": Meaning("groups without spread that fresh tasks took the place of", "groups"),
+    "round_bonus": Meaning("mean bonus of a turn for corrections, its own and its peers' (MAPoRL)", "reward"),
     "anchors": Meaning("groups of steps that share a state (GiGPO)", "groups"),
     "anchors_of_one": Meaning("states that were met once", "groups"),
     "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
@@ -73,6 +76,8 @@ GLOSSARY: dict[str, Meaning] = {
     "compound_max": Meaning("largest of it"),
     "compound_nonfinite": Meaning("turns left out of it because their ratio was not finite", "turns"),
     "value_loss": Meaning("loss of the critic, mean over its first pass"),
+    "q_tot": Meaning("mean value of the batch's joint steps after the update (VDN, QMIX)", "reward"),
+    "replay_steps": Meaning("joint steps that the mixer remembers (VDN, QMIX)", "steps"),
     "grad_norm/critic": Meaning("norm of the critic's gradient before clipping, mean over steps"),
     # what went wrong
     "skipped_updates": Meaning("optimizer steps skipped because a gradient was not finite", "steps"),

@@ -7,7 +7,7 @@ epoch; the same pass gives the reference policy's log-probabilities when a KL pe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mafrt.batch import collate, split
 from mafrt.config import LearnConfig
-from mafrt.critic import ValueHead, load_critic
+from mafrt.critic import ValueHead, load_critic, save_critic
 from mafrt.losses import value_loss
 from mafrt.seeding import permutation
 from mafrt.transcript import central_prompts
@@ -33,6 +33,8 @@ class Features:
     turns: list[Turn]
     hidden: list[Tensor]
     """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level"""
+    credit: dict[str, Any] = field(default_factory=dict)
+    """settings of the credit rule that this stage computes; a critic has none beside the turns' values"""
 
 
 class Valuation:
@@ -60,6 +62,10 @@ class Valuation:
     def _optimizer(self) -> torch.optim.AdamW:
         learn = self.learn
         return torch.optim.AdamW(self.head.parameters(), lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0)
+
+    def save(self, path: Path) -> None:
+        """Write the head."""
+        save_critic(self.head, path)
 
     def load(self, path: Path) -> None:
         """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""

@@ -38,6 +38,7 @@ from mafrt.types import Episode, SamplingParams
 
 if TYPE_CHECKING:
     from mafrt.learner import Learner
+    from mafrt.mixing import Mixing
     from mafrt.policy import SharedBase
     from mafrt.valuation import Valuation
 
@@ -125,7 +126,7 @@ class OnPolicy:
         for played in {id(env): env, id(self.eval_env): self.eval_env}.values():
             check_prompts(played, team, base.tokenizer, self.context_window)
         self.sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        self.valuation: Valuation = make_valuation(base, config, self.rule)
+        self.valuation: Valuation | Mixing = make_valuation(base, team, config, self.rule)
         self.learner: Learner = make_learner(base, team, config, self.rule, self.sampling)
         self.engine = engine or make_local_engine(base, config)
         self.player = Player(self.engine, base.tokenizer, team, self.sampling, self.context_window)
@@ -191,7 +192,7 @@ class OnPolicy:
     def _play(self) -> tuple[list[Episode], PlayStats, int]:
         """The iteration's episodes, what else happened, and the position in the data afterwards."""
         play, rule = self.config.play, self.rule
-        self._cast()
+        self.cast()
 
         def stream(tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
             return TaskStream(
@@ -229,7 +230,7 @@ class OnPolicy:
         stats.sampling_rounds, stats.groups_replaced = found.rounds, found.replaced
         return found.episodes, stats, found.drawn
 
-    def _cast(self) -> Plan:
+    def cast(self) -> Plan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
         self.player.adapters = self.learner.adapter_of = plan.adapters
@@ -238,13 +239,13 @@ class OnPolicy:
     def _learn(self, episodes: list[Episode], stats: PlayStats) -> dict[str, float]:
         """Value, credit and update: fills the turns' fields and moves the adapters whose turn it is."""
         config, iteration = self.config, self.state.iteration
-        rule, plan = self.rule, self._cast()
+        rule, plan = self.rule, self.cast()
         turns = [turn for episode in episodes for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
         features = self.valuation.annotate(episodes, heat, values=rule.critic is not None, reference=rule.reference)
         if any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
-        metrics = credit.assign(episodes, rule=rule.name, **rule.credit)
+        metrics = credit.assign(episodes, rule=rule.name, **rule.credit, **features.credit)
         if rule.critic is not None:
             metrics |= self.valuation.update(features, iteration)
         if iteration >= config.learn.warmup_steps or rule.critic is None:
@@ -288,7 +289,7 @@ class OnPolicy:
 
     def _evaluate(self, disk: RunDir | None, writer: MetricsWriter | None) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
-        self._cast()
+        self.cast()
         found: Evaluation | None = evaluate(
             self.eval_env,
             self.player,

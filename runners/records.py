@@ -33,6 +33,9 @@ from mafrt.types import Observation, Stop, Turn
 
 ROLES = ("system", "user", "assistant", "tool")
 
+Episodes = list[tuple[str, dict[str, Any]]]
+"""Recorded episodes, each after where it stands (`FILE, line N`)."""
+
 _GROUP = re.compile(r"\d{6,}-(\d{9,})")
 
 
@@ -79,7 +82,7 @@ def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team 
         DataError: a file that cannot be read or is empty, or a record that lacks something, holds something of a wrong
             kind, has two equal answers, or names an agent that `team` does not have; it names file and line.
     """
-    found = []
+    found: list[tuple[Answer, ...]] = []
     for path in map(Path, paths):
         before = len(found)
         for where, record in _lines(path):
@@ -155,12 +158,12 @@ def _order(count: int, seed: int, name: str, epoch: int) -> list[int]:
 # ---------------------------------------------------------------------------------------------------- recorded episodes
 
 
-def read_episodes(run: str | Path, team: Team | None) -> list[tuple[str, dict[str, Any]]]:
+def read_episodes(run: str | Path, team: Team | None) -> Episodes:
     """The episodes of a run directory, each with where it stands. Raises DataError as `read_answers` does."""
     path = Path(run) / "episodes.jsonl"
     if not path.is_file():
         raise DataError(f"{run} holds no episodes.jsonl; give a run directory that was trained with --log_episodes")
-    found = []
+    found: Episodes = []
     for where, episode in _lines(path, growing=True):
         turns, info = episode.get("turns"), episode.get("info")
         if not isinstance(turns, list) or not isinstance(info, dict) or "group" not in episode:
@@ -187,7 +190,7 @@ def holds_tokens(episode: Mapping[str, Any]) -> bool:
 
 
 def mine(
-    episodes: Sequence[tuple[str, Mapping[str, Any]]],
+    episodes: Episodes,
     team: Team,
     tokenizer: Any,
     *,
@@ -295,10 +298,13 @@ def _observations(episode: Mapping[str, Any], env: Env, seed: int) -> list[Obser
         seen += [showing[turn["agent"]] for turn in now]
         result = env.step({turn["agent"]: turn["text"] for turn in now})
         showing, outcome = result.observations, result.info.get("outcome", outcome)
-    same = outcome == episode["outcome"] if None in (outcome, episode["outcome"]) else None
-    if same is None:
-        same = math.isclose(float(outcome), float(episode["outcome"]), rel_tol=1e-9, abs_tol=1e-12)
-    return seen if same else None
+    return seen if _equal(outcome, episode["outcome"]) else None
+
+
+def _equal(played: float | None, recorded: float | None) -> bool:
+    if played is None or recorded is None:
+        return played is recorded
+    return math.isclose(played, recorded, rel_tol=1e-9, abs_tol=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------- the pieces

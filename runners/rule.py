@@ -43,6 +43,8 @@ class Rule:
     """divide a turn's loss by max_new_tokens instead of what was said (Dr. GRPO)"""
     critic: Literal["context", "transcript"] | None
     """what the critic reads: the turn's own context, or the whole transcript and the speaker's name; None: no critic"""
+    mixer: Literal["vdn", "qmix"] | None
+    """what joins the agents' Q to the team's, in place of a critic; None: nothing"""
     reference: bool
     """whether the reference's log-probabilities are needed"""
     sampling_rounds: int
@@ -105,6 +107,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         normalize=config.learn.normalization_mode or preset.loss.get("normalize", "token"),
         constant_length=preset.loss.get("denominator") == "constant",
         critic=preset.critic,
+        mixer=preset.mixer,
         reference=reference,
         sampling_rounds=preset.sampling_rounds if rounds is None else rounds,
         schedule=_schedule(preset, config, team),

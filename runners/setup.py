@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mafrt import credit
 from mafrt.config import TrainConfig
 from mafrt.learner import Learner, Objective
+from mafrt.mixing import Mixing
 from mafrt.policy import SharedBase
 from mafrt.runners.rule import Rule
 from mafrt.seeding import seed_of
@@ -25,9 +27,12 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 
-def make_valuation(base: SharedBase, config: TrainConfig, rule: Rule) -> Valuation:
-    """The critic."""
+def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Valuation | Mixing:
+    """The critic, or the mixer that takes its place."""
     seed = seed_of(config.run.seed, "critic")
+    if rule.mixer:
+        gamma = rule.credit.get("gamma", credit.settings_of(rule.name)["gamma"])
+        return Mixing(base, config.learn, team.names, rule.mixer, gamma, seed)
     return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mafrt import checkpoint, files, random_state
 from mafrt.config import RunConfig
-from mafrt.critic import save_critic
 from mafrt.errors import CheckpointError
 from mafrt.loadable import Loadable
 from mafrt.rundir import RunDir
@@ -16,6 +15,7 @@ from mafrt.team import Team
 
 if TYPE_CHECKING:
     from mafrt.learner import Learner
+    from mafrt.mixing import Mixing
     from mafrt.policy import SharedBase
     from mafrt.valuation import Valuation
 
@@ -41,7 +41,7 @@ def save(
     state: RunState,
     base: SharedBase,
     team: Team,
-    valuation: Valuation,
+    valuation: Valuation | Mixing,
     learner: Learner,
     run: RunConfig,
 ) -> None:
@@ -50,7 +50,7 @@ def save(
         name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
         for name in team.adapters
     }
-    writers["critic.pth"] = lambda path: save_critic(valuation.head, path)
+    writers["critic.pth"] = valuation.save
     writers["state/optimizers.pt"] = lambda path: files.save_tensors(
         path, {"adapters": learner.state(), "critic": valuation.state()}
     )
@@ -69,7 +69,7 @@ def save(
 
 
 def restore(
-    loaded: Loadable, state: RunState, base: SharedBase, team: Team, valuation: Valuation, learner: Learner
+    loaded: Loadable, state: RunState, base: SharedBase, team: Team, valuation: Valuation | Mixing, learner: Learner
 ) -> None:
     """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
 

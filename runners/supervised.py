@@ -137,7 +137,8 @@ class RecordLearner(Learner):
 
     def _metrics(self, mine: Mapping[str, Sequence[Record]]) -> dict[str, float]:
         """The rule's numbers from `old_logprobs`, which are dropped."""
-        metrics, bad = {}, 0.0
+        metrics: dict[str, float] = {}
+        bad = 0.0
         for name, records in mine.items():
             turns = [turn for record in records for turn in record.turns]
             logprobs = [torch.tensor(turn.old_logprobs) for turn in turns]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mafrt.env import Env
     from mafrt.loadable import Loadable
     from mafrt.policy import SharedBase
-    from mafrt.runners.records import Record, Said
+    from mafrt.runners.records import Answer, Episodes, Record, Said
     from mafrt.runners.supervised import Progress, Rule, Summary
 
 
@@ -135,79 +135,43 @@ class Task:
     """the records that recorded turns amount to"""
 
 
+@dataclass(frozen=True)
+class Source:
+    """What was read before the model is loaded."""
+
+    team: Team
+    answers: list[tuple[Answer, ...]]
+    held_out: list[tuple[Answer, ...]]
+    runs: list[tuple[Path, Episodes, Env | None, int]]
+    """run directory, its episodes, and what they can be played again in: environment and seed of the run"""
+
+
 def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Task]) -> int:
     """Read settings and records, go on if asked to, train, and say what came of it. Returns the exit code."""
     settings = command.read(argv)
     loaded, stored = _start(command, resolve(settings))
     settings = command.read(argv, below=stored)
-    data, passes = settings.make(RecordSettings), settings.make(PassSettings)
     own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
-    config = TrainConfig.of(**{name: value for name, value in own.items() if name not in ("epochs", "batch_size")})
-    task = prepare(settings)
-    if not data.dataset_path and not data.episodes_path:
-        raise ConfigError(
-            "There is nothing to learn from; name files with --dataset_path or runs with --episodes_path."
-        )
-
-    from mafrt.runners import records as reading
-
-    team = load_team(settings)
-    answers = reading.read_answers(data.dataset_path, task.fields, team)
-    held_out = reading.read_answers(data.eval_dataset_path, task.fields, team)
-    runs = [(Path(path), reading.read_episodes(path, team)) for path in data.episodes_path]
-    if team is None:
-        names = [group[0].agent for group in answers]
-        names += [turn["agent"] for _, episodes in runs for _, episode in episodes for turn in episode["turns"]]
-        team = Team.of(list(dict.fromkeys(names)))
-        team.check_size(settings["n_agents"])
-        reading.read_answers(data.eval_dataset_path, task.fields, team)
-    envs = [_environment(path) if not all(map(_exact, episodes)) else (None, 0) for path, episodes in runs]
-    run_dir = choose_run_dir(settings, loaded, command.name.removeprefix("train_"))
-    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings)
-
-    from mafrt.runners.preflight import check_window
-
-    window = check_window(data.context_window, base.context_window)
-    found = reading.encode(answers, team, base.tokenizer)
-    for (path, episodes), (env, seed) in zip(runs, envs, strict=True):
-        said, counts = reading.mine(episodes, team, base.tokenizer, env=env, seed=seed, return_of=data.return_of)
-        chosen = task.choose(said)
-        print(_told(path, counts, len(said), len(chosen)), flush=True)
-        found += chosen
-    records = reading.fit(found, window, skip=data.skip_too_long)
-    if len(records) < len(found):
-        print(f"{len(found) - len(records)} records are longer than {window} tokens and are left out.")
-    kept_out = reading.fit(reading.encode(held_out, team, base.tokenizer), window, skip=data.skip_too_long)
-    return _train(command, settings, config, passes, task.rule(), team, base, records, kept_out, run_dir, loaded)
-
-
-def _train(
-    command: Command,
-    settings: Settings,
-    config: TrainConfig,
-    passes: PassSettings,
-    rule: Rule,
-    team: Team,
-    base: SharedBase,
-    records: list[Record],
-    held_out: list[Record],
-    run_dir: Path,
-    loaded: Loadable | None,
-) -> int:
-    from mafrt.runners.supervised import Offline
-
+    passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
+    config, task = TrainConfig.of(**own), prepare(settings)
+    source = read(settings, task)
+    run_dir = choose_run_dir(settings, loaded, rule_name(command))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
+    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings)
+    records, held_out = encode(source, settings, task, base)
+
+    from mafrt.runners.supervised import Offline
+
     runner = Offline(
         records,
-        rule,
-        team,
+        task.rule(),
+        source.team,
         base,
         config,
-        epochs=passes.epochs,
-        batch_size=passes.batch_size,
+        **passes,
         held_out=held_out,
         run_dir=run_dir,
         resume=loaded,
@@ -220,28 +184,71 @@ def _train(
         if aside := set_aside(run_dir):
             print(f"The earlier run is now in {aside}.")
     counts = ", ".join(f"{name} {len(mine)}" for name, mine in runner.records.items())
-    print(f"Learning from {counts} records in {runner.iterations} steps, in {run_dir} ...", flush=True)
-    return _close(command, runner.run(), team, run_dir)
+    print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
+    return _close(command, runner.run(), source.team, run_dir)
+
+
+def read(settings: Settings, task: Task) -> Source:
+    """Everything that files and runs hold, checked against the team; without a team file, who is named makes it up."""
+    from mafrt.runners.records import holds_tokens, read_answers, read_episodes
+
+    data, team = settings.make(RecordSettings), load_team(settings)
+    if not data.dataset_path and not data.episodes_path:
+        raise ConfigError("There is nothing to learn from; name files by --dataset_path, or runs by --episodes_path.")
+    answers = read_answers(data.dataset_path, task.fields, team)
+    episodes = [read_episodes(path, team) for path in data.episodes_path]
+    if team is None:
+        names = [group[0].agent for group in answers]
+        names += [turn["agent"] for one in episodes for _, episode in one for turn in episode["turns"]]
+        team = Team.of(list(dict.fromkeys(names)))
+        team.check_size(settings["n_agents"])
+    held_out = read_answers(data.eval_dataset_path, task.fields, team)
+    runs = []
+    for path, one in zip(map(Path, data.episodes_path), episodes, strict=True):
+        exact = all(holds_tokens(episode) for _, episode in one)
+        runs.append((path, one, *((None, 0) if exact else _environment(path))))
+    return Source(team, answers, held_out, runs)
+
+
+def encode(source: Source, settings: Settings, task: Task, base: SharedBase) -> tuple[list[Record], list[Record]]:
+    """The records to learn from and the held-out ones, as tokens."""
+    from mafrt.runners import records as reading
+    from mafrt.runners.preflight import check_window
+
+    data, tokenizer = settings.make(RecordSettings), base.tokenizer
+    window = check_window(data.context_window, base.context_window)
+    said: list[Said] = []
+    for path, episodes, env, seed in source.runs:
+        new, counts = reading.mine(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
+        said += new
+        print(_told(path, counts, len(new)), flush=True)
+    found = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(said)]
+    kept = reading.fit(found, window, skip=data.skip_too_long)
+    if len(kept) < len(found):
+        print(f"{len(found) - len(kept)} records are longer than {window} tokens and are left out.")
+    held_out = reading.encode(source.held_out, source.team, tokenizer)
+    return kept, reading.fit(held_out, window, skip=data.skip_too_long)
 
 
 def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any]]:
     """What to load, and the settings that come with it: all of a run of this command, the shape of another's."""
     stored = stored_args(loaded)
-    ours = command.settings().keys() >= stored.keys()
-    rule = loaded.checkpoint.meta.get("rule") if loaded is not None and loaded.checkpoint is not None else None
-    if loaded is None or not loaded.resumes or (ours and rule in (None, command.name.removeprefix("train_"))):
+    if loaded is None or not loaded.resumes:
+        return loaded, stored
+    ours = bool(stored) and command.settings().keys() >= stored.keys()
+    state = loaded.checkpoint is not None and loaded.checkpoint.meta.get("rule") == rule_name(command)
+    if state or (ours and not loaded.adapters):
         return loaded, stored
     if not loaded.adapters:
         raise ConfigError(f"{loaded.path} was stopped before its first checkpoint, so there are no adapters to load.")
-    print(f"{loaded.path} is of another kind of run; its adapters are the initial weights.")
-    loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
-    return loaded, {name: stored[name] for name in SHAPE if name in stored}
+    print(f"The adapters of {loaded.path}, which is of another kind of run, are the initial weights.")
+    weights = replace(loaded, kind="adapters", checkpoint=None, run=loaded.run if ours else None)
+    return weights, stored if ours else {name: stored[name] for name in SHAPE if name in stored}
 
 
-def _exact(episode: tuple[str, Mapping[str, Any]]) -> bool:
-    from mafrt.runners.records import holds_tokens
-
-    return holds_tokens(episode[1])
+def rule_name(command: Command) -> str:
+    """`sft` of `train_sft`: the rule, as checkpoints know it, and the first part of the default run directory."""
+    return command.name.removeprefix("train_")
 
 
 def _environment(run: Path) -> tuple[Env, int]:
@@ -256,8 +263,8 @@ def _environment(run: Path) -> tuple[Env, int]:
     return script.prepare(settings).env, int(settings["seed"])
 
 
-def _told(path: Path, counts: Mapping[str, int], turns: int, chosen: int) -> str:
-    parts = [f"{path}: {chosen} records from {turns} turns of {counts['episodes']} episodes"]
+def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:
+    parts = [f"{path}: {turns} turns of {counts['episodes']} episodes"]
     for name, what in (
         ("not_reproduced", "episodes came out otherwise when played again and are left out"),
         ("no_return", "turns have no return and are left out"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mafrt.credit import ALGORITHMS, assign
 from mafrt.types import Episode, Scored, Turn, Unscored
 
-DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo"})
-"""Every preset once: those three are `gae` to the credit stage."""
+DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo", "dapo", "qmix"})
+"""Every preset once: those are `gae`, `grpo` and `vdn` to the credit stage (what they add has tests of its own)."""
 QUARTERS = st.integers(-20, 20).map(lambda n: n / 4)
 """Rewards whose sums are exact, for properties that a rounding would blur."""
 NUMBERS = st.floats(-5, 5, allow_nan=False, width=32)

@@ -209,7 +209,9 @@ def test_every_algorithm_runs_with_its_defaults_and_says_where_it_is_from():
     for name, preset in ALGORITHMS.items():
         a = turn("a", 0, 1.0, values=[0.5], ref_logprobs=[-1.0])
         b = turn("b", 1, 0.0, values=[0.5], ref_logprobs=[-1.0])
-        metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name)
+        own = {"dapo": {"token_limits": {"a": 9, "b": 9}}, "qmix": {"joint": lambda turn, values: values}}
+        wanted = own.get(name, {})
+        metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name, **wanted)
         assert a.advantages and b.advantages and a.returns and b.returns
         assert metrics["reward/a"] == 1.0
         assert preset.name == name and preset.summary and any(c.isdigit() for c in preset.paper)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from dataclasses import replace
@@ -27,11 +28,14 @@ from test_sft import (
     weights,
 )
 
-from mafrt.errors import CheckpointError, ConfigError
+from mafrt.errors import CheckpointError, ConfigError, DataError
+from mafrt.loadable import resolve
 from mafrt.losses_preference import dpo_loss
+from mafrt.rundir import write_args
 from mafrt.runners.preference import Dpo
 from mafrt.runners.records import Record, _turn
 from mafrt.runners.supervised import RecordLearner
+from mafrt.scripts import train_dpo, train_math, train_sft
 
 HAND = {
     "chosen": [-2.0, -4.0],
@@ -295,3 +299,103 @@ def test_a_run_does_not_go_on_with_another_reference(tmp_path):
         offline(run, run, records=likes(), rule=Dpo(0.5, "initial"), epochs=2)
     with pytest.raises(CheckpointError, match=r"other rule \(dpo, here sft\)"):
         offline(run, run, epochs=2)
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def written(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+PAIR = {"agent": "actor", "prompt": "1+1", "chosen": "\\boxed{2}", "rejected": "\\boxed{3}"}
+
+
+@pytest.mark.parametrize(
+    ("record", "argv", "says"),
+    [
+        (None, [], "There is nothing to learn from; name files by --dataset_path, or runs by --episodes_path"),
+        (PAIR, ["--beta", "0"], "beta is 0.0; choose a value above 0"),
+        (PAIR, ["--min_gap", "-1"], "min_gap is -1.0"),
+        (PAIR, ["--batch_size", "0"], "batch_size is 0"),
+        (PAIR, ["--reference", "bse"], "choose one of base, initial"),
+        (PAIR, ["--episodes_path", "nowhere"], "nowhere holds no episodes.jsonl"),
+        (PAIR, ["--ppo_epoch", "2"], "There is no flag '--ppo_epoch'"),
+        ({**PAIR, "agent": "actr"}, [], "a.jsonl, line 1: There is no agent 'actr'; did you mean 'actor'?"),
+        ({"agent": "actor", "prompt": "p", "response": "r"}, [], "a.jsonl, line 1: lacks the field 'chosen'"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_model_is_loaded(capsys, tmp_path, monkeypatch, record, argv, says):
+    monkeypatch.chdir(tmp_path)
+    words = ["--profile_path", "profiles/quickstart.json", *argv]
+    if record is not None:
+        words += ["--dataset_path", written(tmp_path / "a.jsonl", record)]
+    assert train_dpo.main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and says in shown.err
+    assert "Loading" not in shown.out and not (tmp_path / "runs").exists()
+
+
+def test_without_a_team_file_those_who_are_named_make_up_the_team(tmp_path):
+    path = written(tmp_path / "a.jsonl", PAIR, {**PAIR, "agent": "critic"})
+    words = ["--dataset_path", path, "--eval_dataset_path", path]
+    settings = train_dpo.COMMAND.read(words)
+    assert train_sft.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
+    other = written(tmp_path / "b.jsonl", {**PAIR, "agent": "critik"})
+    settings = train_dpo.COMMAND.read([*words, "--eval_dataset_path", other])
+    with pytest.raises(DataError, match="no agent 'critik'; did you mean 'critic'"):
+        train_sft.read(settings, train_dpo.prepare(settings))
+
+
+def test_what_a_load_path_means(tmp_path, capsys):
+    """A run of the same command goes on; the adapters of any other are initial weights; all its ways to be cut short."""
+
+    def start(command, path):
+        return train_sft._start(command, resolve(path))
+
+    runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
+    runner.args = train_dpo.COMMAND.read(["--dataset_path", "x", "--lora_rank", "4"]).values
+    runner.run()
+    loaded, stored = start(train_dpo.COMMAND, tmp_path / "dpo")
+    assert loaded.resumes and loaded.step == 3 and stored["dataset_path"] == ["x"]
+    loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo")
+    assert not loaded.resumes and set(loaded.adapters) == {"ann", "bob", "cat"}
+    assert stored["lora_rank"] == 4 and "dataset_path" not in stored
+    assert "of another kind of run" in capsys.readouterr().out
+    loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo" / "adapters")
+    assert not loaded.resumes and not stored
+    # An SFT run that was killed before its first checkpoint goes on in its folder, from where it started.
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    write_args(cut / "args.yaml", train_sft.COMMAND.read(["--dataset_path", "y"]).values)
+    (cut / "origin.json").write_text(json.dumps({"load_path": str(resolve(tmp_path / "dpo").path)}))
+    loaded, stored = start(train_sft.COMMAND, cut)
+    assert loaded.resumes and loaded.run == cut and loaded.step == 0 and loaded.adapters
+    assert stored["dataset_path"] == ["y"]
+    (cut / "origin.json").unlink()
+    assert start(train_sft.COMMAND, cut)[0].run == cut
+    with pytest.raises(ConfigError, match="no adapters to load"):
+        start(train_dpo.COMMAND, cut)
+
+
+@pytest.mark.slow
+def test_sft_then_play_then_dpo_on_what_was_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    record = {"agent": "actor", "prompt": "1+1", "response": "\\boxed{2}"}
+    team = ["--profile_path", "profiles/quickstart.json"]
+    words = [*team, "--dataset_path", written(tmp_path / "sft.jsonl", record), "--run_dir", "sft"]
+    assert train_sft.main(words) == 0
+    short = ["--iterations", "1", "--n_rollout_threads", "32", "--n_samples", "16", "--max_new_tokens", "32"]
+    play = [*team, *short, "--eval_episodes", "0", "--temperature", "1.5"]
+    assert train_math.main([*play, "--load_path", "sft/adapters", "--run_dir", "play"]) == 0
+    capsys.readouterr()
+    assert train_dpo.main(["--episodes_path", "play", "--load_path", "play", "--run_dir", "dpo"]) == 0
+    said = capsys.readouterr().out
+    assert "play: 64 turns of 32 episodes" in said and "came out otherwise" not in said
+    assert "Learning from records (reasoner " in said and ", actor " in said
+    assert train_dpo.main(["--load_path", "dpo", "--epochs", "2"]) == 0
+    steps = [line["iteration"] for line in lines(tmp_path / "dpo")]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) % 2 == 0
+    assert train_sft.main([*team, "--episodes_path", "play", "--load_path", "dpo/adapters", "--run_dir", "best"]) == 0
+    assert resolve(tmp_path / "best" / "adapters").adapters.keys() == {"reasoner", "actor"}

@@ -17,8 +17,8 @@ FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "
 LAYERS = (
     "scripts bench",
     "runners envs teaching",
-    "learner rollout valuation tally coach checkpoint loadable rundir metrics report",
-    "policy lora adapters critic logprobs memory batch transcript engine sampling sandbox",
+    "learner rollout valuation mixing tally coach checkpoint loadable rundir metrics report",
+    "policy lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
     "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state",
     "types errors version",
 )

@@ -15,6 +15,7 @@ from mafrt.credit.gae import GaeSettings, gae
 from mafrt.credit.gigpo import GigpoSettings, gigpo
 from mafrt.credit.group import GroupSettings, group
 from mafrt.credit.maporl import MaporlSettings, maporl
+from mafrt.credit.mixed import MixedSettings, mixed
 from mafrt.credit.reinforce_pp import ReinforceSettings, reinforce_pp
 from mafrt.credit.settings import unknown
 from mafrt.errors import ConfigError
@@ -25,6 +26,7 @@ RULES: Mapping[str, tuple[Callable[..., dict[str, float]], type]] = MappingProxy
         "maporl": (maporl, MaporlSettings),
         "group": (group, GroupSettings),
         "gigpo": (gigpo, GigpoSettings),
+        "mixed": (mixed, MixedSettings),
         "reinforce_pp": (reinforce_pp, ReinforceSettings),
     }
 )
@@ -50,6 +52,8 @@ class Algorithm:
     """What its critic reads: the turn's own context, the whole transcript so far and the speaker's name, or none."""
     needs_groups: bool = False
     needs_several_agents: bool = False
+    mixer: Literal["vdn", "qmix"] | None = None
+    """What joins the agents' Q to the team's, in place of a critic's values."""
     interval: int = 1
     """Iterations per agent (`round_robin`) or per casting (`swap`) where the run names none."""
     sampling_rounds: int = 0
@@ -206,6 +210,27 @@ _LIST = (
         "GiGPO (2505.10978)",
         "gigpo",
         needs_groups=True,
+    ),
+    Algorithm(
+        "vdn",
+        "the team's value is the sum of the agents' Q; a turn against the same agent's others, by Q",
+        "VDN, Sunehag 2017 (1706.05296)",
+        "mixed",
+        critic="context",
+        needs_groups=True,
+        needs_several_agents=True,
+        mixer="vdn",
+    ),
+    Algorithm(
+        "qmix",
+        "the team's value is a monotone mixture of the agents' Q; a turn against the same agent's others, by Q_tot",
+        "QMIX, Rashid 2018 (1803.11485)",
+        "mixed",
+        {"mixer": "given"},
+        critic="context",
+        needs_groups=True,
+        needs_several_agents=True,
+        mixer="qmix",
     ),
 )
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({algorithm.name: algorithm for algorithm in _LIST})

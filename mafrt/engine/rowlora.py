@@ -1,8 +1,7 @@
 """LoRA in decoding: adapters stacked, rows of one adapter side by side.
 
-Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder, so their
-adapters are fused as well: A side by side, B as blocks on the diagonal. The blocks' zeros are cheap at these sizes;
-a launch less is worth more.
+Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder. Their
+adapters' A are side by side too, so that they are one product; each layer's B works on its own columns of the output.
 """
 
 from __future__ import annotations
@@ -14,14 +13,22 @@ import torch
 from torch import Tensor
 
 
-class FusedLora(NamedTuple):
-    """One fused layer's adapters: `a` `[K, in, R]`, `b` `[K, R, out]` (scaled), padded with zeros to one rank R.
+class Up(NamedTuple):
+    """One layer's B: `weight` `[K, r, width]` (scaled) takes `inner[..., ranks]` to `out[..., outs]`."""
 
-    In the wide form, `a` is `[in, K*R]`.
+    weight: Tensor
+    ranks: slice
+    outs: slice
+
+
+class FusedLora(NamedTuple):
+    """The adapters of layers that share their input: `down` `[K, in, R]` (in the wide form `[in, K*R]`), then `ups`.
+
+    Every layer has the largest of the adapters' ranks; smaller ones are filled up with zeros.
     """
 
-    a: Tensor
-    b: Tensor
+    down: Tensor
+    ups: list[Up]
 
 
 Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
@@ -35,23 +42,26 @@ def fuse(
 
     `paths` and `widths` (out features) are the layers'; `like` gives dtype and device.
     """
-    ranks = [[pairs[path][0].shape[0] if path in pairs else 0 for path in paths] for pairs in adapters]
-    rank = max(sum(each) for each in ranks)
-    if rank == 0:
+    downs: list[Tensor] = []
+    ups: list[Up] = []
+    rank = first = 0
+    for path, width in zip(paths, widths, strict=True):
+        found = [(k, *pairs[path]) for k, pairs in enumerate(adapters) if path in pairs]
+        if found:
+            r, size = max(a.shape[0] for _, a, _, _ in found), found[0][1].shape[1]
+            down = torch.zeros(len(adapters), size, r, dtype=like.dtype, device=like.device)
+            up = torch.zeros(len(adapters), r, width, dtype=like.dtype, device=like.device)
+            for k, a, b, scaling in found:
+                down[k, :, : len(a)] = a.detach().t()
+                up[k, : len(a)] = b.detach().t() * scaling
+            downs.append(down)
+            ups.append(Up(up, slice(rank, rank + r), slice(first, first + width)))
+            rank += r
+        first += width
+    if not downs:
         return None
-    size = next(pairs[path][0].shape[1] for pairs in adapters for path in paths if path in pairs)
-    a = torch.zeros(len(adapters), size, rank, dtype=like.dtype, device=like.device)
-    b = torch.zeros(len(adapters), rank, sum(widths), dtype=like.dtype, device=like.device)
-    for k, pairs in enumerate(adapters):
-        column = first = 0
-        for path, width, r in zip(paths, widths, ranks[k], strict=True):
-            if r:
-                down, up, scaling = pairs[path]
-                a[k, :, column : column + r] = down.detach().t()
-                b[k, column : column + r, first : first + width] = up.detach().t() * scaling
-            column += r
-            first += width
-    return FusedLora(a.transpose(0, 1).reshape(size, -1) if wide else a, b)
+    stacked = torch.cat(downs, 2)
+    return FusedLora(stacked.transpose(0, 1).reshape(stacked.shape[1], -1) if wide else stacked, ups)
 
 
 class RowAdapters:
@@ -84,7 +94,7 @@ class RowAdapters:
         self._present = [k for k, size in enumerate(sizes) if size]
         # Rows of no adapter are a last part, which the adapters never reach.
         self._sizes = [*(size for size in sizes if size), len(index) - self._rows]
-        self._even = len(set(sizes)) == 1
+        self._even = len(set(sizes)) == 1 and self._count > 1
         if self._wide:
             self._mask = (index.unsqueeze(1) == torch.arange(self._count)).to(self._device).unsqueeze(2)
 
@@ -96,19 +106,25 @@ class RowAdapters:
         """Add the adapters' part for inputs `x` `[rows, in]` to `out` `[rows, out]`, in place."""
         if lora is None or not self._rows:
             return
-        a, b = lora
+        down, ups = lora
         if self._wide:
-            inner = torch.mm(x, a).view(len(x), self._count, -1).mul_(self._mask)
-            out.addmm_(inner.view(len(x), -1), b.view(-1, b.shape[2]))
-        elif self._count == 1:
-            rows = self._rows
-            out[:rows].addmm_(torch.mm(x[:rows], a[0]), b[0])
+            inner = torch.mm(x, down).view(len(x), self._count, -1).mul_(self._mask)
+            for up, ranks, outs in ups:
+                out[:, outs].addmm_(inner[:, :, ranks].reshape(len(x), -1), up.view(-1, up.shape[2]))
         elif self._even:
-            inner = torch.bmm(x[: self._rows].view(self._count, -1, x.shape[1]), a)
-            out[: self._rows].view(self._count, -1, out.shape[1]).baddbmm_(inner, b)
+            each = out[: self._rows].view(self._count, -1, out.shape[1])
+            inner = torch.bmm(x[: self._rows].view(self._count, -1, x.shape[1]), down)
+            for up, ranks, outs in ups:
+                each[:, :, outs].baddbmm_(inner[:, :, ranks], up)
         else:
             # Views of all parts at once: one by one they would cost as much as the products.
-            parts = zip(self._present, x.split(self._sizes), out.split(self._sizes), strict=False)
-            downs, ups = a.unbind(), b.unbind()
-            for k, into, onto in parts:
-                onto.addmm_(torch.mm(into, downs[k]), ups[k])
+            inner, every = x.new_empty(len(x), down.shape[2]), down.unbind()
+            for k, into, onto in zip(self._present, x.split(self._sizes), inner.split(self._sizes), strict=False):
+                torch.mm(into, every[k], out=onto)
+            for up, ranks, outs in ups:
+                parts = zip(
+                    self._present, inner[:, ranks].split(self._sizes), out[:, outs].split(self._sizes), strict=False
+                )
+                every = up.unbind()
+                for k, into, onto in parts:
+                    onto.addmm_(into, every[k])
