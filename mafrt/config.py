@@ -30,7 +30,7 @@ class PlayConfig:
     n_samples: int = 1
     """episodes played of each task; they form its group"""
     dynamic_sampling_rounds: int | None = None
-    """rounds in which tasks whose samples are all worth the same are replaced by fresh ones; default: the algorithm's"""
+    """rounds in which tasks whose samples are all worth the same make room for fresh ones; default: the algorithm's"""
     episode_length: int = 1
     """turns per agent collected from each environment in an iteration; whole episodes are played until then"""
     max_new_tokens: int = 256
@@ -83,9 +83,9 @@ class CreditConfig:
     outcome_to: Literal["last", "each", "all"] | None = None
     """who receives the outcome: the episode's last turn, every agent's last, or all; default: the algorithm's own"""
     share: Literal["own", "sum"] | None = None
-    """a turn keeps its own reward, or carries the sum over its episode, the outcome counted once; default: the algorithm's"""
+    """a turn keeps its own reward, or carries its episode's sum, the outcome counted once; default: the algorithm's"""
     overlong_buffer: float | None = None
-    """end of max_new_tokens in which the overlong penalty grows, as a share of it, 0 for none; default: the algorithm's"""
+    """last share of max_new_tokens, in which the overlong penalty grows; 0 for none; default: the algorithm's own"""
     overlong_penalty: float | None = None
     """reward that a turn loses which uses max_new_tokens up; default: the algorithm's own"""
     normalize_advantages: Literal["none", "batch", "agent"] | None = None

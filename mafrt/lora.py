@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +30,20 @@ LAUNCH_S = {"cpu": 6e-6, "cuda": 1e-5}
 """Seconds that one more small operation costs, by device type."""
 FLOP_PER_S = {"cpu": 6e10, "cuda": 6e13}
 """Rate at which the small products of an adapter run, by device type."""
+BLOCK_TOKENS = {"cpu": 192}
+"""Most tokens that a layer works on at a time where a cache is to be kept warm, by device type."""
 
 
 class Segment(NamedTuple):
-    """Tokens `start:stop` of the flattened (and, if the plan has `order`, permuted) batch belong to `adapter`."""
+    """Tokens `start:stop` of the flattened (and, if the plan has `order`, permuted) batch; `adapter` -1 for none."""
 
     adapter: int
     start: int
     stop: int
+
+
+Layout: TypeAlias = "tuple[tuple[int, int, float], ...]"
+"""(adapter, rank, scaling) of the adapters that a layer has, of those in the batch."""
 
 
 @dataclass
@@ -57,23 +63,18 @@ class Plan:
     segments: tuple[Segment, ...]
     order: Tensor | None = None
     train: frozenset[int] | None = None
-    masks: dict[object, Tensor] = field(default_factory=dict)
+    pieces: dict[Layout, list[Piece]] = field(default_factory=dict)
+    """What layers with equal layouts make of this plan."""
 
     def learns(self, adapter: int) -> bool:
         return self.train is None or adapter in self.train
 
-    def mask(self, layout: tuple[tuple[int, int, float], ...], like: Tensor) -> Tensor:
-        """`[sum r_k, rows, 1 or steps]`: scaling_k where an inner channel belongs to the token's adapter, else 0.
-
-        Layers with the same `layout` of (adapter, rank, scaling) share one mask.
-        """
-        key = (layout, like.dtype, like.device)
-        if key not in self.masks:
-            owner = torch.tensor([k for k, r, _ in layout for _ in range(r)], device=like.device)
-            scale = torch.tensor([s for _, r, s in layout for _ in range(r)], device=like.device, dtype=like.dtype)
-            index = self.index.to(like.device).reshape(1, self.rows, -1)
-            self.masks[key] = (index == owner[:, None, None]) * scale[:, None, None]
-        return self.masks[key]
+    def mask(self, layout: Layout, like: Tensor) -> Tensor:
+        """`[sum r_k, rows, 1 or steps]`: scaling_k where an inner channel belongs to the token's adapter, else 0."""
+        owner = torch.tensor([k for k, r, _ in layout for _ in range(r)], device=like.device)
+        scale = torch.tensor([s for _, r, s in layout for _ in range(r)], device=like.device, dtype=like.dtype)
+        index = self.index.to(like.device).reshape(1, self.rows, -1)
+        return (index == owner[:, None, None]) * scale[:, None, None]
 
 
 def make_plan(
@@ -97,26 +98,38 @@ def make_plan(
     owners, counts = torch.unique_consecutive(index.reshape(-1), return_counts=True)
     stops = (counts.cumsum(0) * span).tolist()
     segments = _segments(owners.tolist(), stops)
-    present = tuple(sorted({segment.adapter for segment in segments}))
+    present = tuple(sorted({segment.adapter for segment in segments} - {-1}))
     total = sum(ranks[k] for k in present)
     wide = form == "wide" and len(present) > 1
     if form == "auto" and len(present) > 1:
         wasted = 2.0 * rows * steps * (total - total / len(present)) * width / FLOP_PER_S.get(device.type, 6e13)
         wide = wasted < 2 * (len(present) - 1) * LAUNCH_S.get(device.type, 1e-5)
     plan = Plan(rows, steps, index, present, wide, segments, train=train)
-    if not wide and len(segments) > 2 * len(present):
+    if wide:
+        plan.segments = ()
+    elif len(segments) > 2 * len(present) + 1:
         # Many short runs: one per adapter instead, at the price of a gather and a scatter in each layer.
         tokens = index.reshape(-1).repeat_interleave(span)
         counts = torch.bincount(tokens + 1, minlength=2).tolist()
         plan.order = torch.argsort(tokens, stable=True)[counts[0] :].to(device)
         stops = list(accumulate(counts[k + 1] for k in present))
         plan.segments = _segments(present, stops)
+    if most := BLOCK_TOKENS.get(device.type):
+        plan.segments = tuple(block for segment in plan.segments for block in _blocks(segment, most))
     return plan
 
 
 def _segments(owners: Sequence[int], stops: Sequence[int]) -> tuple[Segment, ...]:
-    runs = zip(owners, [0, *stops[:-1]], stops, strict=True)
-    return tuple(Segment(*run) for run in runs if run[0] >= 0)
+    return tuple(Segment(*run) for run in zip(owners, [0, *stops[:-1]], stops, strict=True))
+
+
+def _blocks(segment: Segment, most: int) -> Iterator[Segment]:
+    """Cut a segment into equal parts of at most `most` tokens."""
+    length = segment.stop - segment.start
+    parts = -(-length // most)
+    for i in range(parts):
+        start, stop = (segment.start + length * j // parts for j in (i, i + 1))
+        yield Segment(segment.adapter, start, stop)
 
 
 @dataclass(frozen=True)
@@ -190,46 +203,96 @@ class LoraContext:
 
 
 class Piece(NamedTuple):
-    """Tokens `start:stop` get `scale * mask * (x A^T) B^T`; `mask` is None, or `[r, rows, 1 or steps]`."""
+    """Tokens `start:stop` get `scale * mask * (x A^T) B^T` of the layer's pair number `slot`; -1: they get none.
 
+    `mask` is None, or `[r, rows, 1 or steps]`.
+    """
+
+    slot: int
     start: int
     stop: int
-    scale: float
-    mask: Tensor | None
+    scale: float = 1.0
+    mask: Tensor | None = None
 
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
-# libraries are two to five times slower than with r as the short one (`A @ x.T`).
+# libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
+# are done piece by piece, so that the adapter, which has next to no arithmetic, finds its operands in the cache.
 
 
 def _inner(a: Tensor, x: Tensor, piece: Piece) -> Tensor:
-    """`scale * mask * a x^T`, `[r, tokens]`: `x A^T` forward, `grad B` backward."""
-    # With beta=0 the first argument is not read; it only carries the product's scale in one call.
+    """`scale * mask * a x^T`, `[r, tokens]`: with A forward, with B^T and the gradient backward."""
+    # With beta=0 the first argument is not read; it only lets one call do product and scale.
     h = torch.addmm(a.new_empty(()), a, x.t(), beta=0, alpha=piece.scale)
     if piece.mask is not None:
         h.view(h.shape[0], piece.mask.shape[1], -1).mul_(piece.mask)
     return h
 
 
-def _add_pieces(out: Tensor, x: Tensor, pieces: Sequence[Piece], weights: Sequence[Tensor]) -> list[Tensor]:
-    """Add every piece to `out` `[tokens, out]` in place; returns the scaled inner activations `[r, piece tokens]`."""
+def _forward(
+    x: Tensor, out: Tensor, weight: Tensor | None, bias: Tensor | None, pieces: Sequence[Piece], pairs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Fill `out` `[tokens, out]` with `x W^T + b` (kept where `weight` is None) and add the adapters.
+
+    `pairs` is A_0, B_0, A_1, B_1, ... Returns the inner activations of each piece that has an adapter.
+    """
     inner = []
-    for piece, a, b in zip(pieces, weights[::2], weights[1::2], strict=True):
-        h = _inner(a, x[piece.start : piece.stop], piece)
-        out[piece.start : piece.stop].addmm_(h.t(), b.t())
-        inner.append(h)
+    for piece in pieces:
+        part, result = x[piece.start : piece.stop], out[piece.start : piece.stop]
+        if weight is not None:
+            torch.mm(part, weight.t(), out=result)
+            if bias is not None:
+                result += bias
+        if piece.slot >= 0:
+            h = _inner(pairs[2 * piece.slot], part, piece)
+            result.addmm_(h.t(), pairs[2 * piece.slot + 1].t())
+            inner.append(h)
     return inner
 
 
-def _apply(
-    x: Tensor, out: Tensor, order: Tensor | None, pieces: Sequence[Piece], weights: Sequence[Tensor]
+def _backward(
+    grad: Tensor,
+    grad_x: Tensor | None,
+    weight: Tensor | None,
+    x: Tensor,
+    pieces: Sequence[Piece],
+    inner: Sequence[Tensor],
+    pairs: Sequence[Tensor],
+    want: Sequence[bool],
+) -> list[Tensor | None]:
+    """Fill `grad_x` (added to where `weight` is None); returns the gradients of `pairs` that are wanted."""
+    grads: list[Tensor | None] = [None] * len(pairs)
+    rest = iter(inner)
+    for piece in pieces:
+        g, a, b = grad[piece.start : piece.stop], 2 * piece.slot, 2 * piece.slot + 1
+        target = None if grad_x is None else grad_x[piece.start : piece.stop]
+        if target is not None and weight is not None:
+            torch.mm(g, weight, out=target)
+        if piece.slot < 0:
+            continue
+        kept = next(rest)
+        if want[a] or target is not None:
+            h = _inner(pairs[b].t(), g, piece)
+            if want[a]:
+                grads[a] = _accumulate(grads[a], h, x[piece.start : piece.stop])
+            if target is not None:
+                target.addmm_(h.t(), pairs[a])
+        if want[b]:
+            grads[b] = _accumulate(grads[b], kept, g)
+    return [g.t() if i % 2 and g is not None else g for i, g in enumerate(grads)]
+
+
+def _accumulate(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    return torch.mm(left, right) if total is None else total.addmm_(left, right)
+
+
+def _permuted(
+    x: Tensor, out: Tensor, order: Tensor, pieces: Sequence[Piece], pairs: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Add the adapters to `out` in place; returns their input (permuted by `order`) and inner activations."""
-    if order is None:
-        return x, _add_pieces(out, x, pieces, weights)
+    """Add the adapters of the tokens at `order` to `out` in place; returns those tokens and their activations."""
     x = x.index_select(0, order)
-    delta = out.new_zeros(x.shape[0], out.shape[1])
-    inner = _add_pieces(delta, x, pieces, weights)
+    delta = x.new_zeros(x.shape[0], out.shape[1])
+    inner = _forward(x, delta, None, None, pieces, pairs)
     out.index_add_(0, order, delta)
     return x, inner
 
@@ -243,38 +306,31 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, width, order, pieces, *params):  # type: ignore[no-untyped-def]
-        out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
-        used, inner = _apply(x, out, order, pieces, _as(params, x.dtype))
-        ctx.save_for_backward(used, weight, order, *inner, *params)
+        pairs = _as(params, x.dtype)
+        if order is not None:
+            out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
+            x, inner = _permuted(x, out, order, pieces, pairs)
+        else:
+            out = (x.new_zeros if weight is None else x.new_empty)(x.shape[0], width)
+            inner = _forward(x, out, weight, bias, pieces, pairs)
+        ctx.save_for_backward(x, weight, order, *inner, *params)
         ctx.pieces = pieces
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, order, *rest = ctx.saved_tensors
-        pieces = ctx.pieces
-        inner, params = rest[: len(pieces)], rest[len(pieces) :]
-        weights = _as(params, grad.dtype)
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
-        local = grad if order is None else grad.index_select(0, order)
-        grad_x = target = None
+        inner, params = rest[: len(rest) - len(want)], rest[len(rest) - len(want) :]
+        pairs = _as(params, grad.dtype)
+        total, local = None, grad if order is None else grad.index_select(0, order)
         if want_x:
-            grad_x = torch.mm(grad, weight) if weight is not None else grad.new_zeros(grad.shape[0], x.shape[1])
-            target = grad_x if order is None else torch.zeros_like(x)
-        grads: list[Tensor | None] = [None] * len(params)
-        for i, piece in enumerate(pieces):
-            g = local[piece.start : piece.stop]
-            if want[2 * i] or want_x:
-                h = _inner(weights[2 * i + 1].t(), g, piece)
-                if want[2 * i]:
-                    grads[2 * i] = torch.mm(h, x[piece.start : piece.stop])
-                if want_x:
-                    target[piece.start : piece.stop].addmm_(h.t(), weights[2 * i])
-            if want[2 * i + 1]:
-                grads[2 * i + 1] = torch.mm(inner[i], g).t()
+            total = (grad.new_empty if weight is not None and order is None else grad.new_zeros)(x.shape)
+        grads = _backward(local, total, weight if order is None else None, x, ctx.pieces, inner, pairs, want)
         if want_x and order is not None:
-            grad_x.index_add_(0, order, target)
-        return (grad_x, None, None, None, None, None, *_like(grads, params))
+            whole = grad.new_zeros(len(grad), x.shape[1]) if weight is None else torch.mm(grad, weight)
+            total = whole.index_add_(0, order, total)
+        return (total, None, None, None, None, None, *_like(grads, params))
 
 
 def _as(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
@@ -339,28 +395,35 @@ class StackedLoRALinear(nn.Module):
         plain = type(self.base_layer) is nn.Linear
         weight, bias = (self.base_layer.weight, self.base_layer.bias) if plain else (None, None)
         if torch.is_grad_enabled():
-            result = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)
+            out = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)
             if not plain:
-                result = result + self.base_layer(flat)
+                out = out + self.base_layer(flat)
+        elif plan.order is not None:
+            out = self.base_layer(flat)
+            _permuted(flat, out, plan.order, pieces, _as(params, x.dtype))
         else:
-            result = F.linear(flat, weight, bias) if plain else self.base_layer(flat)
-            _apply(flat, result, plan.order, pieces, _as(params, x.dtype))
-        return result.view(*x.shape[:-1], self.out_features)
+            out = flat.new_empty(len(flat), self.out_features) if plain else self.base_layer(flat)
+            _forward(flat, out, weight, bias, pieces, _as(params, x.dtype))
+        return out.view(*x.shape[:-1], self.out_features)
 
-    def _pieces(self, plan: Plan, x: Tensor) -> tuple[list[Piece], list[Tensor]]:
-        here = [k for k in plan.present if k in self.pairs]
-        if not here:
+    def _pieces(self, plan: Plan, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
+        """How the plan's segments meet this layer's adapters, and the tensors of those, A and B in turn."""
+        layout = tuple((k, self.ranks[k], self.scalings[k]) for k in plan.present if k in self.pairs)
+        if not layout:
             return [], []
+        here = [k for k, _, _ in layout]
+        if layout not in plan.pieces:
+            if plan.wide:
+                plan.pieces[layout] = [Piece(0, 0, plan.rows * plan.steps, 1.0, plan.mask(layout, x))]
+            else:
+                slot = {k: i for i, k in enumerate(here)}
+                plan.pieces[layout] = [
+                    Piece(slot.get(k, -1), start, stop, self.scalings.get(k, 1.0)) for k, start, stop in plan.segments
+                ]
         if plan.wide:
-            layout = tuple((k, self.ranks[k], self.scalings[k]) for k in here)
-            mask = plan.mask(layout, x)
-            return [Piece(0, plan.rows * plan.steps, 1.0, mask)], self._wide_weights(plan, here, x.dtype)
-        pieces, params = [], []
-        for k, start, stop in plan.segments:
-            if k in self.pairs:
-                pieces.append(Piece(start, stop, self.scalings[k], None))
-                params += self.pairs[k] if plan.learns(k) else [p.detach() for p in self.pairs[k]]
-        return pieces, params
+            return plan.pieces[layout], self._wide_weights(plan, here, x.dtype)
+        pairs = [self.pairs[k] if plan.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
+        return plan.pieces[layout], [p for pair in pairs for p in pair]
 
     def _wide_weights(self, plan: Plan, here: list[int], dtype: torch.dtype) -> list[Tensor]:
         """`[sum r_k, in]` and `[out, sum r_k]`; kept between forwards that need no gradient."""

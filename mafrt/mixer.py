@@ -32,8 +32,9 @@ class Monotone(nn.Module):
     """QMIX's mixer: weights come from hypernetworks on the state, and their absolute values make Q_tot rise with
     every Q_i, so that what is best for an agent is best for the team.
 
-    The state is normalised first, as in `ValueHead`. V(s) is Linear -> ReLU -> Linear and starts at 0, so that the
-    first Q_tot is about the size of its Q_i.
+    V(s) is Linear -> ReLU -> Linear. Ours: the state is normalised as in `ValueHead`, and to length 1, so that a step
+    of Adam moves the weights little whatever the base's width; and the hypernetworks' biases make the first mixture
+    nearly the sum, so that QMIX starts where VDN does.
     """
 
     def __init__(self, agents: int, state_size: int, width: int = WIDTH) -> None:
@@ -42,13 +43,19 @@ class Monotone(nn.Module):
         self.w1 = nn.Linear(state_size, agents * width)
         self.b1 = nn.Linear(state_size, width)
         self.w2 = nn.Linear(state_size, width)
-        self.v = nn.Sequential(nn.Linear(state_size, width), nn.ReLU(), nn.Linear(width, 1))
-        for layer in (self.b1, self.v[2]):
+        out = nn.Linear(width, 1)
+        self.v = nn.Sequential(nn.Linear(state_size, width), nn.ReLU(), out)
+        # |W1| about 1 and |W2| about 1 / width; ELU(x) is about x near 0. W1's spread tells the hidden units apart.
+        nn.init.uniform_(self.w1.bias, 0.5, 1.5)
+        nn.init.constant_(self.w2.bias, 1.0 / width)
+        with torch.no_grad():
+            self.w2.weight.div_(width)
+        for layer in (self.b1, out):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, q: Tensor, s: Tensor) -> Tensor:
-        s = nn.functional.layer_norm(s.float(), (self.state_size,))
+        s = nn.functional.layer_norm(s.float(), (self.state_size,)) / self.state_size**0.5
         w1 = self.w1(s).abs().view(-1, self.agents, self.width)
         hidden = nn.functional.elu((q.unsqueeze(-1) * w1).sum(1) + self.b1(s))
         return (hidden * self.w2(s).abs()).sum(-1) + self.v(s).squeeze(-1)

@@ -180,7 +180,7 @@ class Mixing:
         return MixedFeatures(steps, turns, {"joint": joint})
 
     def _read(self, rows: Sequence[Turn], temperatures: Mapping[str, float] | None) -> list[Tensor]:
-        """The hidden state of each row's last token, [d] float32 on the CPU; with temperatures, fills `ref_logprobs`."""
+        """The hidden state of a row's last token, [d] float32 on the CPU. With temperatures, fills `ref_logprobs`."""
         found: dict[int, Tensor] = {}
         for part in split(rows, self.learn.micro_batch_tokens):
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)

@@ -1,4 +1,4 @@
-"""Dynamic sampling: tasks whose samples are all worth the same teach a group rule nothing, so others are played instead.
+"""Dynamic sampling: tasks whose samples are all worth the same teach a group rule nothing, so others are played.
 
 Source: DAPO (2503.14476), section 3.2. Each round replaces every such group (at most as many as are played side by
 side) by one fresh task with all its samples; what is still without spread after the last round stays in the batch with

@@ -242,7 +242,9 @@ class OnPolicy:
         rule, plan = self.rule, self.cast()
         turns = [turn for episode in episodes for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
-        features = self.valuation.annotate(episodes, heat, values=rule.critic is not None, reference=rule.reference)
+        features: Any = self.valuation.annotate(
+            episodes, heat, values=rule.critic is not None, reference=rule.reference
+        )
         if any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
         metrics = credit.assign(episodes, rule=rule.name, **rule.credit, **features.credit)

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 class RecordSettings:
     """What is learnt from."""
 
-    dataset_path: tuple[str, ...] = ()
+    records_path: tuple[str, ...] = ()
     """JSONL files of records, see docs/dpo_sft.md"""
     episodes_path: tuple[str, ...] = ()
     """run directories whose recorded episodes are learnt from"""
     return_of: Literal["episode", "agent"] = "episode"
     """a recorded turn's return: the episode's score, or the agent's own rewards from that turn on"""
-    eval_dataset_path: tuple[str, ...] = ()
+    eval_records_path: tuple[str, ...] = ()
     """JSONL files of held-out records, measured before and after training"""
     skip_too_long: bool = False
     """leave out records that do not fit into the context window, instead of refusing them"""
@@ -193,16 +193,16 @@ def read(settings: Settings, task: Task) -> Source:
     from mafrt.runners.records import holds_tokens, read_answers, read_episodes
 
     data, team = settings.make(RecordSettings), load_team(settings)
-    if not data.dataset_path and not data.episodes_path:
-        raise ConfigError("There is nothing to learn from; name files by --dataset_path, or runs by --episodes_path.")
-    answers = read_answers(data.dataset_path, task.fields, team)
+    if not data.records_path and not data.episodes_path:
+        raise ConfigError("There is nothing to learn from; name files by --records_path, or runs by --episodes_path.")
+    answers = read_answers(data.records_path, task.fields, team)
     episodes = [read_episodes(path, team) for path in data.episodes_path]
     if team is None:
         names = [group[0].agent for group in answers]
         names += [turn["agent"] for one in episodes for _, episode in one for turn in episode["turns"]]
         team = Team.of(list(dict.fromkeys(names)))
         team.check_size(settings["n_agents"])
-    held_out = read_answers(data.eval_dataset_path, task.fields, team)
+    held_out = read_answers(data.eval_records_path, task.fields, team)
     runs = []
     for path, one in zip(map(Path, data.episodes_path), episodes, strict=True):
         exact = all(holds_tokens(episode) for _, episode in one)

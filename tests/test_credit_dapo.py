@@ -49,13 +49,14 @@ def test_dapo_is_grpo_on_penalised_rewards():
 
 
 def test_groups_without_spread():
-    def group(name: str, *rewards: float, tokens=(1, 1, 1)) -> list[Episode]:
-        return [Episode(f"{name}{i}", name, [turn(tokens=n, reward=r)]) for i, (r, n) in enumerate(zip(rewards, tokens))]
+    def group(name: str, *rewards: float, tokens=(1, 1)) -> list[Episode]:
+        said = [turn(tokens=n, reward=r) for r, n in zip(rewards, tokens, strict=True)]
+        return [Episode(f"{name}{i}", name, [one]) for i, one in enumerate(said)]
 
     # p: all 1. q: unlike. r: all wrong, one of them overlong, which is no spread. s: nothing to compare with. t: of two
     # samples one is unknown.
     batch = [*group("r", 0.0, 0.0, tokens=(1, 10)), *group("p", 1.0, 1.0), *group("q", 0.0, 1.0)]
-    batch += [*group("s", 5.0), *group("t", 1.0, float("nan"))]
+    batch += [*group("s", 5.0, tokens=(1,)), *group("t", 1.0, float("nan"))]
     assert groups_without_spread(batch, "dapo", token_limits=LIMITS) == ["p", "r", "s", "t"]
     assert groups_without_spread(batch[::-1], "dapo", token_limits=LIMITS) == ["p", "r", "s", "t"]
 

@@ -205,13 +205,15 @@ def test_clamp_must_hold_one(clamp):
 # -- the registry --------------------------------------------------------------------------------------------------
 
 
+GIVEN = {"dapo": {"token_limits": {"a": 9, "b": 9}}, "qmix": {"joint": lambda turn, values: values}}
+"""What a runner fills in."""
+
+
 def test_every_algorithm_runs_with_its_defaults_and_says_where_it_is_from():
     for name, preset in ALGORITHMS.items():
         a = turn("a", 0, 1.0, values=[0.5], ref_logprobs=[-1.0])
         b = turn("b", 1, 0.0, values=[0.5], ref_logprobs=[-1.0])
-        own = {"dapo": {"token_limits": {"a": 9, "b": 9}}, "qmix": {"joint": lambda turn, values: values}}
-        wanted = own.get(name, {})
-        metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name, **wanted)
+        metrics = assign([Episode("0", "p", [a]), Episode("1", "p", [b])], name, **GIVEN.get(name, {}))
         assert a.advantages and b.advantages and a.returns and b.returns
         assert metrics["reward/a"] == 1.0
         assert preset.name == name and preset.summary and any(c.isdigit() for c in preset.paper)
@@ -255,8 +257,8 @@ def test_a_setting_of_another_rule_is_unknown():
 
 def test_no_episodes_are_no_error():
     for name in ALGORITHMS:
-        assert assign([], name)["turns"] == 0.0
-        assert assign([Episode("0", "p")], name)["turns"] == 0.0
+        assert assign([], name, **GIVEN.get(name, {}))["turns"] == 0.0
+        assert assign([Episode("0", "p")], name, **GIVEN.get(name, {}))["turns"] == 0.0
 
 
 def test_the_page_names_every_rule_setting_and_metric():
@@ -267,7 +269,7 @@ def test_the_page_names_every_rule_setting_and_metric():
         missing = [setting for setting in settings_of(name) if setting not in page]
         assert not missing
         episode = Episode("0", "p", [turn("a", 0, 1.0, values=[0.5]), turn("a", 1, 0.0, values=[0.5])])
-        metrics |= {metric.replace("/a", "/AGENT") for metric in assign([episode], name)}
+        metrics |= {metric.replace("/a", "/AGENT") for metric in assign([episode], name, **GIVEN.get(name, {}))}
     assert not [metric for metric in metrics if f"`{metric}`" not in page]
 
 

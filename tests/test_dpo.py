@@ -315,7 +315,7 @@ PAIR = {"agent": "actor", "prompt": "1+1", "chosen": "\\boxed{2}", "rejected": "
 @pytest.mark.parametrize(
     ("record", "argv", "says"),
     [
-        (None, [], "There is nothing to learn from; name files by --dataset_path, or runs by --episodes_path"),
+        (None, [], "There is nothing to learn from; name files by --records_path, or runs by --episodes_path"),
         (PAIR, ["--beta", "0"], "beta is 0.0; choose a value above 0"),
         (PAIR, ["--min_gap", "-1"], "min_gap is -1.0"),
         (PAIR, ["--batch_size", "0"], "batch_size is 0"),
@@ -330,7 +330,7 @@ def test_bad_input_is_one_sentence_before_any_model_is_loaded(capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     words = ["--profile_path", "profiles/quickstart.json", *argv]
     if record is not None:
-        words += ["--dataset_path", written(tmp_path / "a.jsonl", record)]
+        words += ["--records_path", written(tmp_path / "a.jsonl", record)]
     assert train_dpo.main(words) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and says in shown.err
@@ -339,40 +339,40 @@ def test_bad_input_is_one_sentence_before_any_model_is_loaded(capsys, tmp_path, 
 
 def test_without_a_team_file_those_who_are_named_make_up_the_team(tmp_path):
     path = written(tmp_path / "a.jsonl", PAIR, {**PAIR, "agent": "critic"})
-    words = ["--dataset_path", path, "--eval_dataset_path", path]
+    words = ["--records_path", path, "--eval_records_path", path]
     settings = train_dpo.COMMAND.read(words)
     assert train_sft.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
     other = written(tmp_path / "b.jsonl", {**PAIR, "agent": "critik"})
-    settings = train_dpo.COMMAND.read([*words, "--eval_dataset_path", other])
+    settings = train_dpo.COMMAND.read([*words, "--eval_records_path", other])
     with pytest.raises(DataError, match="no agent 'critik'; did you mean 'critic'"):
         train_sft.read(settings, train_dpo.prepare(settings))
 
 
 def test_what_a_load_path_means(tmp_path, capsys):
-    """A run of the same command goes on; the adapters of any other are initial weights; all its ways to be cut short."""
+    """A run of the same command goes on, cut short or not; the adapters of any other are initial weights."""
 
     def start(command, path):
         return train_sft._start(command, resolve(path))
 
     runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
-    runner.args = train_dpo.COMMAND.read(["--dataset_path", "x", "--lora_rank", "4"]).values
+    runner.args = train_dpo.COMMAND.read(["--records_path", "x", "--lora_rank", "4"]).values
     runner.run()
     loaded, stored = start(train_dpo.COMMAND, tmp_path / "dpo")
-    assert loaded.resumes and loaded.step == 3 and stored["dataset_path"] == ["x"]
+    assert loaded.resumes and loaded.step == 3 and stored["records_path"] == ["x"]
     loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo")
     assert not loaded.resumes and set(loaded.adapters) == {"ann", "bob", "cat"}
-    assert stored["lora_rank"] == 4 and "dataset_path" not in stored
+    assert stored["lora_rank"] == 4 and "records_path" not in stored
     assert "of another kind of run" in capsys.readouterr().out
     loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo" / "adapters")
     assert not loaded.resumes and not stored
     # An SFT run that was killed before its first checkpoint goes on in its folder, from where it started.
     cut = tmp_path / "cut"
     cut.mkdir()
-    write_args(cut / "args.yaml", train_sft.COMMAND.read(["--dataset_path", "y"]).values)
+    write_args(cut / "args.yaml", train_sft.COMMAND.read(["--records_path", "y"]).values)
     (cut / "origin.json").write_text(json.dumps({"load_path": str(resolve(tmp_path / "dpo").path)}))
     loaded, stored = start(train_sft.COMMAND, cut)
     assert loaded.resumes and loaded.run == cut and loaded.step == 0 and loaded.adapters
-    assert stored["dataset_path"] == ["y"]
+    assert stored["records_path"] == ["y"]
     (cut / "origin.json").unlink()
     assert start(train_sft.COMMAND, cut)[0].run == cut
     with pytest.raises(ConfigError, match="no adapters to load"):
@@ -384,7 +384,7 @@ def test_sft_then_play_then_dpo_on_what_was_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     record = {"agent": "actor", "prompt": "1+1", "response": "\\boxed{2}"}
     team = ["--profile_path", "profiles/quickstart.json"]
-    words = [*team, "--dataset_path", written(tmp_path / "sft.jsonl", record), "--run_dir", "sft"]
+    words = [*team, "--records_path", written(tmp_path / "sft.jsonl", record), "--run_dir", "sft"]
     assert train_sft.main(words) == 0
     short = ["--iterations", "1", "--n_rollout_threads", "32", "--n_samples", "16", "--max_new_tokens", "32"]
     play = [*team, *short, "--eval_episodes", "0", "--temperature", "1.5"]

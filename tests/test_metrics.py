@@ -66,7 +66,9 @@ def test_everything_that_a_run_writes_is_explained(tmp_path):
 
     train(tmp_path / "a", iterations=2, eval_interval=1, kl_coef=0.01, entropy_coef=0.01, target_kl=9.0)
     train(tmp_path / "b", iterations=2, level="action", agent_iteration_interval=1, warmup_steps=1)
-    for run in ("a", "b"):
+    train(tmp_path / "c", iterations=1, algorithm="qmix", n_samples=4)
+    train(tmp_path / "d", iterations=1, algorithm="dapo", n_samples=4)
+    for run in ("a", "b", "c", "d"):
         for name in ("metrics", "evaluations", "timings"):
             content = (tmp_path / run / f"{name}.jsonl").read_text().splitlines()
             assert content
@@ -74,7 +76,7 @@ def test_everything_that_a_run_writes_is_explained(tmp_path):
                 explain(metric)
 
 
-@pytest.mark.parametrize("rule", ["gae", "grpo", "gigpo", "reinforce_pp"])
+@pytest.mark.parametrize("rule", ["gae", "grpo", "gigpo", "reinforce_pp", "maporl", "vdn"])
 def test_everything_that_credit_reports_is_explained(rule):
     from mafrt import credit
     from mafrt.types import Episode, Turn

@@ -1,7 +1,8 @@
 """LoRA in decoding: adapters stacked, rows of one adapter side by side.
 
-Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder. Their
-adapters' A are side by side too, so that they are one product; each layer's B works on its own columns of the output.
+Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder, so their
+adapters are fused as well: A side by side, B as blocks on the diagonal. The blocks' zeros are cheap at these sizes;
+a launch less is worth more.
 """
 
 from __future__ import annotations
@@ -12,23 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-class Up(NamedTuple):
-    """One layer's B: `weight` `[K, r, width]` (scaled) takes `inner[..., ranks]` to `out[..., outs]`."""
-
-    weight: Tensor
-    ranks: slice
-    outs: slice
+_MOST_EMPTY = 2.0
+"""Places in a batched product per row that is really there, up to which padding beats a product per adapter."""
 
 
 class FusedLora(NamedTuple):
-    """The adapters of layers that share their input: `down` `[K, in, R]` (in the wide form `[in, K*R]`), then `ups`.
+    """One fused layer's adapters: `a` `[K, in, R]`, `b` `[K, R, out]` (scaled), padded with zeros to one rank R.
 
-    Every layer has the largest of the adapters' ranks; smaller ones are filled up with zeros.
+    In the wide form, `a` is `[in, K*R]`.
     """
 
-    down: Tensor
-    ups: list[Up]
+    a: Tensor
+    b: Tensor
 
 
 Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
@@ -42,26 +38,23 @@ def fuse(
 
     `paths` and `widths` (out features) are the layers'; `like` gives dtype and device.
     """
-    downs: list[Tensor] = []
-    ups: list[Up] = []
-    rank = first = 0
-    for path, width in zip(paths, widths, strict=True):
-        found = [(k, *pairs[path]) for k, pairs in enumerate(adapters) if path in pairs]
-        if found:
-            r, size = max(a.shape[0] for _, a, _, _ in found), found[0][1].shape[1]
-            down = torch.zeros(len(adapters), size, r, dtype=like.dtype, device=like.device)
-            up = torch.zeros(len(adapters), r, width, dtype=like.dtype, device=like.device)
-            for k, a, b, scaling in found:
-                down[k, :, : len(a)] = a.detach().t()
-                up[k, : len(a)] = b.detach().t() * scaling
-            downs.append(down)
-            ups.append(Up(up, slice(rank, rank + r), slice(first, first + width)))
-            rank += r
-        first += width
-    if not downs:
+    ranks = [[pairs[path][0].shape[0] if path in pairs else 0 for path in paths] for pairs in adapters]
+    rank = max(sum(each) for each in ranks)
+    if rank == 0:
         return None
-    stacked = torch.cat(downs, 2)
-    return FusedLora(stacked.transpose(0, 1).reshape(stacked.shape[1], -1) if wide else stacked, ups)
+    size = next(pairs[path][0].shape[1] for pairs in adapters for path in paths if path in pairs)
+    a = torch.zeros(len(adapters), size, rank, dtype=like.dtype, device=like.device)
+    b = torch.zeros(len(adapters), rank, sum(widths), dtype=like.dtype, device=like.device)
+    for k, pairs in enumerate(adapters):
+        column = first = 0
+        for path, width, r in zip(paths, widths, ranks[k], strict=True):
+            if r:
+                down, up, scaling = pairs[path]
+                a[k, :, column : column + r] = down.detach().t()
+                b[k, column : column + r, first : first + width] = up.detach().t() * scaling
+            column += r
+            first += width
+    return FusedLora(a.transpose(0, 1).reshape(size, -1) if wide else a, b)
 
 
 class RowAdapters:
@@ -72,13 +65,14 @@ class RowAdapters:
         count: number of stacked adapters K.
         wide: use the wide form.
 
-    Three forms, all exact. Microseconds on one core for a layer 256 -> 1536, r = 2 x 8, besides the 1016 (K=16, 8
-    rows each) or 296 (2 rows each) of the base layer itself:
+    Three forms, all exact. Shares of the bare base's decode speed (d=256, 4 layers, r=8, one core, K=16, 2 and 8 rows
+    an adapter on average):
 
-    - *even*: every adapter has equally many rows: two batched products (119 and 70).
-    - *split*: two products per adapter on its own rows (161 and 108); for ragged batches on a CPU. Padding them to an
-      even batch costs a gather and a scatter (229 and 124).
-    - *wide*: two products with all adapters side by side and a mask in between (1191 and 349); its arithmetic grows
+    - *batched*: two batched products over `[K, most rows of an adapter]`. Where all adapters have equally many rows
+      (.77 and .89) the batch is that already; where not (.75 and .82), rows are gathered into it and back.
+    - *split*: two products per adapter on its own rows (.68 and .82). For one adapter, where there is nothing to split,
+      and for batches so unequal that the rectangle would be mostly empty.
+    - *wide*: two products with all adapters side by side and a mask in between (.60 and .48); its arithmetic grows
       with K, its launches do not, which is what counts on a GPU.
     """
 
@@ -90,11 +84,22 @@ class RowAdapters:
         self._index = index
         active = index[index >= 0]
         self._rows = len(active)
-        sizes = torch.bincount(active, minlength=self._count).tolist() if self._rows else [0] * self._count
+        if not self._rows:
+            return
+        sizes = torch.bincount(active, minlength=self._count).tolist()
         self._present = [k for k, size in enumerate(sizes) if size]
         # Rows of no adapter are a last part, which the adapters never reach.
         self._sizes = [*(size for size in sizes if size), len(index) - self._rows]
-        self._even = len(set(sizes)) == 1 and self._count > 1
+        most = max(sizes)
+        self._batched = self._count > 1 and self._count * most <= _MOST_EMPTY * self._rows
+        self._gather: Tensor | None = None
+        if self._batched and min(sizes) < most:
+            # Row 0 stands in the empty places; nobody reads what becomes of it there.
+            gather = torch.zeros(self._count, most, dtype=torch.long)
+            place = torch.cat([torch.arange(size) for size in sizes])
+            gather[active, place] = torch.arange(self._rows)
+            self._gather = gather.view(-1).to(self._device)
+            self._back = (active * most + place).to(self._device)
         if self._wide:
             self._mask = (index.unsqueeze(1) == torch.arange(self._count)).to(self._device).unsqueeze(2)
 
@@ -106,25 +111,23 @@ class RowAdapters:
         """Add the adapters' part for inputs `x` `[rows, in]` to `out` `[rows, out]`, in place."""
         if lora is None or not self._rows:
             return
-        down, ups = lora
+        a, b = lora
         if self._wide:
-            inner = torch.mm(x, down).view(len(x), self._count, -1).mul_(self._mask)
-            for up, ranks, outs in ups:
-                out[:, outs].addmm_(inner[:, :, ranks].reshape(len(x), -1), up.view(-1, up.shape[2]))
-        elif self._even:
-            each = out[: self._rows].view(self._count, -1, out.shape[1])
-            inner = torch.bmm(x[: self._rows].view(self._count, -1, x.shape[1]), down)
-            for up, ranks, outs in ups:
-                each[:, :, outs].baddbmm_(inner[:, :, ranks], up)
-        else:
+            inner = torch.mm(x, a).view(len(x), self._count, -1).mul_(self._mask)
+            out.addmm_(inner.view(len(x), -1), b.view(-1, b.shape[2]))
+        elif self._count == 1:
+            rows = self._rows
+            out[:rows].addmm_(torch.mm(x[:rows], a[0]), b[0])
+        elif not self._batched:
             # Views of all parts at once: one by one they would cost as much as the products.
-            inner, every = x.new_empty(len(x), down.shape[2]), down.unbind()
-            for k, into, onto in zip(self._present, x.split(self._sizes), inner.split(self._sizes), strict=False):
-                torch.mm(into, every[k], out=onto)
-            for up, ranks, outs in ups:
-                parts = zip(
-                    self._present, inner[:, ranks].split(self._sizes), out[:, outs].split(self._sizes), strict=False
-                )
-                every = up.unbind()
-                for k, into, onto in parts:
-                    onto.addmm_(into, every[k])
+            parts = zip(self._present, x.split(self._sizes), out.split(self._sizes), strict=False)
+            downs, ups = a.unbind(), b.unbind()
+            for k, into, onto in parts:
+                onto.addmm_(torch.mm(into, downs[k]), ups[k])
+        elif self._gather is None:
+            inner = torch.bmm(x[: self._rows].view(self._count, -1, x.shape[1]), a)
+            out[: self._rows].view(self._count, -1, out.shape[1]).baddbmm_(inner, b)
+        else:
+            inner = torch.bmm(x.index_select(0, self._gather).view(self._count, -1, x.shape[1]), a)
+            added = torch.bmm(inner, b).view(-1, out.shape[1])
+            out[: self._rows].add_(added.index_select(0, self._back))
