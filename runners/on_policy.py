@@ -55,6 +55,8 @@ class Progress:
     """tokens sampled and learnt from, over the whole iteration"""
     seconds: float
     """of the iteration"""
+    metrics: Mapping[str, float]
+    """everything that `metrics.jsonl` has of it"""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,14 @@ class OnPolicy:
                 if state.iteration == run.iterations or _divides(run.save_interval, state.iteration):
                     self._checkpoint(disk)
             self.progress(
-                Progress(state.iteration, run.iterations, metrics["score"], timings["tokens_per_s"], learnt - started)
+                Progress(
+                    state.iteration,
+                    run.iterations,
+                    metrics["score"],
+                    timings["tokens_per_s"],
+                    learnt - started,
+                    metrics,
+                )
             )
         if disk is not None and self.saved != state.iteration:
             self._checkpoint(disk)

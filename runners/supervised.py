@@ -41,7 +41,7 @@ ADAPTERS = "adapters"
 """In the run directory, once the run is complete: the adapter folders, initial weights for whatever comes next."""
 
 
-class Rule(Protocol):
+class RecordRule(Protocol):
     """What is learnt from a record."""
 
     name: str
@@ -102,7 +102,7 @@ class RecordLearner(Learner):
     A record is known to `Learner` by its longest turn; both answers of a pair lie in the same micro-batch.
     """
 
-    def __init__(self, base: SharedBase, team: Team, learn: LearnConfig, rule: Rule, seed: int) -> None:
+    def __init__(self, base: SharedBase, team: Team, learn: LearnConfig, rule: RecordRule, seed: int) -> None:
         rates = dict.fromkeys(team.adapters, learn.lr)
         rates |= {agent.adapter: agent.lr for agent in team.agents if agent.lr is not None}
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
@@ -231,7 +231,7 @@ class Offline:
     def __init__(
         self,
         records: Sequence[Record],
-        rule: Rule,
+        rule: RecordRule,
         team: Team,
         base: SharedBase,
         config: TrainConfig,

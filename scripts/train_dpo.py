@@ -13,7 +13,7 @@ from mafrt.scripts.train_sft import OFFLINE, Task, study
 
 if TYPE_CHECKING:
     from mafrt.runners.records import Record, Said
-    from mafrt.runners.supervised import Rule
+    from mafrt.runners.supervised import RecordRule
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def prepare(settings: Settings) -> Task:
     """What DPO learns from."""
     own = settings.make(DpoSettings)
 
-    def rule() -> Rule:
+    def rule() -> RecordRule:
         from mafrt.runners.preference import Dpo
 
         return Dpo(own.beta, own.reference)

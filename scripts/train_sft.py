@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mafrt.loadable import Loadable
     from mafrt.policy import SharedBase
     from mafrt.runners.records import Answer, Episodes, Record, Said
-    from mafrt.runners.supervised import Progress, Rule, Summary
+    from mafrt.runners.supervised import Progress, RecordRule, Summary
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ COMMAND = Command(
 class Task:
     """What a command makes of the settings that are its own."""
 
-    rule: Callable[[], Rule]
+    rule: Callable[[], RecordRule]
     fields: tuple[str, ...]
     """names of the answers in a record of a file"""
     choose: Callable[[Sequence[Said]], list[Record]]
@@ -323,7 +323,7 @@ def prepare(settings: Settings) -> Task:
     """What SFT learns from."""
     own = settings.make(SftSettings)
 
-    def rule() -> Rule:
+    def rule() -> RecordRule:
         from mafrt.runners.supervised import Sft
 
         return Sft()

@@ -94,3 +94,11 @@ def test_an_episode_with_an_unknown_score_leaves_and_the_others_do_not_change():
     # a: .25; 1 + 0 (its peer was right, alpha0 is 0). b: .9167; .5 + (.5 - 1) = 0 (its peer a was wrong).
     assert [t.advantages[0] for t in good.turns] == pytest.approx([0.25, 0.9166667, 1.0, 0.0])
     assert metrics["round_bonus"] == pytest.approx(-0.5 / 4)
+
+
+def test_an_outcome_is_added_to_every_reward():
+    # A weighted mean of V + 2 is that of V, plus 2: see the first test.
+    episode = debate((0.0, 1.0), (1.0, 0.5))
+    episode.outcome = 2.0
+    assign([episode], "maporl", round_gamma=0.5)
+    assert [t.advantages[0] for t in episode.turns] == pytest.approx([2.25, 2.9166667, 3.0, 2.5])

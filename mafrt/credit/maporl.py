@@ -18,7 +18,9 @@ sees it (`mafrt.credit.happo`): agents that speak at the same time, or each once
 Deviations: the paper's bonuses are for changes between wrong and right; here they are in proportion to the change, the
 same for scores of 0 and 1, and defined for those in between. An agent that was silent in the round before or after
 has no change there. An episode with a turn of unknown reward leaves the loss as a whole, since no reward that runs
-over that turn is known. Ours are also all alphas being 0 by default: the bonuses are for the user to turn on.
+over that turn is known. A task's outcome is added to every V (`outcome_to="all"` in the preset), so to every R, and
+changes no bonus but through `right_above`. All alphas are 0 by default: `credit.assign` takes them as settings. Which
+of a pair of alphas applies is read from this project's rules, not checked against the paper's own table.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ _LIST = (
         "PPO on scores of this and later rounds, with bonuses for correcting oneself and one's peers",
         "MAPoRL (2502.18439)",
         "maporl",
+        _PAID_ALL,
         critic="context",
         needs_several_agents=True,
     ),
