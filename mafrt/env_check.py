@@ -94,7 +94,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
             transcript.append((actions, _frozen(result[:4]), result.info.get("outcome")))
             if result.terminated or result.truncated:
                 return transcript
-            observations = result.observations
+            observations = dict(result.observations)
         transcript.append(f"an episode did not end within {STEP_CAP} steps; set max_steps")
     except MafrtError as error:
         transcript.append(str(error))
@@ -182,7 +182,7 @@ def _interleaved(left: Env, right: Env) -> list[list[Any]]:
                     actions = {agent: scripts[i].choice(_TEXTS) for agent in acting[i]}
                     result = env.step(actions)
                     runs[i].append((actions, _frozen(result[:4]), result.info.get("outcome")))
-                    acting[i] = {} if result.terminated or result.truncated else result.observations
+                    acting[i] = {} if result.terminated or result.truncated else dict(result.observations)
     except MafrtError as error:
         runs[0].append(str(error))
     return runs

@@ -5,7 +5,7 @@ Each stage fills its own fields of a `Turn` and touches no other. `None` means "
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -90,8 +90,8 @@ class Episode:
 class StepResult(NamedTuple):
     """What `Env.step` returns, in Gymnasium's order. Dicts are keyed by agent name."""
 
-    observations: dict[str, Observation]
-    rewards: dict[str, float]
+    observations: Mapping[str, Observation]
+    rewards: Mapping[str, float]
     terminated: bool
     truncated: bool
     info: dict[str, Any]

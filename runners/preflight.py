@@ -44,7 +44,7 @@ def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
             length = len(encode_prompt(tokenizer, team.agent(agent).prompt, seen))
             if length >= window:
                 raise PromptTooLongError(
-                    f"Task {info.get('task', task)!r} gives {agent!r} a prompt of {length} tokens, which leaves no room "
-                    f"for an answer in a context window of {window}; raise --context_window or leave the task out."
+                    f"Task {info.get('task', task)!r} gives {agent!r} a prompt of {length} tokens, which leaves no "
+                    f"room for an answer in a context window of {window}; raise --context_window or leave the task out."
                 )
     probe.close()

@@ -297,7 +297,7 @@ def _observations(episode: Mapping[str, Any], env: Env, seed: int) -> list[Obser
             return None
         seen += [showing[turn["agent"]] for turn in now]
         result = env.step({turn["agent"]: turn["text"] for turn in now})
-        showing, outcome = result.observations, result.info.get("outcome", outcome)
+        showing, outcome = dict(result.observations), result.info.get("outcome", outcome)
     return seen if _equal(outcome, episode["outcome"]) else None
 
 

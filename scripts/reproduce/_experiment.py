@@ -63,9 +63,7 @@ def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
     """Mean score of two sampled episodes per held-out task."""
     from mafrt.runners.evaluation import evaluate
 
-    found = evaluate(
-        held_out, runner.player, tasks=tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce")
-    )
+    found = evaluate(held_out, runner.player, tasks=tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce"))
     assert found is not None and found.avg is not None
     return found.avg
 
@@ -124,10 +122,12 @@ def curves(title: str, arms: Mapping[str, Sequence[Sequence[float]]], ylabel: st
 
     def line(values: Sequence[float], colour: str, stroke: float, opacity: float) -> str:
         points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values))
-        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{stroke}" opacity="{opacity}"/>'
+        style = f'fill="none" stroke="{colour}" stroke-width="{stroke}" opacity="{opacity}"'
+        return f'<polyline points="{points}" {style}/>'
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="{left}" y="22" font-size="15">{title}</text>',
         f'<text x="{(width + left) / 2}" y="{height - 12}" text-anchor="middle">iteration</text>',

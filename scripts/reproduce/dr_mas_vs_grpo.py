@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 CLAIM = "With one baseline for agents whose rewards differ in scale, gradient norms spike; one per agent avoids that."
 SCALE = 10.0
 _PLAN = re.compile(
-    r"(Add|Subtract|Multiply|Divide) (\d+) (?:and|from|by) (\d+)(?:, then (add|subtract|multiply|divide)(?: by)? (\d+))?\."
+    r"(Add|Subtract|Multiply|Divide) (\d+) (?:and|from|by) (\d+)"
+    r"(?:, then (add|subtract|multiply|divide)(?: by)? (\d+))?\."
 )
 _DO: Mapping[str, Callable[[float, float], float | None]] = {
     "add": lambda a, b: a + b,

@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"seed {seed}: {run.before:.3f} -> {run.after:.3f}, swapped {swapped[-1]:.3f}", flush=True)
     table = (
         "| team | held-out score |\n|---|---|\n"
-        f"| untrained | {spread(before)} |\n| trained | {spread(after)} |\n| trained, adapters swapped | {spread(swapped)} |"
+        f"| untrained | {spread(before)} |\n| trained | {spread(after)} |\n"
+        f"| trained, adapters swapped | {spread(swapped)} |"
     )
     lost = [a - s for a, s in zip(after, swapped, strict=True)]
     verdict = (

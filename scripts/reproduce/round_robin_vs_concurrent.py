@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mafrt.scripts.reproduce._experiment import before_after, compare, curves, parse, report, train
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def falls(curve: list[float]) -> float:
         """Mean drop of the training score from one iteration to the next, rises counted as 0."""
-        return sum(max(a - b, 0.0) for a, b in zip(curve, curve[1:], strict=False)) / max(len(curve) - 1, 1)
+        return sum(max(a - b, 0.0) for a, b in pairwise(curve)) / max(len(curve) - 1, 1)
 
     drop = {name: sum(map(falls, found)) / len(found) for name, found in lines.items()}
     end = {name: sum(r.after for r in found) / len(found) for name, found in runs.items()}

@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rise = {name: sum(r.after - r.before for r in found) / len(found) for name, found in runs.items()}
     both = all(r.after > r.before + 0.1 for found in runs.values() for r in found)
     verdict = (
-        f"{'Holds' if both else 'Does not hold'}: the held-out score rises by {rise['token']:.3f} at token level and by "
-        f"{rise['action']:.3f} at action level (mean over {len(args.seeds)} seeds, {args.iterations} iterations)."
+        f"{'Holds' if both else 'Does not hold'}: the held-out score rises by {rise['token']:.3f} at token level and "
+        f"by {rise['action']:.3f} at action level (mean over {len(args.seeds)} seeds, {args.iterations} iterations)."
     )
     facts = {name: [{"before": r.before, "after": r.after} for r in found] for name, found in runs.items()}
     figure = curves("Training score", lines, "score")
