@@ -2,8 +2,9 @@
 
 Rivals, all with the same weights, tokens, loss and chunked log-probs:
 - `update`: this library: one forward and backward for the whole batch;
-- `forward`: the same forward and log-probs without gradients. A LoRA update costs 2N forward and 2N backward FLOP a
-  token, so 2.0 times a forward is the floor;
+- `forward`: the update's own forward half, log-probs and loss included. A LoRA update costs 2N forward and 2N backward
+  FLOP a token, so 2.0 times its forward is the floor;
+- `no_grad`: the same without recording anything for a backward, as an evaluation would run it;
 - `peft_loop`: PEFT, `set_adapter` and a pass of its own for each agent's rows, cut to the longest of them;
 - `peft_mixed`: PEFT, one pass with `adapter_names` (differentiable in eval mode).
 
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m mafrt.bench update", description=__doc__.split("\n")[0])
     parser.add_argument("--adapters", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
     parser.add_argument("--rows", type=int, default=2, help="mean rows per adapter; they really are 1 to 2*rows-1")
-    parser.add_argument("--tokens", type=int, default=96, help="longest row in tokens; a third is the prompt")
+    parser.add_argument("--tokens", type=int, default=48, help="longest row in tokens; a third is the prompt")
     parser.add_argument("--width", type=int, default=256, help="channels of the model")
     parser.add_argument("--mlp", type=int, default=768, help="channels of its feed-forward layers")
     parser.add_argument("--layers", type=int, default=4, help="decoder blocks")
@@ -105,6 +106,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "parity": worst,
         "update_s": round(sorted(times["update"])[args.rounds // 2], 5),
         "update/forward": _measure.ratio(times["update"], times["forward"]),
+        "update/no_grad": _measure.ratio(times["update"], times["no_grad"]),
     }
     for name in NAMES:
         row[f"{name}/update"] = _measure.ratio(times[name], times["update"])
@@ -198,8 +200,11 @@ def _rivals(base: SharedBase, peft: Any, batch: Batch, count: int) -> dict[str, 
         return loss.detach()
 
     def forward() -> Tensor:
+        return _loss(base, base.forward(batch.ids, batch.mask, index), batch).detach()
+
+    def no_grad() -> Tensor:
         with torch.no_grad():
-            return _loss(base, base.forward(batch.ids, batch.mask, index), batch)
+            return forward()
 
     def peft_loop() -> Tensor:
         clear(theirs)
@@ -223,7 +228,13 @@ def _rivals(base: SharedBase, peft: Any, batch: Batch, count: int) -> dict[str, 
         loss.backward()
         return loss.detach()
 
-    return {"update": update, "forward": forward, "peft_loop": peft_loop, "peft_mixed": peft_mixed}
+    return {
+        "update": update,
+        "forward": forward,
+        "no_grad": no_grad,
+        "peft_loop": peft_loop,
+        "peft_mixed": peft_mixed,
+    }
 
 
 def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any, count: int) -> float:
@@ -231,9 +242,9 @@ def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any,
     expected = rivals["update"]()
     grads = {name: {p: a.grad for p, (a, _) in base.adapter_layers(name).items()} for name in base.adapters}
     worst = 0.0
-    for rival in ("forward", *NAMES):
+    for rival in ("forward", "no_grad", *NAMES):
         worst = max(worst, _measure.agree(f"K={count} {rival} loss", rivals[rival](), expected, tolerance=2e-3))
-        if rival == "forward":
+        if rival in ("forward", "no_grad"):
             continue
         found = dict(peft.named_parameters())
         for name, layers in grads.items():
@@ -244,7 +255,7 @@ def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any,
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = [f"{key} {row[key]['median']:5.2f}" for key in ("update/forward", *(f"{n}/update" for n in NAMES))]
+    cells = [f"{key} {row[key]['median']:5.2f}" for key in ("update/forward", "update/no_grad", *(f"{n}/update" for n in NAMES))]
     return (
         f"K={row['K']:<3} {row['rows']:3} rows {row['tokens']:6} tokens {row['update_s'] * 1e3:8.1f} ms  "
         + "  ".join(cells)

@@ -1,8 +1,8 @@
 """LoRA in decoding: adapters stacked, rows of one adapter side by side.
 
 Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder, so their
-adapters are fused as well: A side by side, B as blocks on the diagonal. The blocks' zeros are cheap at these sizes;
-a launch less is worth more.
+adapters are fused as well: A side by side, B as blocks on the diagonal. Without the blocks' zeros, a product per
+layer, decoding was 3 to 10% slower at d=256 (K=4, 2 rows an adapter).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MOST_EMPTY = 2.0
-"""Places in a batched product per row that is really there, up to which padding beats a product per adapter."""
+_MOST_EMPTY = 3
+"""Empty places per adapter in a batched product, up to which computing them costs less than two products of its own
+for every adapter."""
 
 
 class FusedLora(NamedTuple):
@@ -91,7 +92,7 @@ class RowAdapters:
         # Rows of no adapter are a last part, which the adapters never reach.
         self._sizes = [*(size for size in sizes if size), len(index) - self._rows]
         most = max(sizes)
-        self._batched = self._count > 1 and self._count * most <= _MOST_EMPTY * self._rows
+        self._batched = self._count > 1 and self._count * most - self._rows <= _MOST_EMPTY * self._count
         self._gather: Tensor | None = None
         if self._batched and min(sizes) < most:
             # Row 0 stands in the empty places; nobody reads what becomes of it there.
