@@ -214,6 +214,8 @@ class RunConfig:
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
     log_episodes: bool = True
     """write what everybody said to episodes.jsonl"""
+    log_tokens: bool = False
+    """write the token ids of prompts and answers there too: exact for learning from them, and much larger"""
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")

@@ -50,7 +50,7 @@ def token_logprobs(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad):
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
@@ -80,7 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx, grad_logprob, grad_entropy):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_logprob, grad_entropy):
         d_logprob, d_entropy = ctx.saved_tensors
         grad = None
         if grad_logprob is not None:

@@ -305,7 +305,7 @@ class _LoraLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, width, order, pieces, *params):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, width, order, pieces, *params):
         pairs = _as(params, x.dtype)
         if order is not None:
             out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
@@ -318,12 +318,13 @@ class _LoraLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         x, weight, order, *rest = ctx.saved_tensors
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
         inner, params = rest[: len(rest) - len(want)], rest[len(rest) - len(want) :]
         pairs = _as(params, grad.dtype)
-        total, local = None, grad if order is None else grad.index_select(0, order)
+        total: Any = None
+        local = grad if order is None else grad.index_select(0, order)
         if want_x:
             total = (grad.new_empty if weight is not None and order is None else grad.new_zeros)(x.shape)
         grads = _backward(local, total, weight if order is None else None, x, ctx.pieces, inner, pairs, want)
@@ -361,16 +362,17 @@ class StackedLoRALinear(nn.Module):
         self._fused: tuple[tuple[object, ...], Tensor, Tensor] | None = None
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Any:
+        """The frozen layer's, whatever kind of tensor it is: some models look at it."""
         return self.base_layer.weight
 
     @property
-    def bias(self) -> Tensor | None:
+    def bias(self) -> Any:
         return self.base_layer.bias
 
     def add(self, adapter: int, rank: int, scaling: float, seed: str) -> None:
         """Give adapter number `adapter` a pair here: A uniform as PEFT draws it (seeded by `seed`), B zero."""
-        device = self.base_layer.weight.device
+        device = self.weight.device
         bits = hashlib.sha256(seed.encode()).digest()[:8]
         generator = torch.Generator().manual_seed(int.from_bytes(bits, "little") >> 1)
         a = torch.empty(rank, self.in_features)
@@ -393,7 +395,7 @@ class StackedLoRALinear(nn.Module):
         if flat.shape[0] != plan.rows * plan.steps:
             raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {plan.rows} x {plan.steps}")
         plain = type(self.base_layer) is nn.Linear
-        weight, bias = (self.base_layer.weight, self.base_layer.bias) if plain else (None, None)
+        weight, bias = (self.weight, self.bias) if plain else (None, None)
         if torch.is_grad_enabled():
             out = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)
             if not plain:

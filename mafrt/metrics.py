@@ -79,6 +79,19 @@ GLOSSARY: dict[str, Meaning] = {
     "q_tot": Meaning("mean value of the batch's joint steps after the update (VDN, QMIX)", "reward"),
     "replay_steps": Meaning("joint steps that the mixer remembers (VDN, QMIX)", "steps"),
     "grad_norm/critic": Meaning("norm of the critic's gradient before clipping, mean over steps"),
+    # what was learnt without play
+    "loss/AGENT": Meaning("loss of the adapter's records before the step: nats per token (SFT), or DPO's"),
+    "accuracy/AGENT": Meaning(
+        "share of pairs whose chosen answer has the larger implicit reward; ties do not count", "0..1"
+    ),
+    "margin/AGENT": Meaning("mean difference of the implicit rewards of chosen and rejected answers", "nats"),
+    "chosen_reward/AGENT": Meaning("mean implicit reward of chosen answers: beta times their log-ratio", "nats"),
+    "rejected_reward/AGENT": Meaning("mean implicit reward of rejected answers", "nats"),
+    "eval/loss/AGENT": Meaning("loss/AGENT on held-out records"),
+    "eval/accuracy/AGENT": Meaning("accuracy/AGENT on held-out pairs", "0..1"),
+    "eval/margin/AGENT": Meaning("margin/AGENT on held-out pairs", "nats"),
+    "eval/chosen_reward/AGENT": Meaning("chosen_reward/AGENT on held-out pairs", "nats"),
+    "eval/rejected_reward/AGENT": Meaning("rejected_reward/AGENT on held-out pairs", "nats"),
     # what went wrong
     "skipped_updates": Meaning("optimizer steps skipped because a gradient was not finite", "steps"),
     "rollbacks": Meaning("adapters put back to their last good weights", "adapters"),

@@ -105,7 +105,7 @@ class SharedBase:
             raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
                 attn_implementation=attn_implementation,
@@ -118,6 +118,7 @@ class SharedBase:
                 f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
                 "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
             ) from None
+        model, info = loaded
         if lacking := sorted(info["missing_keys"]):
             raise ModelError(
                 f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "

@@ -196,8 +196,8 @@ def json_safe(value: Any) -> Any:
     return str(value)
 
 
-def episode_record(episode: Episode) -> dict[str, Any]:
-    """An episode as `episodes.jsonl` holds it: who said what, and what it was worth. Token ids stay out."""
+def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
+    """An episode as `episodes.jsonl` holds it: who said what, and what it was worth; token ids only if asked for."""
     turns = []
     for turn in episode.turns:
         record: dict[str, Any] = {
@@ -211,6 +211,8 @@ def episode_record(episode: Episode) -> dict[str, Any]:
             "adapter_version": turn.adapter_version,
             "reward": turn.reward,
         }
+        if tokens:
+            record |= {"prompt_ids": turn.prompt_ids, "action_ids": turn.action_ids}
         if turn.coach is not None:
             scored = isinstance(turn.coach, Scored)
             record["coach"] = vars(turn.coach) if scored else {"unscored": turn.coach.why}  # type: ignore[union-attr]

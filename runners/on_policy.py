@@ -177,7 +177,8 @@ class OnPolicy:
             if disk is not None and writer is not None:
                 writer.write(state.iteration, metrics, timings)
                 if run.log_episodes:
-                    disk.episodes.append(state.iteration, map(episode_record, episodes))
+                    records = [episode_record(episode, tokens=run.log_tokens) for episode in episodes]
+                    disk.episodes.append(state.iteration, records)
                 if state.iteration == run.iterations or _divides(run.save_interval, state.iteration):
                     self._checkpoint(disk)
             self.progress(

@@ -20,7 +20,8 @@ from mafrt.errors import ConfigError
 from mafrt.learner import Learner
 from mafrt.losses import Stats
 from mafrt.losses_preference import dpo_loss
-from mafrt.runners.records import Record, Said
+from mafrt.runners.recorded import Said
+from mafrt.runners.records import Record
 from mafrt.types import Episode
 from mafrt.valuation import Valuation
 

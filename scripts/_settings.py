@@ -22,7 +22,7 @@ class ModelSettings:
     model_name_or_path: str = "teaching-base"
     """folder or Hugging Face id of the frozen base; teaching-base is the small one that ships with mafrt"""
     profile_path: str | None = None
-    """team file, JSON or YAML; default: one agent, with its own adapter, for each that the environment names"""
+    """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
     n_agents: int | None = None
     """agents that the team must have; default: as many as it has"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None

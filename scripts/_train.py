@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside"})
 """Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
+
+SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
+"""Settings that come along with the adapters of another kind of run."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,12 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     """Read the settings, resume if asked to, train, and say what came of it. Returns the exit code."""
     settings = command.read(argv)
     loaded = resolve(settings)
-    if stored := stored_args(loaded):
+    stored = stored_args(loaded)
+    if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
+        print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
+        loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
+        settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
+    elif stored:
         _refuse_foreign(stored, command, loaded)
         settings = command.read(argv, below=stored)
     from mafrt.runners.rule import resolve_rule

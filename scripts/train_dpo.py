@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts.train_sft import OFFLINE, Task, study
+from mafrt.scripts._offline import OFFLINE, Task, study
 
 if TYPE_CHECKING:
-    from mafrt.runners.records import Record, Said
+    from mafrt.runners.recorded import Said
+    from mafrt.runners.records import Record
     from mafrt.runners.supervised import RecordRule
 
 

@@ -33,9 +33,9 @@ from mafrt.loadable import resolve
 from mafrt.losses_preference import dpo_loss
 from mafrt.rundir import write_args
 from mafrt.runners.preference import Dpo
-from mafrt.runners.records import Record, _turn
+from mafrt.runners.records import Record, turn_of
 from mafrt.runners.supervised import RecordLearner
-from mafrt.scripts import train_dpo, train_math, train_sft
+from mafrt.scripts import _offline, train_dpo, train_math, train_sft
 
 HAND = {
     "chosen": [-2.0, -4.0],
@@ -268,7 +268,7 @@ def likes(count=24):
         digit, letter = "0123456789"[index % 10], "abcdefghij"[index // 2 % 10]
         answers = (digit * 3, letter * 2) if agent == "ann" else (letter * 2, digit * 3)
         prompt = tokenizer.encode("ABCDEFGH"[index % 8])
-        turns = tuple(_turn(agent, prompt, [*tokenizer.encode(text), 1], "eos", text) for text in answers)
+        turns = tuple(turn_of(agent, prompt, [*tokenizer.encode(text), 1], "eos", text) for text in answers)
         records.append(Record(turns, str(index)))
     return records
 
@@ -341,18 +341,18 @@ def test_without_a_team_file_those_who_are_named_make_up_the_team(tmp_path):
     path = written(tmp_path / "a.jsonl", PAIR, {**PAIR, "agent": "critic"})
     words = ["--records_path", path, "--eval_records_path", path]
     settings = train_dpo.COMMAND.read(words)
-    assert train_sft.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
+    assert _offline.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
     other = written(tmp_path / "b.jsonl", {**PAIR, "agent": "critik"})
     settings = train_dpo.COMMAND.read([*words, "--eval_records_path", other])
     with pytest.raises(DataError, match="no agent 'critik'; did you mean 'critic'"):
-        train_sft.read(settings, train_dpo.prepare(settings))
+        _offline.read(settings, train_dpo.prepare(settings))
 
 
 def test_what_a_load_path_means(tmp_path, capsys):
     """A run of the same command goes on, cut short or not; the adapters of any other are initial weights."""
 
     def start(command, path):
-        return train_sft._start(command, resolve(path))
+        return _offline._start(command, resolve(path))
 
     runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
     runner.args = train_dpo.COMMAND.read(["--records_path", "x", "--lora_rank", "4"]).values
@@ -388,7 +388,7 @@ def test_sft_then_play_then_dpo_on_what_was_said(tmp_path, monkeypatch, capsys):
     assert train_sft.main(words) == 0
     short = ["--iterations", "1", "--n_rollout_threads", "32", "--n_samples", "16", "--max_new_tokens", "32"]
     play = [*team, *short, "--eval_episodes", "0", "--temperature", "1.5"]
-    assert train_math.main([*play, "--load_path", "sft/adapters", "--run_dir", "play"]) == 0
+    assert train_math.main([*play, "--load_path", "sft", "--run_dir", "play"]) == 0
     capsys.readouterr()
     assert train_dpo.main(["--episodes_path", "play", "--load_path", "play", "--run_dir", "dpo"]) == 0
     said = capsys.readouterr().out

@@ -14,18 +14,8 @@ from toy import Digits, make
 from mafrt.errors import DataError
 from mafrt.prompts import encode_prompt
 from mafrt.runners.preference import pairs_of
-from mafrt.runners.records import (
-    Record,
-    Said,
-    batch_at,
-    digest,
-    encode,
-    fit,
-    mine,
-    read_answers,
-    read_episodes,
-    steps_per_epoch,
-)
+from mafrt.runners.recorded import Said, mine, read_episodes
+from mafrt.runners.records import Record, batch_at, digest, encode, fit, read_answers, steps_per_epoch
 from mafrt.runners.supervised import examples_of
 from mafrt.team import AgentSpec, Team
 from mafrt.types import Turn
@@ -341,3 +331,22 @@ def test_examples_are_what_was_worth_enough_each_once():
     said = [said_of(1, [7]), said_of(1, [7]), said_of(0.9, [8]), said_of(2, [9]), said_of(1, [7], agent="critic")]
     found = [(record.agent, record.turns[0].action_ids) for record in examples_of(said, min_return=1)]
     assert found == [("solver", [7]), ("solver", [9]), ("critic", [7])]
+
+
+def test_a_run_that_logs_its_tokens_needs_no_environment(tmp_path):
+    runner = make(tmp_path / "run", iterations=1, eval_episodes=0, log_tokens=True)
+    runner.run()
+    episodes = read_episodes(tmp_path / "run", runner.team)
+    said, counts = mine(episodes, runner.team, runner.base.tokenizer)
+    assert len(said) == 32 and not counts["retokenised"]
+    again, _ = mine(
+        [
+            (w, {**e, "turns": [{k: v for k, v in t.items() if not k.endswith("_ids")} for t in e["turns"]]})
+            for w, e in episodes
+        ],
+        runner.team,
+        runner.base.tokenizer,
+        env=Digits(),
+        seed=1,
+    )
+    assert [one.turn.prompt_ids for one in said] == [one.turn.prompt_ids for one in again]

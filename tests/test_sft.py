@@ -20,8 +20,9 @@ from mafrt.errors import CheckpointError, ConfigError, DataError
 from mafrt.files import load_tensors
 from mafrt.loadable import resolve
 from mafrt.losses_preference import sft_loss
-from mafrt.runners.records import Record, _turn
-from mafrt.runners.supervised import ADAPTERS, Offline, RecordLearner, Sft
+from mafrt.runners.offline import ADAPTERS, Offline
+from mafrt.runners.records import Record, turn_of
+from mafrt.runners.supervised import RecordLearner, Sft
 from mafrt.team import AgentSpec, LoraSpec, Team
 
 TEAM = Team.of(["ann", "bob", "cat"])
@@ -52,7 +53,9 @@ def make_records(count=9, answers=1, seed=0, agents=("ann", "bob")):
         lengths = [int(torch.randint(3, 15, (1,), generator=generator)) for _ in range(1 + answers)]
         prompt, *actions = (torch.randint(5, 90, (n,), generator=generator).tolist() for n in lengths)
         agent = agents[index % 3 != 0]
-        records.append(Record(tuple(_turn(agent, prompt, action, "eos", "") for action in actions), f"record {index}"))
+        records.append(
+            Record(tuple(turn_of(agent, prompt, action, "eos", "") for action in actions), f"record {index}")
+        )
     return records
 
 
@@ -64,7 +67,7 @@ def learnable(count=24):
         word = WORDS[agent]
         at = index // 2 % (len(word) - 1)
         prompt, action = tokenizer.encode(word[at]), [*tokenizer.encode(word[at + 1]), 1]
-        records.append(Record((_turn(agent, prompt, action, "eos", ""),), str(index)))
+        records.append(Record((turn_of(agent, prompt, action, "eos", ""),), str(index)))
     return records
 
 

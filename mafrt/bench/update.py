@@ -128,8 +128,8 @@ def _build(args: argparse.Namespace, count: int) -> tuple[SharedBase, Any]:
         num_key_value_heads=max(1, args.width // 128),
         head_dim=64,
         max_position_embeddings=args.tokens,
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"
     model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
     twin = copy.deepcopy(model)
     base = SharedBase(model, None, "random Qwen3")
@@ -255,7 +255,10 @@ def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any,
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = [f"{key} {row[key]['median']:5.2f}" for key in ("update/forward", "update/no_grad", *(f"{n}/update" for n in NAMES))]
+    cells = [
+        f"{key} {row[key]['median']:5.2f}"
+        for key in ("update/forward", "update/no_grad", *(f"{n}/update" for n in NAMES))
+    ]
     return (
         f"K={row['K']:<3} {row['rows']:3} rows {row['tokens']:6} tokens {row['update_s'] * 1e3:8.1f} ms  "
         + "  ".join(cells)
