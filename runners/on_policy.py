@@ -17,7 +17,7 @@ from mafrt.config import TrainConfig
 from mafrt.credit.happo import CompoundRatio
 from mafrt.engine import Engine
 from mafrt.env import Env
-from mafrt.errors import EnvError
+from mafrt.errors import EnvError, MafrtError
 from mafrt.loadable import Loadable
 from mafrt.metrics import MetricsWriter
 from mafrt.random_state import seed_random_state
@@ -161,7 +161,13 @@ class OnPolicy:
             if state.iteration == run.iterations or self.stop.requested:
                 break
             started = time.perf_counter()
-            episodes, stats, drawn = self._play()
+            try:
+                episodes, stats, drawn = self._play()
+            except MafrtError:
+                # Nothing has moved since the last iteration, so what was learnt until then can be kept.
+                if disk is not None and state.iteration and self.saved != state.iteration:
+                    self._checkpoint(disk)
+                raise
             if self.stop.requested:
                 break  # half an iteration teaches nothing; the resumed run plays it again, and whole
             played = time.perf_counter()

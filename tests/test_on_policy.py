@@ -260,3 +260,25 @@ def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do
 
     assert gap({still: 1e-30}) < 1e-4
     assert gap({}) > 1e-3
+
+
+def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path):
+    class Late(Digits):
+        broken = False
+
+        def step(self, actions):
+            if Late.broken:
+                raise OSError("the game server is gone")
+            return super().step(actions)
+
+    from helpers_models import tiny_base
+
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.team import Team
+
+    wanted = settings(iterations=5, save_interval=0, eval_episodes=0)
+    runner = OnPolicy(Late(), Team.of(Late.agents), tiny_base(), wanted, run_dir=tmp_path / "run")
+    runner.progress = lambda p: setattr(Late, "broken", p.iteration == 3)
+    with pytest.raises(EnvError, match="the game server is gone"):
+        runner.run()
+    assert resolve(tmp_path / "run").step == 3

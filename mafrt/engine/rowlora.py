@@ -1,8 +1,8 @@
 """LoRA in decoding: adapters stacked, rows of one adapter side by side.
 
 Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder, so their
-adapters are fused as well: A side by side, B as blocks on the diagonal. Without the blocks' zeros, a product per
-layer, decoding was 3 to 10% slower at d=256 (K=4, 2 rows an adapter).
+adapters are fused as well: A side by side, B as blocks on the diagonal. A product per layer instead, without the
+blocks' zeros, was measured too (d=256, K=1 to 16): up to 20% slower, for its launches, and never clearly faster.
 """
 
 from __future__ import annotations
@@ -66,15 +66,14 @@ class RowAdapters:
         count: number of stacked adapters K.
         wide: use the wide form.
 
-    Three forms, all exact. Shares of the bare base's decode speed (d=256, 4 layers, r=8, one core, K=16, 2 and 8 rows
-    an adapter on average):
+    Three forms, all exact. In brackets the decode speed as a share of the bare base's (d=256, 4 layers, r=8, unequal
+    groups, one thread of a busy machine; K=4 with 2 and 8 rows an adapter, then K=16 with 2 and 8):
 
-    - *batched*: two batched products over `[K, most rows of an adapter]`. Where all adapters have equally many rows
-      (.77 and .89) the batch is that already; where not (.75 and .82), rows are gathered into it and back.
-    - *split*: two products per adapter on its own rows (.68 and .82). For one adapter, where there is nothing to split,
-      and for batches so unequal that the rectangle would be mostly empty.
-    - *wide*: two products with all adapters side by side and a mask in between (.60 and .48); its arithmetic grows
-      with K, its launches do not, which is what counts on a GPU.
+    - *batched* (.81 .77 .75 .79): two batched products over `[K, most rows of an adapter]`, into which rows are
+      gathered and from which they are taken back. Equal groups lie that way already (.88 .86 .78 .89).
+    - *split* (.78 .81 .66 .80): two products per adapter on its own rows; where the rectangle would be too empty.
+    - *wide* (.81 .82 .63 .64): two products with all adapters side by side and a mask in between. Its arithmetic grows
+      with K and its launches do not, so it is the one for other devices than a CPU.
     """
 
     def __init__(self, index: Tensor, count: int, wide: bool, device: torch.device) -> None:
