@@ -547,6 +547,7 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
     (tmp_path / "broken_game.py").write_text("import no_such_package_here\n")
     (tmp_path / "typo_game.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_game", raising=False)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     assert make_env("my_game:MyGame", width=3).width == 3  # type: ignore[attr-defined]
