@@ -73,6 +73,9 @@ def test_commands_parse(document, line):
         return
     else:
         assert (ROOT / words[0]).is_file(), line
+        if Path(words[0]).parent.name == "reproduce":  # these have parsers of their own
+            assert callable(importlib.import_module(f"mafrt.scripts.reproduce.{Path(words[0]).stem}").main)
+            return
         name = {"quickstart": "train_math"}.get(Path(words[0]).stem, Path(words[0]).stem)
     argv = words[1:]
     if name in ("test", "install", "bench", "make_base") or argv == ["--help"]:  # these have parsers of their own
