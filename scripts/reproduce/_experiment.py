@@ -1,4 +1,4 @@
-"""What the miniatures share: arms times seeds on the shipped base, a table, and a figure."""
+"""What the miniatures share: arms times seeds on the shipped base, a table, and what is written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config import TrainConfig
+from mafrt.scripts.reproduce._figure import need_matplotlib
 from mafrt.seeding import seed_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ BASE: Mapping[str, Any] = {
     "eval_episodes": 0,
     "save_interval": 0,
 }
-COLOURS = ("#0b6e99", "#d9480f", "#5c7a29", "#7048a8")
 
 
 @dataclass
@@ -49,6 +49,7 @@ def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Nam
     parser.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves its default")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of table and figure")
     args = parser.parse_args(argv)
+    need_matplotlib()
     import torch
 
     from mafrt.memory import keep_freed_memory
@@ -105,47 +106,6 @@ def report(args: argparse.Namespace, name: str, claim: str, table: str, figure: 
     (args.output / f"{name}.svg").write_text(figure, encoding="utf-8")
     (args.output / f"{name}.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     print(f"{table}\n\n{verdict}\n\nTable, figure and numbers are in {args.output}/{name}.*")
-
-
-def curves(title: str, arms: Mapping[str, Sequence[Sequence[float]]], ylabel: str) -> str:
-    """An SVG line chart: per arm the curves of its seeds (thin) and their mean (thick), over iterations."""
-    width, height, left, top, right, bottom = 640, 360, 60, 40, 20, 50
-    every = [value for runs in arms.values() for run in runs for value in run]
-    longest = max(len(run) for runs in arms.values() for run in runs)
-    low, high = min(0.0, min(every)), max(every) or 1.0
-
-    def x(step: int) -> float:
-        return left + (width - left - right) * step / max(longest - 1, 1)
-
-    def y(value: float) -> float:
-        return height - bottom - (height - top - bottom) * (value - low) / (high - low or 1.0)
-
-    def line(values: Sequence[float], colour: str, stroke: float, opacity: float) -> str:
-        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values))
-        style = f'fill="none" stroke="{colour}" stroke-width="{stroke}" opacity="{opacity}"'
-        return f'<polyline points="{points}" {style}/>'
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{left}" y="22" font-size="15">{title}</text>',
-        f'<text x="{(width + left) / 2}" y="{height - 12}" text-anchor="middle">iteration</text>',
-        f'<text x="16" y="{height / 2}" transform="rotate(-90 16 {height / 2})" text-anchor="middle">{ylabel}</text>',
-    ]
-    for tick in range(5):
-        value = low + (high - low) * tick / 4
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-    for number, (name, runs) in enumerate(arms.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        parts += [line(run, colour, 1, 0.35) for run in runs]
-        shortest = min(map(len, runs))
-        parts.append(line([statistics.fmean(run[i] for run in runs) for i in range(shortest)], colour, 2.5, 1))
-        parts.append(
-            f'<text x="{width - right}" y="{top + 4 + 16 * number}" text-anchor="end" fill="{colour}">{name}</text>'
-        )
-    return "\n".join([*parts, "</svg>\n"])
 
 
 def compare(

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mafrt.scripts.reproduce._experiment import before_after, compare, curves, parse, report, train
+from mafrt.scripts.reproduce._experiment import before_after, compare, parse, report, train
+from mafrt.scripts.reproduce._figure import curves
 
 if TYPE_CHECKING:
     from mafrt.env import Env

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mafrt.scripts.reproduce._experiment import curves, parse, report, spread, train, worth
+from mafrt.scripts.reproduce._experiment import parse, report, spread, train, worth
+from mafrt.scripts.reproduce._figure import curves
 
 CLAIM = "Adapters become specialists: swapping those of two trained roles destroys the team."
 

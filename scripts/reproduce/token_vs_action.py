@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mafrt.scripts.reproduce._experiment import before_after, compare, curves, parse, report, train
+from mafrt.scripts.reproduce._experiment import before_after, compare, parse, report, train
+from mafrt.scripts.reproduce._figure import curves
 
 CLAIM = "Both levels train the team; the token level gives every token its own ratio and credit."
 

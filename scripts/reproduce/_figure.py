@@ -1,0 +1,54 @@
+"""The one figure of a miniature: curves over iterations, drawn by matplotlib (the extra `[plots]`)."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+
+from mafrt.errors import MissingExtraError
+
+COLOURS = ("#0f6f95", "#d9480f", "#2b8a3e", "#862e9c")
+
+
+def need_matplotlib() -> None:
+    """Raise MissingExtraError if no figure can be drawn; asked before hours of training, not after."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "The figure needs matplotlib, which is not installed: pip install 'mafrt[plots]'."
+        ) from error
+
+
+def curves(title: str, arms: Mapping[str, Sequence[Sequence[float]]], ylabel: str) -> str:
+    """An SVG chart: per arm the curves of its seeds (thin) and their mean (thick), over iterations from 1 on."""
+    need_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    # Text stays text and ids stay the same from one drawing to the next: small files, readable differences.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mafrt", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(7.5, 4.0), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for colour, (name, runs) in zip(COLOURS, arms.items(), strict=False):
+            for run in runs:
+                axes.plot(range(1, len(run) + 1), run, color=colour, linewidth=0.8, alpha=0.35)
+            shortest = min(map(len, runs))
+            mean = [statistics.fmean(run[i] for run in runs) for i in range(shortest)]
+            axes.plot(range(1, shortest + 1), mean, color=colour, linewidth=2.4, label=name)
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("iteration")
+        axes.set_ylabel(ylabel)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", color="#dddddd")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(arms), frameon=False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
