@@ -1,0 +1,19 @@
+"""Runs code that a model wrote, away from the trainer. docs/sandbox.md says what each tier keeps out."""
+
+from __future__ import annotations
+
+from mafrt.errors import SandboxError
+from mafrt.sandbox.opening import open_sandbox, shared_sandbox
+from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox, Status
+from mafrt.sandbox.workspace import Workspace
+
+__all__ = [
+    "EVERYTHING",
+    "Execution",
+    "Sandbox",
+    "SandboxError",
+    "Status",
+    "Workspace",
+    "open_sandbox",
+    "shared_sandbox",
+]

@@ -1,0 +1,160 @@
+"""The two ways to shut a snippet in: a room of namespaces (tier `bwrap`), or rules on this machine (tier `degraded`).
+
+A confinement makes the supervisor's process, prepares its workdir, and takes the last steps in the snippet's own
+process. What needs rights comes first; the snippet has none left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from . import landlock, libc, limits, seccomp
+
+WORKDIR = "/sandbox"
+"""Where a snippet runs in the tier `bwrap`; in `degraded` it is a folder for temporary files."""
+INNER_ID = 1000
+"""User and group inside, of the tier `bwrap`."""
+UNPRIVILEGED_ID = 60999
+"""Whom root becomes: the limit on processes does not count root's."""
+
+_ROOM = (
+    libc.CLONE_NEWUSER
+    | libc.CLONE_NEWPID
+    | libc.CLONE_NEWNS
+    | libc.CLONE_NEWIPC
+    | libc.CLONE_NEWNET
+    | libc.CLONE_NEWUTS
+    | libc.CLONE_NEWCGROUP
+)
+
+
+class Confinement(Protocol):
+    alone: bool
+    """Whether the supervisor sees its snippet's processes only, and may end all it sees."""
+
+    def fork(self) -> int:
+        """Like `os.fork`, into the room if there is one."""
+        ...
+
+    def prepare(self) -> str:
+        """In the supervisor: make the workdir, and return it."""
+        ...
+
+    def enclose(self, workdir: str) -> None:
+        """In the snippet's process, before there is a snippet: give up every right there is."""
+        ...
+
+    def clean(self, workdir: str) -> None:
+        """In the supervisor, when all processes are gone."""
+        ...
+
+
+class Room:
+    """Namespaces of its own: user, processes, mounts, ipc, network, host name, control groups."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        self.outer = (os.getuid(), os.getgid())
+
+    def fork(self) -> int:
+        return libc.fork_into(_ROOM)
+
+    def prepare(self) -> str:
+        uid, gid = self.outer
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{INNER_ID} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{INNER_ID} {gid} 1")
+        safe = libc.MS_NOSUID | libc.MS_NODEV
+        libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+        libc.mount("proc", "/proc", "proc", safe | libc.MS_NOEXEC)
+        for place, size in ((WORKDIR, limits.WORKDIR_MIB), ("/tmp", limits.TMP_MIB)):
+            options = f"mode=0700,size={size}m,nr_inodes={limits.WORKDIR_INODES}"
+            libc.mount("tmpfs", place, "tmpfs", safe, options)
+        # Nobody inside may look into the supervisor, or change it, through /proc.
+        libc.prctl(libc.PR_SET_DUMPABLE, 0)
+        return WORKDIR
+
+    def enclose(self, workdir: str) -> None:
+        libc.prctl(libc.PR_SET_DUMPABLE, 1)
+        drop_capabilities()
+        seccomp.install(attributes=True, signals_to_others=True)
+
+    def clean(self, workdir: str) -> None:
+        """It goes with its namespace."""
+
+
+class Rules:
+    """No namespaces: another user if we are root, Landlock, and a stricter filter."""
+
+    alone = False
+
+    def __init__(self) -> None:
+        self.version = landlock.version()
+        if not self.version:
+            raise OSError("this kernel has no Landlock (Linux 5.13, and `landlock` in its list of security modules)")
+        self.become = UNPRIVILEGED_ID if os.getuid() == 0 else None
+        # An interpreter in root's own home can be read by no other user; Landlock says what this right is good for.
+        closed = self.become is not None and not all(open_to_others(path) for path in (sys.prefix, sys.base_prefix))
+        self.keep = 1 << libc.CAP_DAC_READ_SEARCH if closed else 0
+
+    def fork(self) -> int:
+        return os.fork()
+
+    def prepare(self) -> str:
+        libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(libc.PR_SET_DUMPABLE, 0)
+        workdir = tempfile.mkdtemp(prefix="mafrt-sandbox-", dir="/tmp")
+        os.mkdir(f"{workdir}/tmp")
+        os.mkdir(f"{workdir}/work")
+        if self.become is not None:
+            for path in (workdir, f"{workdir}/tmp", f"{workdir}/work"):
+                os.chown(path, self.become, self.become)
+        return f"{workdir}/work"
+
+    def enclose(self, workdir: str) -> None:
+        os.environ["HOME"] = workdir
+        os.environ["TMPDIR"] = tempfile.tempdir = f"{os.path.dirname(workdir)}/tmp"
+        if self.become is not None:
+            libc.prctl(libc.PR_SET_KEEPCAPS, 1)
+            os.setgroups([])
+            os.setresgid(self.become, self.become, self.become)
+            os.setresuid(self.become, self.become, self.become)
+            libc.set_capabilities(1 << libc.CAP_DAC_READ_SEARCH)  # to open the folders of the rules
+        libc.prctl(libc.PR_SET_DUMPABLE, 1)
+        landlock.confine(readable_paths(), [os.path.dirname(workdir), "/dev/null"])
+        drop_capabilities(self.keep)
+        seccomp.install(attributes=False, signals_to_others=self.version >= landlock.HAS_SCOPES)
+
+    def clean(self, workdir: str) -> None:
+        shutil.rmtree(os.path.dirname(workdir), ignore_errors=True)
+
+
+def drop_capabilities(keep: int = 0) -> None:
+    """All of them, from every set, so that no program that is started gets any back."""
+    for capability in range(64):
+        try:
+            libc.prctl(libc.PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # there are no more, or, as an ordinary user, none that could be dropped
+    libc.prctl(libc.PR_CAP_AMBIENT, libc.PR_CAP_AMBIENT_CLEAR_ALL)
+    libc.set_capabilities(keep)
+
+
+def open_to_others(path: str) -> bool:
+    """Whether any user can get into this folder."""
+    real = Path(path).resolve()
+    return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (real, *real.parents))
+
+
+def readable_paths() -> list[str]:
+    """What Python and its libraries need to read, under `degraded`."""
+    devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
+    system = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
+    facts = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"]
+    return [*devices, *system, *facts, "/sys/devices/system/cpu", sys.prefix, sys.base_prefix]

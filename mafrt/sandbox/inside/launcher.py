@@ -1,0 +1,159 @@
+"""What a SandboxFusion server is sent to run: it runs the snippet, and writes one file that says how that went.
+
+It stands alone: the server has nothing of ours. It is there because such a server takes 150 kB of output for a
+time-out, knows no list of files, follows links, and does not say which signal ended a program.
+"""
+
+import base64
+import json
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+ORDER, SNIPPET, RESULT = ".mafrt_order.json", "snippet.py", ".mafrt_result.json"
+
+
+class Tail:
+    """Beginning and end of a stream, read by a thread of its own."""
+
+    def __init__(self, stream, half):
+        self.stream, self.half = stream, half
+        self.head, self.end, self.total = bytearray(), bytearray(), 0
+        self.thread = threading.Thread(target=self.pump, daemon=True)
+        self.thread.start()
+
+    def pump(self):
+        while True:
+            data = os.read(self.stream.fileno(), 65536)
+            if not data:
+                return
+            self.total += len(data)
+            room = max(0, self.half - len(self.head))
+            self.head += data[:room]
+            self.end = (self.end + data[room:])[-self.half :]
+
+    def text(self):
+        left = self.total - len(self.head) - len(self.end)
+        line = b"\n[... %d bytes left out ...]\n" % left if left else b""
+        return base64.b64encode(bytes(self.head) + line + bytes(self.end)).decode()
+
+
+WARM_MIB = 256
+"""What an interpreter with pandas and scikit-learn has written to before the snippet's first line."""
+
+
+def limit_memory(mib):
+    """Data, not address space: libraries map much that they never touch."""
+    resource.setrlimit(resource.RLIMIT_DATA, ((mib + WARM_MIB) * 2**20,) * 2)
+
+
+def candidates(order):
+    """Names to look at: those that were asked for, or all there are."""
+    if order["fetch"] != ["*"]:
+        yield from order["fetch"]
+        return
+    for folder, folders, files in os.walk("."):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files + links):
+            path = os.path.relpath(os.path.join(folder, name), ".")
+            if path not in (ORDER, SNIPPET, RESULT, os.path.basename(sys.argv[0])):
+                yield path
+
+
+def gather(order):
+    """Contents, and why there are none; what is unchanged is left out."""
+    files, refused, room, count = {}, {}, order["fetch_bytes"], 0
+    for name in candidates(order):
+        count += 1
+        if count > order["fetch_files"]:
+            refused["*"] = "more than %d files; the rest was left" % order["fetch_files"]
+            break
+        try:
+            kind = os.lstat(name)
+            real = os.path.realpath(name)
+            if stat.S_ISLNK(kind.st_mode):
+                refused[name] = "a symbolic link"
+            elif not stat.S_ISREG(kind.st_mode):
+                refused[name] = "not a regular file"
+            elif real != os.path.join(os.path.realpath("."), os.path.normpath(name)):
+                refused[name] = "its folder is a link"
+            elif kind.st_size > order["fetch_file_bytes"]:
+                refused[name] = "%d bytes; at most %d are taken" % (kind.st_size, order["fetch_file_bytes"])
+            elif kind.st_size > room:
+                refused[name] = "all files together are too large"
+            else:
+                with open(name, "rb") as file:
+                    content = file.read(room)
+                if order["fetch"] == ["*"] and content == order["handed"].get(name):
+                    continue
+                room -= len(content)
+                files[name] = base64.b64encode(content).decode()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            refused[name] = "cannot be read: %s" % error.strerror
+    return files, refused
+
+
+def main():
+    with open(ORDER, encoding="utf-8") as file:
+        order = json.load(file)
+    os.remove(ORDER)
+    order["handed"] = {}
+    for name in order["names"]:
+        with open(name, "rb") as file:
+            order["handed"][name] = file.read()
+    environment = {**os.environ, **{name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
+    environment["PYTHONUNBUFFERED"] = "1"
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, SNIPPET],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: limit_memory(order["memory_mib"]),
+    )
+    streams = [Tail(process.stdout, order["half"]), Tail(process.stderr, order["half"])]
+    late = False
+    try:
+        code = process.wait(order["timeout_s"])
+    except subprocess.TimeoutExpired:
+        late = True
+    seconds = time.monotonic() - began
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:
+        pass
+    process.wait()
+    for stream in streams:
+        stream.thread.join(1.0)
+    if os.path.exists(SNIPPET):
+        os.remove(SNIPPET)
+    files, refused = gather(order)
+    last = bytes(streams[1].end or streams[1].head).strip().split(b"\n")[-1]
+    lacking = b"MemoryError" in last.split(b":")[0]
+    result = {
+        "exit_code": None if late else code,
+        "late": late,
+        "memory": lacking,
+        "seconds": seconds,
+        "streams": [stream.text() for stream in streams],
+        "files": files,
+        "refused": refused,
+        "gone": [name for name in order["names"] if not os.path.lexists(name)],
+    }
+    with open(RESULT + ".part", "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    os.replace(RESULT + ".part", RESULT)
+
+
+if __name__ == "__main__":
+    main()

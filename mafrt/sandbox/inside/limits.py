@@ -1,0 +1,65 @@
+"""What a snippet may use, and the resource limits that see to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+MIB = 2**20
+
+OUTPUT_HEAD_BYTES = 32 * 1024
+OUTPUT_TAIL_BYTES = 32 * 1024
+"""Of stdout and of stderr: the beginning and the end that are kept."""
+OUTPUT_BYTES = 64 * MIB
+"""Of both together; a snippet that writes more is ended."""
+
+WORKDIR_MIB = 256
+WORKDIR_INODES = 4096
+"""Files and folders in the workdir, and as many again in /tmp."""
+TMP_MIB = 64
+FILE_MIB = 128
+"""The longest file a snippet can write."""
+
+FETCH_FILES = 512
+FETCH_FILE_MIB = 64
+FETCH_TOTAL_MIB = 128
+
+PROCESSES = 64
+"""Processes and threads together."""
+OPEN_FILES = 256
+
+WATCH_EVERY_S = 0.05
+"""How often the memory of all processes together is looked at."""
+
+
+def lower(kind: int, value: int) -> None:
+    """Set soft and hard limit, or keep what is lower already."""
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int) -> None:
+    """Limit this process and what it starts. The memory is on top of the bytes that the warm interpreter has `mapped`.
+
+    The deadline is the supervisor's business; the limit on processor time only stands behind it, and is wide, since
+    threads on several cores add up.
+    """
+    lower(resource.RLIMIT_AS, mapped + memory_mib * MIB)
+    lower(resource.RLIMIT_CPU, int(timeout_s * (os.cpu_count() or 1)) + 10)
+    lower(resource.RLIMIT_FSIZE, FILE_MIB * MIB)
+    lower(resource.RLIMIT_NPROC, processes)
+    lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    lower(resource.RLIMIT_CORE, 0)
+    lower(resource.RLIMIT_MEMLOCK, 0)
+    lower(resource.RLIMIT_STACK, 8 * MIB)
+    for name in ("RLIMIT_MSGQUEUE", "RLIMIT_RTPRIO", "RLIMIT_NICE"):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            lower(getattr(resource, name), 0)
+
+
+def mapped_bytes() -> int:
+    """Address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

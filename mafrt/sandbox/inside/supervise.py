@@ -1,0 +1,275 @@
+"""The process that stands over one snippet: starts it, takes its output, ends it in time, gathers its files.
+
+In the tier `bwrap` it is the first process of the snippet's pid namespace: no signal from inside reaches it, nothing
+can look into it, and when it ends everything in there ends. It alone holds the socket to the trainer, so what it
+reports, the snippet cannot have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import frames, limits, snippet, watch, workdir
+from .confine import UNPRIVILEGED_ID, Confinement
+from .output import Kept
+
+SETTLE_S = 30.0
+"""How long the walls may take, on a machine that is very busy."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What leads to the snippet's process and back."""
+
+    orders: socket.socket
+    out: int
+    err: int
+    note: int
+    shared: int
+    """Bytes of memory that it was born with."""
+
+
+@dataclass
+class Run:
+    """What is known of a running snippet."""
+
+    pid: int
+    note: int
+    streams: dict[int, Kept]
+    """Read end of a pipe -> what came out of it: stdout first, then stderr."""
+    shared: int
+    """Bytes of memory that it was born with."""
+    workdir: str
+    notes: bytes = b""
+    started: float | None = None
+    stopped: float | None = None
+    verdict: str | None = None
+    """The status, where the supervisor decided it."""
+    why: str = ""
+    wait_status: int | None = None
+
+    @property
+    def kept(self) -> list[Kept]:
+        return list(self.streams.values())
+
+
+def supervise(line: socket.socket, confinement: Confinement) -> None:
+    """Get everything ready, wait on `line` for the trainer's connection, serve one request, end.
+
+    The snippet's process is forked before there is a request, so that nobody has to wait for that.
+    """
+    broken, place, lane, pid = "", "", None, 0
+    try:
+        place = confinement.prepare()
+        lane, pid = _fork(confinement, place)
+    except OSError as error:
+        broken = f"no room could be made for a snippet: {error}"
+    try:
+        message, descriptors, _, _ = socket.recv_fds(line, 16, 1)
+        if not message:
+            return
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if broken or lane is None:
+                frames.send(connection, {"failed": broken})
+            else:
+                _serve(connection, confinement, place, lane, pid)
+    finally:
+        if place:
+            _end_all(confinement)
+            confinement.clean(place)
+
+
+def _fork(confinement: Confinement, place: str) -> tuple[Lane, int]:
+    """The snippet's process, still waiting for its code."""
+    out, err, note = os.pipe(), os.pipe(), os.pipe()
+    ours, theirs = socket.socketpair()
+    shared = watch.own_bytes("self")
+    pid = os.fork()
+    if pid == 0:
+        snippet.run(theirs, place, confinement, (out[1], err[1]), note[1])
+    theirs.close()
+    for pipe in (out, err, note):
+        os.close(pipe[1])
+        os.set_blocking(pipe[0], False)
+    return Lane(ours, out[0], err[0], note[0], shared), pid
+
+
+def _serve(connection: socket.socket, confinement: Confinement, place: str, lane: Lane, pid: int) -> None:
+    request = frames.receive(connection)
+    handed = {name: frames.receive_bytes(connection, size) for name, size in request["files"]}
+    owner = None if confinement.alone or os.getuid() else UNPRIVILEGED_ID
+    try:
+        workdir.write(place, handed, owner)
+    except OSError as error:
+        frames.send(connection, {"failed": f"the files could not be put into the workdir: {error}"})
+        return
+    timeout_s, memory_mib = float(request["timeout_s"]), int(request["memory_mib"])
+    # A pid namespace counts its own; elsewhere the limit is about all processes of that user.
+    others = 0 if confinement.alone else watch.tasks_of(UNPRIVILEGED_ID if os.getuid() == 0 else os.getuid())
+    order = {"code": request["code"], "budget": [memory_mib, timeout_s, others + limits.PROCESSES]}
+    run = Run(pid, lane.note, {lane.out: Kept(), lane.err: Kept()}, lane.shared, place)
+    with lane.orders, contextlib.suppress(BrokenPipeError):
+        frames.send(lane.orders, order)
+    _follow(run, connection, confinement, timeout_s, memory_mib * limits.MIB)
+    if run.verdict == "gone":
+        return
+    _end_all(confinement, run)
+    _drain(run)
+    if run.started is None:
+        text = run.notes.removeprefix(snippet.BROKEN).decode("utf-8", "replace") or "it ended early"
+        frames.send(connection, {"failed": f"the snippet's process could not be confined: {text}"})
+        return
+    _reply(connection, run, request["fetch"], handed)
+
+
+def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeout_s: float, memory: int) -> None:
+    """Until the snippet's main process has ended, or must be."""
+    ended = os.pidfd_open(run.pid)
+    poll = select.poll()
+    for source in (run.note, *run.streams, ended, connection.fileno()):
+        poll.register(source, select.POLLIN)
+    deadline, look = time.monotonic() + SETTLE_S, 0.0
+    while run.verdict is None:
+        now = time.monotonic()
+        if now >= deadline:
+            run.verdict, run.why = "timeout", f"ended after {timeout_s:g} s, which is all the time it had"
+            break
+        for source, _ in poll.poll(1000 * max(0.001, min(deadline - now, limits.WATCH_EVERY_S))):
+            if source == connection.fileno():
+                run.verdict = "gone"  # nobody waits for the result any more
+            elif source == ended:
+                _read_note(run)
+                _notice_start(run, connection)
+                run.wait_status = os.waitpid(run.pid, 0)[1]
+                run.stopped = time.monotonic()
+                os.close(ended)
+                return
+            elif source == run.note:
+                if not _read_note(run):
+                    poll.unregister(source)
+            elif not _read(run, source):
+                poll.unregister(source)
+        if run.started is None and _notice_start(run, connection):
+            deadline = time.monotonic() + timeout_s
+        if sum(kept.total for kept in run.kept) > limits.OUTPUT_BYTES:
+            run.verdict, run.why = "killed", f"ended: it wrote more than {limits.OUTPUT_BYTES // limits.MIB} MiB"
+        if time.monotonic() >= look:
+            look = time.monotonic() + limits.WATCH_EVERY_S
+            _look(run, confinement, memory)
+    run.stopped = time.monotonic()
+    os.close(ended)
+
+
+def _notice_start(run: Run, connection: socket.socket) -> bool:
+    """Whether the walls are up and the code runs; the trainer is told."""
+    if run.started is None and len(run.notes) >= snippet.READY.size:
+        ready, moment = snippet.READY.unpack_from(run.notes)
+        if ready == snippet.YES:
+            run.started = moment
+            frames.send(connection, {"started": True})
+    return run.started is not None
+
+
+def _look(run: Run, confinement: Confinement, memory: int) -> None:
+    """Is all of it together within its bounds?"""
+    pids = watch.processes(confinement.alone)
+    if watch.memory_bytes(pids, run.shared) > memory:
+        run.verdict, run.why = "memory", f"ended: its processes together had more than {memory // limits.MIB} MiB"
+    elif not confinement.alone and (fault := watch.folder_fault(os.path.dirname(run.workdir))):
+        run.verdict, run.why = "killed", f"ended: {fault}"
+
+
+def _read(run: Run, source: int) -> bool:
+    """Take what a pipe has; False at its end."""
+    try:
+        data = os.read(source, 65536)
+    except BlockingIOError:
+        return True
+    run.streams[source].add(data)
+    return bool(data)
+
+
+def _read_note(run: Run) -> bool:
+    try:
+        data = os.read(run.note, 1024)
+    except BlockingIOError:
+        return True
+    run.notes = (run.notes + data)[:4096]
+    return bool(data)
+
+
+def _end_all(confinement: Confinement, run: Run | None = None) -> None:
+    """End whatever is left of the snippet, and wait until it is gone."""
+    while True:
+        pids = [] if confinement.alone else watch.processes(alone=False)
+        with contextlib.suppress(ProcessLookupError):
+            if confinement.alone:
+                os.kill(-1, signal.SIGKILL)
+        # First none may go on forking, then all end.
+        for kind in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, kind)
+        try:
+            pid, status = os.waitpid(-1, 0)
+            if run is not None and pid == run.pid:
+                run.wait_status = status
+        except ChildProcessError:
+            return
+
+
+def _drain(run: Run) -> None:
+    """The rest of the output; the pipes hold little, and nobody writes into them any more."""
+    for source in run.streams:
+        while True:
+            before = run.streams[source].total
+            if not _read(run, source) or run.streams[source].total == before:
+                break
+    _read_note(run)
+
+
+def _reply(connection: socket.socket, run: Run, wanted: list[str], handed: dict[str, bytes]) -> None:
+    fetched = (
+        workdir.fetch_changes(run.workdir, handed) if wanted == ["*"] else workdir.fetch(run.workdir, list(wanted))
+    )
+    status, code = _outcome(run)
+    out, err = (kept.bytes() for kept in run.kept)
+    if run.why:
+        err += (b"\n" if err and not err.endswith(b"\n") else b"") + f"[sandbox] {run.why}\n".encode()
+    header = {
+        "status": status,
+        "exit_code": code,
+        "seconds": (run.stopped or 0.0) - (run.started or 0.0),
+        "streams": [len(out), len(err)],
+        "files": [[name, len(content)] for name, content in fetched.files.items()],
+        "missing": fetched.missing,
+        "refused": fetched.refused,
+    }
+    frames.send(connection, header, out, err, *fetched.files.values())
+
+
+def _outcome(run: Run) -> tuple[str, int | None]:
+    """Status and exit code, from how the kernel says it ended."""
+    if run.verdict is not None:
+        return run.verdict, None
+    code = os.waitstatus_to_exitcode(run.wait_status or 0)
+    if code == 0:
+        return "ok", 0
+    if code < 0:
+        run.why = f"ended by signal {-code} ({_signal_name(-code)})"
+        return "killed", code
+    return ("memory" if snippet.OUT_OF_MEMORY in run.notes[snippet.READY.size :] else "error"), code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"

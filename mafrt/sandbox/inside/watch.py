@@ -1,0 +1,81 @@
+"""What all processes of a snippet use together, which no resource limit counts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from . import limits
+
+
+def processes(alone: bool) -> list[int]:
+    """The snippet's processes: all but this one in a pid namespace, otherwise whatever descends from this one."""
+    own = os.getpid()
+    everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    if alone:
+        return [pid for pid in everybody if pid != own]
+    parents = {pid: parent for pid in everybody if (parent := _parent(pid))}
+    return [pid for pid in parents if _descends(pid, own, parents)]
+
+
+def memory_bytes(pids: list[int], shared: int) -> int:
+    """Their resident memory that is theirs; `shared` is what each has from the warm interpreter it was forked from."""
+    return sum(max(0, own_bytes(pid) - shared) for pid in pids)
+
+
+def own_bytes(pid: int | str) -> int:
+    """Resident memory that no file on disk stands behind; 0 for a process that is gone."""
+    total = 0
+    for line in _lines(f"/proc/{pid}/status"):
+        if line.startswith((b"RssAnon:", b"RssShmem:")):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def tasks_of(uid: int) -> int:
+    """Processes and threads of a user on this machine, which the limit on their number counts together."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            lines = {line.split(b":")[0]: line.split()[1:] for line in _lines(f"/proc/{name}/status") if b":" in line}
+            if lines.get(b"Uid", [b"-1"])[0] == str(uid).encode():
+                count += int(lines.get(b"Threads", [b"1"])[0])
+    return count
+
+
+def folder_fault(folder: str) -> str | None:
+    """Why this folder has become too large, or None. For the tier whose workdir has no quota of its own."""
+    files = total = 0
+    for place, folders, names in os.walk(folder):
+        files += len(folders) + len(names)
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+            except OSError:
+                continue
+        if files > limits.WORKDIR_INODES:
+            return f"more than {limits.WORKDIR_INODES} files"
+        if total > limits.WORKDIR_MIB * limits.MIB:
+            return f"more than {limits.WORKDIR_MIB} MiB of files"
+    return None
+
+
+def _parent(pid: int) -> int:
+    for line in _lines(f"/proc/{pid}/status"):
+        if line.startswith(b"PPid:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid := parents.get(pid, 0):
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _lines(path: str) -> list[bytes]:
+    try:
+        return Path(path).read_bytes().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,142 @@
+"""Files into the workdir before a snippet runs, and out of it when all its processes are gone.
+
+Nothing is followed that a snippet could have made to lead elsewhere: every part of a path is opened on its own, from
+the folder before it, and only a regular file of reasonable size is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+
+from . import limits, names
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def write(workdir: str, files: Mapping[str, bytes], owner: int | None = None) -> None:
+    """The files with their folders; `owner`: whom they are given to."""
+    for name, content in files.items():
+        path = workdir
+        *folders, last = name.split("/")
+        for folder in folders:
+            path = f"{path}/{folder}"
+            if not os.path.isdir(path):
+                os.mkdir(path, 0o700)
+                if owner is not None:
+                    os.chown(path, owner, owner)
+        path = f"{path}/{last}"
+        with open(path, "xb") as file:
+            file.write(content)
+        if owner is not None:
+            os.chown(path, owner, owner)
+
+
+class Fetched:
+    """What came out: contents, and why the others did not."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.missing: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.total = 0
+
+    def refuse(self, name: str, why: str) -> None:
+        if len(self.refused) < limits.FETCH_FILES:
+            self.refused[name] = why
+
+    def add(self, workdir: str, name: str) -> None:
+        """Read one file, or say why not."""
+        why = names.fault(name)
+        if why is None:
+            try:
+                content = _read(workdir, name, limits.FETCH_TOTAL_MIB * limits.MIB - self.total)
+            except FileNotFoundError:
+                self.missing.append(name)
+                return
+            except Refused as error:
+                why = str(error)
+            except OSError as error:
+                why = f"cannot be read: {error.strerror}"
+            else:
+                self.files[name] = content
+                self.total += len(content)
+                return
+        self.missing.append(name)
+        self.refuse(name, why)
+
+
+class Refused(Exception):
+    """There is something of this name, and it will not be read."""
+
+
+def fetch(workdir: str, wanted: list[str]) -> Fetched:
+    """The named files."""
+    found = Fetched()
+    for name in wanted[: limits.FETCH_FILES]:
+        found.add(workdir, name)
+    for name in wanted[limits.FETCH_FILES :]:
+        found.missing.append(name)
+        found.refuse(name, f"more than {limits.FETCH_FILES} files were asked for")
+    return found
+
+
+def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
+    """Every file that is new or not what was handed over; `missing` has those that were handed over and are gone."""
+    found = Fetched()
+    for name in _walk(workdir):
+        if len(found.files) >= limits.FETCH_FILES or len(found.missing) >= limits.FETCH_FILES:
+            found.refuse("*", f"more than {limits.FETCH_FILES} files; the rest was left")
+            break
+        before = found.total
+        found.add(workdir, name)
+        if name in found.files and found.files[name] == handed.get(name):
+            del found.files[name]
+            found.total = before
+    found.missing += [name for name in handed if not os.path.lexists(f"{workdir}/{name}")]
+    return found
+
+
+def _walk(workdir: str) -> Iterator[str]:
+    """Names of all that is not a folder, sorted; links are not followed."""
+    for folder, folders, files in os.walk(workdir, followlinks=False):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        inner = os.path.relpath(folder, workdir)
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*files, *links]):
+            path = name if inner == "." else f"{inner}/{name}"
+            yield path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _read(workdir: str, name: str, room: int) -> bytes:
+    *folders, last = name.split("/")
+    place = os.open(workdir, _FOLDER)
+    try:
+        for folder in folders:
+            try:
+                inner = os.open(folder, _FOLDER, dir_fd=place)
+            except NotADirectoryError:
+                raise Refused(f"{folder!r} is not a folder, or is a link") from None
+            except OSError as error:
+                raise Refused(f"{folder!r} is a link") if error.errno == 40 else error from None
+            os.close(place)
+            place = inner
+        kind = os.stat(last, dir_fd=place, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(kind):
+            raise Refused("a symbolic link")
+        if not stat.S_ISREG(kind):
+            raise Refused("a folder" if stat.S_ISDIR(kind) else "not a regular file")
+        file = os.open(last, _FILE, dir_fd=place)
+    finally:
+        os.close(place)
+    with open(file, "rb") as opened:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise Refused("not a regular file")
+        if about.st_size > limits.FETCH_FILE_MIB * limits.MIB:
+            raise Refused(f"{about.st_size} bytes; at most {limits.FETCH_FILE_MIB} MiB are taken")
+        if about.st_size > room:
+            raise Refused(f"all files together have more than {limits.FETCH_TOTAL_MIB} MiB")
+        return opened.read(about.st_size)

@@ -1,0 +1,12 @@
+"""Bytes that somebody else wrote, as text that can be shown, logged and tokenised."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def readable(data: bytes) -> str:
+    """UTF-8, with U+FFFD for what is not, and for control characters: a terminal would obey some of them."""
+    return _CONTROLS.sub("\ufffd", data.decode("utf-8", "replace").replace("\r\n", "\n"))

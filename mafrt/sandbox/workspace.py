@@ -1,0 +1,73 @@
+"""Files that go from one execution to the next, within a quota."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mafrt.errors import ConfigError
+from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox
+
+
+class Workspace:
+    """The folder of a series of executions, as bytes.
+
+    Every `run` finds the files of the ones before it, and what it makes, changes or deletes holds for the next. One
+    `run` at a time. What is over the quota is not kept: `refused`, `stderr` and `over_quota` say so, and the file's
+    earlier content, if it had one, stays. Nobody outside the sandbox may read these bytes as anything but bytes:
+    `model.pkl` is opened in there, or not at all.
+    """
+
+    def __init__(self, sandbox: Sandbox, quota_mib: int = 64, max_files: int = 64) -> None:
+        if quota_mib < 1 or max_files < 1:
+            raise ConfigError(f"found a quota of {quota_mib} MiB and {max_files} files, expected at least one of each")
+        self.sandbox, self.quota_mib, self.max_files = sandbox, quota_mib, max_files
+        self.files: dict[str, bytes] = {}
+        self.over_quota = 0
+        """Files that were not kept so far."""
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        code: str,
+        timeout_s: float = 10.0,
+        memory_mib: int = 1024,
+        fetch: str | Sequence[str] = "all",
+    ) -> Execution:
+        """Run `code` with the files in place. `fetch`: "all", or the names of those that shall be kept."""
+        everything = fetch in ("all", EVERYTHING)
+        if isinstance(fetch, str) and not everything:
+            raise ConfigError(f"found the text {fetch!r} for fetch, expected 'all' or a list of names")
+        wanted = (EVERYTHING,) if everything else tuple(fetch)
+        with self._lock:
+            done = self.sandbox.execute(code, self.files, wanted, timeout_s, memory_mib)
+            if everything:
+                for name in done.missing:
+                    self.files.pop(name, None)
+            return self._keep(done)
+
+    def _keep(self, done: Execution) -> Execution:
+        """Take over what fits, smallest names first, and say of the rest why it does not."""
+        refused = {}
+        for name in sorted(done.files):
+            content = done.files[name]
+            total = sum(len(kept) for other, kept in self.files.items() if other != name) + len(content)
+            if total > self.quota_mib * 2**20:
+                refused[name] = f"over the workspace's quota of {self.quota_mib} MiB"
+            elif name not in self.files and len(self.files) >= self.max_files:
+                refused[name] = f"over the workspace's quota of {self.max_files} files"
+            else:
+                self.files[name] = content
+        if not refused:
+            return done
+        self.over_quota += len(refused)
+        names = ", ".join(repr(name) for name in list(refused)[:5]) + (" and others" if len(refused) > 5 else "")
+        said = f"[workspace] not kept, {next(iter(refused.values()))}: {names}\n"
+        return replace(
+            done,
+            files={name: content for name, content in done.files.items() if name not in refused},
+            missing=(*done.missing, *refused),
+            refused={**done.refused, **refused},
+            stderr=done.stderr + ("" if not done.stderr or done.stderr.endswith("\n") else "\n") + said,
+        )
