@@ -1,0 +1,96 @@
+"""Coaches: who scores each turn between play and credit.
+
+    coach = make_coach(CoachConfig(coach="openai:gpt-5-mini"), rubric="chain")
+    verdicts = coach.judge(cases)
+
+`Coach` and `Case` are all that one's own needs; `--coach` names one that ships, or `package.module:Class`.
+"""
+
+from __future__ import annotations
+
+from mafrt.coach.cases import Case, Coach, RulesCoach
+from mafrt.coach.rubric import load_rubric
+from mafrt.config import CoachConfig, unknown
+from mafrt.errors import CoachError, ConfigError, EnvError, MafrtError, MissingExtraError
+from mafrt.registry import load_object
+
+__all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
+
+_NAMES = ("none", "rules", "local", "openai", "anthropic", "google", "vertex")
+
+
+def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
+    """The coach that the settings name; `rubric` is the environment's own. Its model is not needed yet: see `bind`.
+
+    Raises:
+        ConfigError: an unknown provider, no model or key, an unreadable rubric, or settings that contradict each other.
+        MissingExtraError: the provider's SDK is not installed.
+    """
+    kind, colon, model = config.coach.partition(":")
+    if kind not in _NAMES:
+        return _own(config.coach, kind)
+    if kind in ("none", "rules", "local") and colon:
+        raise ConfigError(f"coach is {config.coach!r}, but {kind} takes no model; write --coach {kind}.")
+    if kind not in ("none", "rules", "local") and not model:
+        raise ConfigError(f"coach is {config.coach!r}; name the model as well, as in {kind}:MODEL.")
+    if config.coach_adapter is not None and kind != "local":
+        raise ConfigError(f"coach_adapter is for coach local, and coach is {config.coach}; leave it out.")
+    if config.coach_base_url is not None and kind in ("none", "rules", "local"):
+        raise ConfigError(f"coach_base_url is for a coach behind an API, and coach is {config.coach}; leave it out.")
+    if kind == "none":
+        raise ConfigError("coach is none, so there is nobody to judge.")
+    if kind == "rules":
+        return RulesCoach()
+    criteria = load_rubric(config.coach_rubric, rubric)
+    if kind == "local":
+        from mafrt.coach.local import LocalCoach
+
+        return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
+    from mafrt.coach.providers import make_provider
+
+    provider = make_provider(kind, model, config.coach_base_url, config.coach_max_tokens, config.coach_timeout)
+    try:
+        from mafrt.coach.retry import Breaker, Retry
+    except ImportError as error:
+        raise MissingExtraError(f"coach {config.coach} needs {error.name}: pip install 'mafrt[coach]'") from error
+    from mafrt.coach.budget import Budget, Prices
+    from mafrt.coach.cache import VerdictCache
+    from mafrt.coach.remote import RemoteCoach
+
+    return RemoteCoach(
+        provider,
+        criteria,
+        name=config.coach,
+        parameters={"max_tokens": config.coach_max_tokens},
+        max_tokens=config.coach_max_tokens,
+        concurrency=config.coach_concurrency,
+        timeout_s=config.coach_timeout,
+        retry=Retry(config.coach_deadline),
+        breaker=Breaker(config.coach_deadline),
+        budget=Budget(
+            config.coach_budget, config.coach_max_calls, Prices(config.coach_price_in, config.coach_price_out)
+        ),
+        cache=None if config.coach_cache is None else VerdictCache(config.coach_cache, config.coach),
+    )
+
+
+def _own(path: str, kind: str) -> Coach:
+    """A coach from `package.module:Class`."""
+    if ":" not in path:
+        raise ConfigError(f"{unknown('coach', path, _NAMES)} (One's own is given as package.module:Class.)")
+    try:
+        made = load_object(path)
+    except EnvError as error:
+        if "." not in kind and "no module" in str(error):  # as likely a provider's name, mistyped
+            raise ConfigError(f"{unknown('coach', kind, _NAMES)} (As package.module:Class: {error}.)") from error
+        raise ConfigError(f"coach {error}") from error
+    try:
+        coach = made()
+    except MafrtError:
+        raise
+    except Exception as error:
+        raise CoachError(f"coach {path} could not be built: {type(error).__name__}: {error}") from error
+    if not isinstance(coach, Coach):
+        raise ConfigError(f"coach {path} is a {type(coach).__name__}, which is not a mafrt.Coach; derive it from that.")
+    coach.name = coach.name or path
+    return coach

@@ -1,0 +1,85 @@
+"""What can go wrong with one call to a judge, sorted by what to do about it. Standard library only."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+Kind = Literal["transient", "refused", "dead"]
+
+_TRANSIENT = frozenset({408, 409, 425, 429})
+_DEAD = frozenset({401, 402, 403, 404})
+_NO_MONEY = re.compile(
+    r"insufficient_quota|billing_hard_limit|billing_error|billing_not_active|credit balance is too low|"
+    r"insufficient balance",
+    re.IGNORECASE,
+)
+_PER_DAY = re.compile(r"PerDay", re.IGNORECASE)
+"""In the quota that Google names where it says 429: waiting a minute does not help against it."""
+_SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+
+
+class CallFailedError(Exception):
+    """One call failed.
+
+    `transient`: another try may succeed (rate limit, server error, no connection, no reply in time).
+    `refused`: this very request will never be answered (400 and its like); others may be.
+    `dead`: nobody's request will be answered before somebody mends it (key, rights, model, quota).
+    """
+
+    def __init__(
+        self, kind: Kind, message: str, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> CallFailedError:
+    """The failure that an HTTP status and what came with it stand for.
+
+    Args:
+        status: of the reply.
+        message: the provider's own words.
+        headers: of the reply.
+        body: of the reply, parsed where it was JSON.
+    """
+    said = f"{status}: {' '.join(str(message).split())[:300]}"
+    details = f"{message} {json.dumps(body, default=str)}"
+    no_money = status in (400, 402, 403, 429) and _NO_MONEY.search(details)
+    if no_money or (status == 429 and _PER_DAY.search(details)):
+        return CallFailedError("dead", f"its quota or credit is used up ({said})", status=status)
+    if status in _DEAD:
+        what = {401: "it does not accept the key", 402: "it wants to be paid", 403: "it denies access"}
+        return CallFailedError(
+            "dead", f"{what.get(status, 'it does not know the model or the address')} ({said})", status=status
+        )
+    if status in _TRANSIENT or status >= 500:
+        return CallFailedError("transient", said, status=status, retry_after_s=retry_after(headers, body))
+    return CallFailedError("refused", said, status=status)
+
+
+def retry_after(headers: Mapping[str, str], body: Any = None) -> float | None:
+    """Seconds that the provider asks to wait: from its headers (number or date), or Google's `retryDelay`."""
+    found = {name.lower(): value for name, value in headers.items()}
+    try:
+        if "retry-after-ms" in found:
+            return max(float(found["retry-after-ms"]) / 1000, 0.0)
+        if "retry-after" in found:
+            return max(float(found["retry-after"]), 0.0)
+    except ValueError:
+        try:
+            when = email.utils.parsedate_to_datetime(found.get("retry-after", ""))
+        except ValueError:
+            return None
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=timezone.utc)
+        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+    delay = re.search(r'"retryDelay": "([^"]*)"', json.dumps(body, default=str))
+    seconds = _SECONDS.fullmatch(delay[1]) if delay else None
+    return float(seconds[1]) if seconds else None

@@ -1,0 +1,310 @@
+"""The three SDKs behind one method: an `Ask` in, a `Reply` or a `CallFailedError` out.
+
+Their own retries are off, since there is one loop around all of them (`retry.py`). Keys come from the environment and
+go into headers; nothing here writes one anywhere, and a message that repeats one is washed before it leaves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from mafrt.coach.asking import Ask
+from mafrt.coach.failures import CallFailedError, failed
+from mafrt.config import unknown
+from mafrt.errors import ConfigError, MissingExtraError
+
+PROVIDERS = ("openai", "anthropic", "google", "vertex")
+
+_NETWORK = ("httpx", "httpx2", "httpcore", "aiohttp", "anyio", "h11", "ssl", "socket")
+"""Packages whose exceptions mean that the network failed, whichever of them an SDK is built on."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge said."""
+
+    text: str
+    cut: bool
+    """whether it ended at the token limit"""
+    tokens_in: int | None
+    """read, by the provider's own count; None if it gives none"""
+    tokens_out: int | None
+    """written, reasoning included"""
+
+
+class Provider(Protocol):
+    """A judge's model behind an API."""
+
+    where: str
+    """the address that is asked; part of the cache's key"""
+
+    async def ask(self, ask: Ask) -> Reply: ...
+
+    async def close(self) -> None: ...
+
+
+def make_provider(name: str, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> Provider:
+    """The provider called `name`.
+
+    Raises:
+        ConfigError: an unknown name, no model, no key, or an address that cannot be one.
+        MissingExtraError: its SDK is not installed.
+    """
+    if name not in PROVIDERS:
+        raise ConfigError(unknown("coach", name, (*PROVIDERS, "local", "rules", "none")))
+    if not model or any(c.isspace() for c in model):
+        raise ConfigError(f"coach {name}:{model} names no model; give one, as in {name}:MODEL.")
+    _check_url(base_url)
+    makers: dict[str, Callable[[str, str | None, int, float], Provider]] = {
+        "openai": OpenAIProvider,
+        "anthropic": AnthropicProvider,
+        "google": GoogleProvider,
+        "vertex": VertexProvider,
+    }
+    try:
+        return makers[name](model, base_url, max_tokens, timeout_s)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"coach {name}:{model} needs the package {error.name or name}: pip install 'mafrt[coach]'"
+        ) from error
+
+
+class OpenAIProvider:
+    """OpenAI's chat completions, and every server that speaks them."""
+
+    def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
+        from openai import AsyncOpenAI
+
+        # A server of one's own often has no key.
+        self._key = _key("openai", "OPENAI_API_KEY", optional=base_url is not None) or "none"
+        self._client = AsyncOpenAI(api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s)
+        self.where = str(self._client.base_url)
+        self._model = model
+        # The newer name is the only one that OpenAI's reasoning models take; other servers know the older.
+        self._limit: dict[str, Any] = {"max_completion_tokens" if base_url is None else "max_tokens": max_tokens}
+
+    async def ask(self, ask: Ask) -> Reply:
+        form: dict[str, Any] = {}
+        if ask.schema is not None:
+            wanted = {"name": "verdict", "strict": True, "schema": ask.schema}
+            form["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        messages: Any = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
+        try:
+            found = await self._client.chat.completions.create(
+                model=self._model, messages=messages, **self._limit, **form
+            )
+        except Exception as error:
+            raise _failure(error, self._key) from error
+        choice = _first(getattr(found, "choices", None))
+        usage = getattr(found, "usage", None)
+        return Reply(
+            text=getattr(getattr(choice, "message", None), "content", None) or "",
+            cut=getattr(choice, "finish_reason", None) == "length",
+            tokens_in=_count(getattr(usage, "prompt_tokens", None)),
+            tokens_out=_count(getattr(usage, "completion_tokens", None)),
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class AnthropicProvider:
+    """Anthropic's messages."""
+
+    def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
+        from anthropic import AsyncAnthropic
+
+        self._key = _key("anthropic", "ANTHROPIC_API_KEY")
+        self._client = AsyncAnthropic(api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s)
+        self.where = str(self._client.base_url)
+        self._model, self._max_tokens = model, max_tokens
+
+    async def ask(self, ask: Ask) -> Reply:
+        form: dict[str, Any] = {}
+        if ask.schema is not None:
+            form["output_config"] = {"format": {"type": "json_schema", "schema": ask.schema}}
+        try:
+            found = await self._client.messages.create(
+                model=self._model,
+                max_tokens=self._max_tokens,
+                system=ask.system,
+                messages=[{"role": "user", "content": ask.user}],
+                **form,
+            )
+        except Exception as error:
+            raise _failure(error, self._key) from error
+        usage = getattr(found, "usage", None)
+        read = [
+            _count(getattr(usage, name, None))
+            for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        ]
+        blocks = getattr(found, "content", None) or []
+        return Reply(
+            text="".join(getattr(block, "text", None) or "" for block in blocks if block.type == "text"),
+            cut=getattr(found, "stop_reason", None) in ("max_tokens", "model_context_window_exceeded"),
+            tokens_in=None if read[0] is None else sum(tokens or 0 for tokens in read),
+            tokens_out=_count(getattr(usage, "output_tokens", None)),
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class GoogleProvider:
+    """Gemini with an API key."""
+
+    def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
+        from google import genai
+
+        self._key = _key("google", "GEMINI_API_KEY", "GOOGLE_API_KEY")
+        options = _google_options(base_url, timeout_s, "v1beta")
+        self._client = genai.Client(vertexai=False, api_key=self._key, http_options=options)
+        self.where = base_url or "google"
+        self._model, self._max_tokens = model, max_tokens
+
+    async def ask(self, ask: Ask) -> Reply:
+        from google.genai import types
+
+        form: dict[str, Any] = {}
+        if ask.schema is not None:
+            form = {"response_mime_type": "application/json", "response_json_schema": ask.schema}
+        try:
+            found = await self._client.aio.models.generate_content(
+                model=self._model,
+                contents=ask.user,
+                config=types.GenerateContentConfig(
+                    system_instruction=ask.system, max_output_tokens=self._max_tokens, **form
+                ),
+            )
+        except Exception as error:
+            raise _failure(error, self._key) from error
+        candidate = _first(found.candidates)
+        parts = getattr(getattr(candidate, "content", None), "parts", None) or []
+        usage = found.usage_metadata
+        written = [_count(getattr(usage, name, None)) for name in ("candidates_token_count", "thoughts_token_count")]
+        return Reply(
+            text="".join(part.text or "" for part in parts if not part.thought),
+            cut=getattr(candidate, "finish_reason", None) == types.FinishReason.MAX_TOKENS,
+            tokens_in=_count(getattr(usage, "prompt_token_count", None)),
+            tokens_out=None if written[0] is None else sum(tokens or 0 for tokens in written),
+        )
+
+    async def close(self) -> None:
+        await self._client.aio.aclose()
+        self._client.close()
+
+
+class VertexProvider(GoogleProvider):
+    """Gemini on Vertex AI, with a project and Google's application default credentials."""
+
+    def __init__(
+        self, model: str, base_url: str | None, max_tokens: int, timeout_s: float, credentials: Any = None
+    ) -> None:
+        from google import genai
+
+        project = os.environ.get("VERTEX_PROJECT") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        if not project:
+            raise ConfigError(
+                f"coach vertex:{model} needs a project; set VERTEX_PROJECT or GOOGLE_CLOUD_PROJECT in the environment."
+            )
+        location = os.environ.get("VERTEX_LOCATION") or os.environ.get("GOOGLE_CLOUD_LOCATION") or "global"
+        file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        if file and not Path(file).is_file():
+            raise ConfigError(
+                f"coach vertex:{model}: GOOGLE_APPLICATION_CREDENTIALS names {file}, which is no file; correct it, or "
+                "unset it and use `gcloud auth application-default login`."
+            )
+        self._key = ""
+        self._client = genai.Client(
+            vertexai=True,
+            project=project,
+            location=location,
+            credentials=credentials,
+            http_options=_google_options(base_url, timeout_s, "v1beta1"),
+        )
+        self.where = f"{base_url or 'vertex'} {project} {location}"
+        self._model, self._max_tokens = model, max_tokens
+
+
+def _google_options(base_url: str | None, timeout_s: float, version: str) -> Any:
+    from google.genai import types
+
+    # Milliseconds. One attempt said outright: with no retry options at all, its aiohttp transport tries a second time.
+    return types.HttpOptions(
+        base_url=base_url,
+        api_version=version,
+        timeout=int(timeout_s * 1000),
+        retry_options=types.HttpRetryOptions(attempts=1),
+    )
+
+
+def _key(provider: str, *names: str, optional: bool = False) -> str:
+    """The first of these environment variables that is set."""
+    for name in names:
+        if value := os.environ.get(name, "").strip():
+            return value
+    if optional:
+        return ""
+    raise ConfigError(f"coach {provider} needs a key; set {' or '.join(names)} in the environment.")
+
+
+def _check_url(base_url: str | None) -> None:
+    if base_url is None:
+        return
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"coach_base_url is {base_url!r}; expected an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError(
+            f"coach_base_url for {parts.hostname} holds a password or a query, and would be written to args.yaml; give "
+            "the address alone, and the key in the environment."
+        )
+
+
+def _failure(error: Exception, key: str) -> Exception:
+    """What an SDK raised, sorted; what is no failure of a call comes back as it is."""
+    body = getattr(error, "body", None) or getattr(error, "details", None)
+    said = _washed(_message(body) or str(getattr(error, "message", None) or error), key)
+    status = getattr(error, "status_code", None) or (
+        getattr(error, "code", None) if type(error).__module__.startswith("google.genai") else None
+    )
+    if isinstance(status, int) and status >= 300:
+        response = getattr(error, "response", None)
+        headers: Mapping[str, str] = getattr(response, "headers", None) or {}
+        return failed(status, said, headers, body)
+    families = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+    name = type(error).__name__
+    if type(error).__module__.startswith("google.auth") and name != "TransportError":
+        return CallFailedError("dead", f"Google's credentials cannot be used ({said})")
+    if (
+        isinstance(error, (OSError, TimeoutError))
+        or families & set(_NETWORK)
+        or name in ("APIConnectionError", "APITimeoutError", "TransportError")
+    ):
+        return CallFailedError("transient", f"no connection, or no whole reply ({name}: {said[:200]})")
+    if isinstance(error, ValueError) or name == "APIResponseValidationError":  # half a JSON text, or none
+        return CallFailedError("transient", f"a reply that is not JSON ({said[:200]})")
+    return error
+
+
+def _message(body: Any) -> str:
+    """What the provider says in an error's body; the SDKs put more around it."""
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    return str(inner.get("message") or "") if isinstance(inner, dict) else ""
+
+
+def _washed(text: str, key: str) -> str:
+    return text.replace(key, "***") if len(key) > 6 else text
+
+
+def _first(items: Any) -> Any:
+    return items[0] if items else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

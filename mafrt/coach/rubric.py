@@ -1,0 +1,104 @@
+"""Rubrics: files of criteria that a user edits, with placeholders for what is judged.
+
+A rubric is any text with `{{said}}` in it and, as it likes, the other names of `PLACEHOLDERS`. Each is replaced by a
+quotation, except `{{agent}}`, which is a bare name. How a verdict is to be written is no part of a rubric (see
+`asking.py`), so no edit of one can break the reading of replies. A rubric is known by the hash of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mafrt.config import unknown
+from mafrt.errors import ConfigError
+
+SHIPPED = Path(__file__).parent / "rubrics"
+GENERAL = "general"
+
+PLACEHOLDERS: Mapping[str, str] = {
+    "agent": "the agent's name",
+    "role": "its role prompt",
+    "saw": "what it was shown, the role prompt included",
+    "said": "what it said: the turn that is judged",
+    "tools": "what its tools answered",
+    "facts": "what else the environment found out, as JSON",
+    "truth": "the reference answer; only a rubric with this placeholder lets the judge know it",
+}
+"""Name -> what stands there."""
+
+_PLACEHOLDER = re.compile(r"\{\{\s*([^{}\s]+)\s*\}\}")
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """Criteria, checked."""
+
+    name: str
+    text: str
+
+    @property
+    def version(self) -> str:
+        """12 hex digits that change with any edit."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    @property
+    def shows_truth(self) -> bool:
+        return "truth" in _PLACEHOLDER.findall(self.text)
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """The text with every placeholder replaced, in one pass: what is filled in is not searched again."""
+        return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
+
+
+def shipped_rubrics() -> tuple[str, ...]:
+    """Names of the rubrics that come with the library."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.md")))
+
+
+def load_rubric(given: str | None, own: str | None = None) -> Rubric:
+    """The rubric that the user names (a file, or one that ships), else the environment's own, else the general one.
+
+    Raises:
+        ConfigError: a file that cannot be read or has nothing in it, an unknown placeholder, or no `{{said}}`.
+    """
+    if given is None:
+        # A workflow of one's own need not come with a rubric.
+        found = _named(own) if own is not None else None
+        return _read(found or SHIPPED / f"{GENERAL}.md")
+    path = _named(given)
+    if path is None:
+        if "/" in given or "." in given:
+            raise ConfigError(
+                f"coach_rubric {given} cannot be read: there is no such file; give a text file of criteria."
+            )
+        raise ConfigError(f"coach_rubric: {unknown('rubric', given, shipped_rubrics())} (Or give a text file.)")
+    return _read(path)
+
+
+def _named(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    if path.is_file() or path.is_dir():
+        return path
+    own = SHIPPED / f"{name}.md"
+    return own if name in shipped_rubrics() else None
+
+
+def _read(path: Path) -> Rubric:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"coach_rubric {path} cannot be read ({error.strerror}); give a text file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"coach_rubric {path} is not UTF-8 text; give a text file of criteria.") from error
+    names = _PLACEHOLDER.findall(text)
+    for name in names:
+        if name not in PLACEHOLDERS:
+            known = {f"{{{{{known}}}}}" for known in PLACEHOLDERS}
+            raise ConfigError(f"coach_rubric {path}: {unknown('placeholder', f'{{{{{name}}}}}', known)}")
+    if "said" not in names:
+        raise ConfigError(f"coach_rubric {path} lacks {{{{said}}}}, so the judge would not see what it judges; add it.")
+    return Rubric(path.stem, text)
