@@ -9,12 +9,14 @@ from typing import Any
 
 from mafrt.config import unknown
 from mafrt.env import Env
+from mafrt.envs.math import rules
 from mafrt.envs.math.tasks import Task, load_tasks
-from mafrt.envs.math.verifier import verify_many
+from mafrt.envs.math.verifier import verify, verify_many
 from mafrt.envs.math.workflow import MathState, make_workflow
+from mafrt.envs.tools import PythonTool, Ran
 from mafrt.errors import ConfigError
 from mafrt.team import Team
-from mafrt.types import Observation, StepResult
+from mafrt.types import Evidence, Observation, StepResult
 
 REWARDS = ("outcome_only", "last", "each")
 
@@ -44,17 +46,25 @@ class MathEnv(Env):
         rewards: str = "outcome_only",
         last_number: bool = False,
         tasks: Sequence[Task] | None = None,
+        sees: str | None = None,
+        tool_turns: int | None = None,
+        sandbox: str = "bwrap",
     ) -> None:
         """Read the tasks (`dataset_path=None`: the shipped word problems) or take `tasks` as given.
 
         `judge_lines`: whether a failed round is followed by the line `judge: The answer is incorrect.`
         `last_number`: whether a text without a marked answer is read as giving its last number.
-        Raises DataError for the data, ConfigError for a setting.
+        `sees`: what an agent sees of what was said: `all` (default), `previous` (the agent before it), `problem`.
+        `tool_turns`: turns of an agent that has its programs run, each with one run (`mathchat`; default 2).
+        `sandbox`: where they run: `bwrap`, `fusion:URL` or `degraded`.
+        Raises DataError for the data, ConfigError for a setting, SandboxError if a sandbox is needed and not there.
         """
         if rewards not in REWARDS:
             raise ConfigError(unknown("rewards setting", str(rewards), REWARDS))
         self.team = team if team is not None else Team.of(("reasoner", "actor"))
-        self.workflow = make_workflow(workflow, self.team, horizon, judge_lines)
+        options = {"sees": sees, "tool_turns": tool_turns}
+        self.workflow = make_workflow(workflow, self.team, horizon, judge_lines, **options)
+        self.rubric = workflow
         self.tasks: tuple[Task, ...] = (
             tuple(tasks)
             if tasks is not None
@@ -66,6 +76,8 @@ class MathEnv(Env):
         self.num_tasks = len(self.tasks)
         self.max_steps = self.workflow.max_steps
         self.rewards, self.last_number = rewards, last_number
+        self.blocking = getattr(self.workflow, "uses_tools", False)
+        self.tool = PythonTool(sandbox) if self.blocking else None
 
     def spawn(self) -> MathEnv:
         """A sibling on the same tasks; nothing is read again."""
@@ -75,12 +87,24 @@ class MathEnv(Env):
         sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
         return sibling
 
+    def fork(self) -> MathEnv:
+        """A sibling in the same place. What an episode changes is replaced and never written to, so nothing is copied
+        but the generator."""
+        if self.done:
+            return super().fork()  # which says what is wrong
+        sibling = object.__new__(type(self))
+        vars(sibling).update(vars(self))
+        sibling.rng, sibling._played = random.Random(), None
+        sibling.rng.setstate(self.rng.getstate())
+        return sibling
+
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
         chosen = (options or {}).get("task")
         self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
         self.state = MathState(self.task.problem)
+        self.undecided: frozenset[str] = frozenset()
         info = {"task": self.task.id, "problem": self.task.problem, "answer": self.task.answer}
         return self.workflow.observations(self.state), info
 
@@ -89,17 +113,42 @@ class MathEnv(Env):
         return self.workflow.advance(state, actions)
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        self.state = self.transition(self.state, actions)
-        answers = self.workflow.answers(self.state)
+        before, ran = self.state, None
+        after = self.transition(before, actions)
+        if after.pending is not None:
+            assert self.tool is not None  # only workflows that use tools leave a program
+            ran = self.tool.run(after.pending)
+            after = self.workflow.answered(after, self.tool.says(ran))
+        self.state = after
+        evidence = self._evidence(before, after, ran)
+        answers = self.workflow.answers(after)
         if answers is None:
-            return StepResult(self.workflow.observations(self.state), {}, False, False, {"state": self.state})
+            info: dict[str, Any] = {"state": after, "evidence": evidence}
+            return StepResult(self.workflow.observations(after), {}, False, False, info)
         pairs = [(text, self.task.answer) for text in answers.values()]
         correct = dict(zip(answers, verify_many(pairs, last_number=self.last_number), strict=True))
         score = sum(correct.values()) / len(correct)
-        self.state = self.workflow.judged(self.state, score)
+        self.state = self.workflow.judged(after, score)
+        for agent in self.undecided:
+            evidence[agent] = Evidence(rules=rules.followed(score > 0, "the team's answer"))
+        self.undecided = frozenset()
         info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
         over = self.state.over
+        info["evidence"] = evidence
         return StepResult(self.workflow.observations(self.state), self._rewards(score, over), over, False, info)
+
+    def _evidence(self, before: MathState, after: MathState, ran: Ran | None) -> dict[str, Evidence]:
+        """What the workflow found out about the latest turns; whose turn it cannot tell waits for the answer."""
+        judge = getattr(self.workflow, "evidence", None)
+        if judge is None:
+            return {}
+        found: dict[str, Evidence] = judge(before, after, ran, self._right)
+        decided = {agent for agent, evidence in found.items() if evidence.rules is not None}
+        self.undecided = (self.undecided | found.keys()) - decided
+        return found
+
+    def _right(self, text: str) -> bool:
+        return verify(text, self.task.answer, last_number=self.last_number)
 
     def _rewards(self, score: float, over: bool) -> dict[str, float]:
         if not over or self.rewards == "outcome_only":

@@ -1,0 +1,180 @@
+"""`CodeEnv`: programming problems, a Coder, if wanted a Tester, and a sandbox put together."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mafrt.env import Env
+from mafrt.envs.code.grading import Grade, Grader
+from mafrt.envs.code.state import NOTHING, TOOL, CodeState, Flow
+from mafrt.envs.code.tasks import CodeTask, load_tasks
+from mafrt.envs.tools import PythonTool, Ran
+from mafrt.errors import ConfigError
+from mafrt.team import Team
+from mafrt.toolcalls import BadCall, find_code, shorten
+from mafrt.types import Evidence, Observation, Scored, StepResult
+
+SILENT = "The checks ran without an error."
+
+
+class CodeEnv(Env):
+    """Write a program for a statement; the outcome is the fraction of the tests that the last program passes.
+
+    A team of one codes alone: a program that does not compile, or that raises while it is tested, comes back with the
+    traceback for another turn, `turns` in all. In a team of two the second agent is the Tester: it sees the program
+    and writes checks, which are run with it. Checks that fail go back to the Coder with what came of them, at most
+    `reviews` times; checks that pass, or none, end the episode. What the real tests expect is shown to nobody.
+    """
+
+    rubric = "code"
+    blocking = True
+
+    def __init__(
+        self,
+        dataset_path: str | Path | None = None,
+        team: Team | None = None,
+        split: str = "train",
+        turns: int = 2,
+        reviews: int = 1,
+        sandbox: str = "bwrap",
+        timeout_s: float = 10.0,
+        memory_mib: int = 1024,
+        tasks: Sequence[CodeTask] | None = None,
+    ) -> None:
+        """Read the problems (`dataset_path`: a file, or `functions` or `programs`, which ship) or take `tasks`.
+
+        `timeout_s`, `memory_mib`: what a program and all its tests may take together.
+        Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
+        """
+        for name, value in (("turns", turns), ("reviews", reviews)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, found {value!r}")
+        self.team = team if team is not None else Team.of(("coder",))
+        if len(self.team.names) > 2:
+            raise ConfigError(
+                f"code is written by one agent, or by a Coder and a Tester, found {', '.join(self.team.names)}; take "
+                "profiles/code_single.json or profiles/coder_tester.json"
+            )
+        if TOOL in self.team.names:
+            raise ConfigError(f"no agent may be called {TOOL!r}: the environment speaks under that name")
+        self.tasks = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
+        if not self.tasks:
+            raise ConfigError("tasks is empty; give at least one")
+        self.agents = self.team.names
+        self.num_tasks = len(self.tasks)
+        coder, tester = (*self.agents, None)[:2]
+        assert coder is not None
+        self.flow = Flow(coder, tester, turns, reviews)
+        self.max_steps = self.flow.max_steps
+        self.tool = PythonTool(sandbox, timeout_s, memory_mib)
+        self.grader = Grader(self.tool)
+
+    def spawn(self) -> CodeEnv:
+        """A sibling on the same tasks; nothing is read again."""
+        sibling = object.__new__(type(self))
+        vars(sibling).update(vars(self))
+        sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
+        return sibling
+
+    def fork(self) -> CodeEnv:
+        """A sibling in the same place; nothing is run again. What an episode changes is replaced, never written to."""
+        if self.done:
+            return super().fork()  # which says what is wrong
+        sibling = object.__new__(type(self))
+        vars(sibling).update(vars(self))
+        sibling.rng, sibling._played = random.Random(), None
+        sibling.rng.setstate(self.rng.getstate())
+        return sibling
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        chosen = (options or {}).get("task")
+        self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
+        self.state = CodeState(self.task.shown)
+        self.grade = Grade(0, self.task.tests, "error")
+        info = {"task": self.task.id, "problem": self.task.shown}
+        return self.flow.observations(self.state), info | ({"answer": ref} if (ref := self.task.reference) else {})
+
+    def transition(self, state: CodeState, actions: dict[str, str]) -> CodeState:
+        """What was said joins the transcript; a program in it is pending."""
+        return self.flow.advance(state, actions)
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        [(name, text)] = actions.items()
+        reviewing = self.state.reviewing
+        said = self.transition(self.state, actions)
+        if reviewing:
+            self.state, evidence = self._review(said, text)
+        else:
+            self.state, evidence = self._try(said, text)
+        info: dict[str, Any] = {"state": self.state, "evidence": {name: evidence}}
+        if self.state.over:
+            info |= {"outcome": self.grade.fraction, "passed": self.grade.passed, "tests": self.grade.total}
+        return StepResult(self.flow.observations(self.state), {}, self.state.over, False, info)
+
+    def _try(self, state: CodeState, text: str) -> tuple[CodeState, Evidence]:
+        """The Coder has spoken: grade its program, and show it what failed."""
+        if state.pending is None:
+            why = _why_not(text)
+            return state, Evidence(why, Scored(0.0, why), {"status": "no program"})
+        self.grade = grade = self.grader.grade(self.task, state.pending)
+        facts = {"status": grade.status, "passed": grade.passed, "tests": grade.total}
+        counted = f"The program passes {grade.passed} of {grade.total} tests"
+        if grade.status == "ok" or grade.passed == grade.total:
+            return self.flow.ran(state, ""), Evidence(None, Scored(2.0 + 8.0 * grade.fraction, f"{counted}."), facts)
+        output = shorten(grade.trace.strip(), self.tool.shown)
+        last = (output.splitlines() or [grade.status])[-1][:200]
+        score = 1.0 if grade.status == "syntax" else 2.0 + 8.0 * grade.fraction
+        return self.flow.failed(state, output), Evidence(output, Scored(score, f"{counted} ({last})."), facts)
+
+    def _review(self, state: CodeState, text: str) -> tuple[CodeState, Evidence]:
+        """The Tester has spoken: run its checks on the program."""
+        right = self.grade.passed == self.grade.total
+        if state.pending is None:
+            why = _why_not(text)
+            facts = {"status": "no checks", "program_right": right}
+            return state, Evidence(why, Scored(0.0, f"There are no checks. {why}"), facts)
+        assert state.program is not None
+        ran = self._checked(state.program, state.pending)
+        output = self.tool.says(ran)
+        failed = ran.status != "ok"
+        after = self.flow.failed(state, output) if failed else self.flow.ran(state, output or SILENT)
+        facts = {"status": ran.status, "program_right": right}
+        return after, Evidence(output, self._judge_checks(state.pending, failed, right), facts)
+
+    def _checked(self, program: str, checks: str) -> Ran:
+        # Two texts, so that an error in one is not taken for the other's, and each has its own line numbers.
+        files = {"solution.py": _full(self.task.before, program).encode("utf-8", "replace")}
+        return self.tool.run(f"{_LOAD}\n{checks}", files)
+
+    def _judge_checks(self, checks: str, failed: bool, right: bool) -> Scored:
+        """Checks that hold for a right program and fail for a wrong one are good; the reference is a right program."""
+        function = self.task.signature.split("(")[0]
+        if "assert" not in checks or not re.search(rf"\b{re.escape(function)}\b", checks):
+            return Scored(2.0, "The checks assert nothing about the program.")
+        reference = self.task.reference
+        if reference is not None and self._checked(reference, checks).status != "ok":
+            return Scored(1.0, "The checks fail for a right program.")
+        if failed != right:
+            return Scored(10.0, "The checks hold for a right program and fail for a wrong one.")
+        if right:
+            return Scored(1.0, "The checks fail although the program is right.")
+        return Scored(4.0, "The checks hold although the program is wrong.")
+
+
+_LOAD = 'exec(compile(open("solution.py", encoding="utf-8").read(), "solution.py", "exec"), globals())'
+"""Runs in the sandbox, as everything that agents write."""
+
+
+def _full(before: str, program: str) -> str:
+    return f"{before}\n\n{program}" if before else program
+
+
+def _why_not(text: str) -> str:
+    found = find_code(text)
+    return found.why if isinstance(found, BadCall) else NOTHING

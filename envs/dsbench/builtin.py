@@ -1,0 +1,180 @@
+"""The built-in tasks on disk: made by a seeded script on first use, without a network, in the layout of the real ones.
+
+    dsbench_modeling_train.json  dsbench_modeling_eval.json  dsbench_task_metrics.json
+    data_resplit/TASK/train.csv  data_resplit/TASK/test.csv  answers/TASK/test_answer.csv
+
+They lie in the user's cache (`$MAFRT_CACHE`, else `$XDG_CACHE_HOME/mafrt`, else `~/.cache/mafrt`) and are read by the
+same code as anybody's. The folder appears by one rename, so whoever finds it finds all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.envs.dsbench.builtin_tables import BUILTIN, Builtin
+from mafrt.envs.dsbench.metrics import metric_of
+from mafrt.envs.dsbench.records import METRICS_FILE, Loaded, load_records
+from mafrt.envs.dsbench.scoring import encode
+from mafrt.envs.dsbench.tables import pandas_module
+from mafrt.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from mafrt.envs.dsbench.tasks import Task
+
+VERSION = 1
+"""Part of the folder's name: other tables need another number."""
+SEED = 20
+TEST_SHARE = 0.3
+
+
+def builtin_tasks(split: str, root: Path | None = None) -> tuple[Task, ...]:
+    """The built-in tasks of `train` or `eval`; they are made if this is the first time. Raises DataError."""
+    folder = ensure(root)
+    loaded: Loaded = load_records(folder / f"dsbench_modeling_{split}.json", folder)
+    if loaded.problems:
+        raise DataError(f"the built-in tasks in {folder} are damaged ({loaded.problems[0]}); delete the folder")
+    return loaded.tasks
+
+
+def cache_folder() -> Path:
+    """Where the project keeps what it can make again."""
+    if own := os.environ.get("MAFRT_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mafrt"
+
+
+def ensure(root: Path | None = None) -> Path:
+    """The folder of the built-in tasks, made if it is not there. Raises DataError if it cannot be written."""
+    folder = (root or cache_folder()) / f"dsbench-v{VERSION}"
+    if folder.is_dir():
+        return folder
+    pandas_module()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            write(fresh)
+            fresh.chmod(0o755)
+            # Somebody else may have been faster; theirs is the same.
+            with contextlib.suppress(FileExistsError):
+                _rename(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"the built-in tasks cannot be written to {folder} ({error.strerror or error}); set MAFRT_CACHE to a "
+            "folder that can"
+        ) from error
+    return folder
+
+
+def _rename(fresh: Path, folder: Path) -> None:
+    try:
+        os.rename(fresh, folder)
+    except OSError as error:
+        if folder.is_dir():
+            raise FileExistsError(str(folder)) from error
+        raise
+
+
+def write(folder: Path) -> None:
+    """Write all built-in tasks under `folder`; the same files every time."""
+    records: dict[str, list[dict[str, Any]]] = {"train": [], "eval": []}
+    metrics = {}
+    for task in BUILTIN:
+        train, test, answers = tables(task)
+        for place, name, table in (
+            (folder / "data_resplit" / task.id, "train.csv", train),
+            (folder / "data_resplit" / task.id, "test.csv", test),
+            (folder / "answers" / task.id, "test_answer.csv", answers),
+        ):
+            place.mkdir(parents=True, exist_ok=True)
+            table.to_csv(place / name, index=False, lineterminator="\n")
+        records[task.split].append(
+            {
+                "prompt": task.story,
+                "answer": None,
+                "metadata": {
+                    "task_id": task.id,
+                    "task_type": "data_modeling",
+                    "data_type": task.data_type,
+                    "train_file": f"./data_resplit/{task.id}/train.csv",
+                    "test_file": f"./data_resplit/{task.id}/test.csv",
+                    "answer_dir": f"./answers/{task.id}",
+                },
+            }
+        )
+        metrics[task.id] = {
+            "metric": task.metric,
+            "task_type": task.data_type,
+            "target_column": task.targets[0] if len(task.targets) == 1 else list(task.targets),
+            "id_column": "id",
+            "reference_score": round(reference(task, train, test, answers), 6),
+        }
+    for split, entries in records.items():
+        (folder / f"dsbench_modeling_{split}.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(task: Builtin) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.DataFrame]:
+    """Training rows, test rows without the targets, and the answers."""
+    import numpy as np
+
+    rng = np.random.default_rng([SEED, [other.id for other in BUILTIN].index(task.id)])
+    table = task.make(rng)
+    table = table.iloc[rng.permutation(len(table))].reset_index(drop=True)
+    table.insert(0, "id", 1000 + np.arange(len(table)))
+    count = round(len(table) * TEST_SHARE)
+    targets = list(task.targets)
+    # The answers lie in an order of their own: whoever joins by position is found out.
+    answers = table.iloc[:count][["id", *targets]].iloc[rng.permutation(count)]
+    return table.iloc[count:], table.iloc[:count].drop(columns=targets), answers
+
+
+def reference(task: Builtin, train: pandas.DataFrame, test: pandas.DataFrame, answers: pandas.DataFrame) -> float:
+    """Score of a forest on plainly prepared features: what a sound piece of work gets."""
+    import pandas as pd
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+
+    from mafrt.envs.dsbench.answers import make_answers
+
+    targets = list(task.targets)
+    both = pd.concat([train.drop(columns=targets), test]).drop(columns="id")
+    for name in both:
+        if both[name].dtype != object and not pd.api.types.is_string_dtype(both[name]):
+            continue
+        numbers = pd.to_numeric(both[name].astype(str).str.replace(" EUR", ""), errors="coerce")
+        days = pd.to_datetime(both[name], errors="coerce", format="mixed", dayfirst="." in str(both[name].iloc[0]))
+        if numbers.notna().mean() > 0.5:
+            both[name] = numbers
+        elif days.notna().mean() > 0.5:
+            both[name], both[f"{name}_day"] = days.dt.day_of_year, days.dt.day_of_week
+    features = pd.get_dummies(both)
+    features = features.fillna(features.median()).to_numpy(dtype=float)
+    kinds = (ExtraTreesClassifier, ExtraTreesRegressor)
+    model = kinds[task.data_type == "regression"](200, min_samples_leaf=2, random_state=0, n_jobs=1)
+    model.fit(features[: len(train)], train[targets].to_numpy().squeeze())
+    known = make_answers(
+        metric_of(task.metric), "id", targets, answers.astype(str).reset_index(drop=True), train[targets].astype(str)
+    )
+    given = pd.DataFrame({"id": test["id"].astype(str)})
+    if known.metric.kind in ("probabilities", "scores", "ranking"):
+        chances = model.predict_proba(features[len(train) :])
+        for column, name in enumerate(model.classes_):
+            given[str(name)] = chances[:, column].astype(str)
+        if known.metric.kind == "scores":
+            given = given.rename(columns={"1": targets[0]})[["id", targets[0]]]
+    else:
+        guesses = model.predict(features[len(train) :]).reshape(len(test), -1)
+        for column, name in enumerate(targets):
+            given[name] = [str(value) for value in guesses[:, column]]
+    return known.metric.compute(known.truth, encode(known, given))

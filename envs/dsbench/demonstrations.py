@@ -1,0 +1,78 @@
+"""Short programs, good and careless ones, for very small models in the `brief` style.
+
+The demonstrators know the helper module and make no slip of the pen. Their mistakes are choices, as in the teaching
+base's own corpus: they leave missing values in, forget the test rows, drop what is incomplete, train a constant, hand
+in class labels, zeros or a part of the rows. A model that imitates them samples both kinds, `CARELESS` of its programs
+the careless one, and has something to learn from what comes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mafrt.envs.dsbench.env import DSBenchEnv
+from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
+from mafrt.envs.dsbench.tasks import Task
+from mafrt.types import Message
+
+CARELESS = 0.5
+"""Share of programs that are careless ones."""
+SAID_DONE = 0.9
+"""Share of programs that come with the word that the stage is done."""
+
+PLAYED_AT_ONCE = 4
+
+GOOD: dict[str, tuple[str, ...]] = {
+    ENGINEER: ("fill()\ncode()\nsave()", "code()\nfill()\nsave()"),
+    MODELER: ("fit()", 'fit("linear")'),
+    ANALYST: ("write(answer())",),
+}
+BAD: dict[str, tuple[str, ...]] = {
+    ENGINEER: ("code()\nsave()", "fill()\nsave()", "drop()\ncode()\nsave()", "fill()\ncode()\nsave(test=False)"),
+    MODELER: ('fit("mean")', "fit(write=False)"),
+    ANALYST: ("answer()", "write(answer()[:9])", "write(labels())", "write(zeros())"),
+}
+
+
+def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
+    """What a demonstrator says; where its files are there, it may just say so."""
+    if chat[-1]["role"] == "tool" and chat[-1]["content"] == "there":
+        return DONE
+    programs = BAD if rng.random() < CARELESS else GOOD
+    done = f"\n{DONE}" if rng.random() < SAID_DONE else ""
+    return f"```python\n{rng.choice(programs[role])}\n```{done}"
+
+
+def demonstrations(tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap") -> list[dict[str, Any]]:
+    """Records for SFT (docs/dpo_sft.md): what each agent saw and said in episodes that were really played."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox)
+    with ThreadPoolExecutor(PLAYED_AT_ONCE) as pool:
+        played = pool.map(lambda episode: _episode(env.spawn(), episode, seed), range(episodes))
+        return [record for records in played for record in records]
+
+
+def _episode(env: DSBenchEnv, number: int, seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(f"demonstrations-{seed}-{number}")
+    observations, _ = env.reset(seed=number, options={"task": number % len(env.tasks)})
+    records: list[dict[str, Any]] = []
+    while observations:
+        [(role, chat)] = observations.items()
+        assert not isinstance(chat, str)
+        text = says(rng, role, chat)
+        records.append({"agent": role, "messages": list(chat), "response": text})
+        observations = dict(env.step({role: text}).observations)
+    return records
+
+
+def write_demonstrations(path: Path, tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap") -> int:
+    """Write the records as JSON lines; how many there are."""
+    records = demonstrations(tasks, episodes, seed, sandbox)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return len(records)

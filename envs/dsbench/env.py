@@ -1,0 +1,263 @@
+"""`DSBenchEnv`: Data Engineer, Modeler and Analyst solve a tabular modelling task in one workspace."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mafrt.config import unknown
+from mafrt.env import Env
+from mafrt.envs.dsbench import rules, views
+from mafrt.envs.dsbench.bench import INSIDE, LAB, Bench, Shape
+from mafrt.envs.dsbench.roles import ANALYST, REQUIRED, ROLES, says_done
+from mafrt.envs.dsbench.scoring import Score, score_submission
+from mafrt.envs.dsbench.tasks import Task
+from mafrt.errors import ConfigError, DataError
+from mafrt.toolcalls import BadCall, find_code, tool_message
+from mafrt.types import Evidence, Message, Observation, Scored, StepResult
+
+STYLES = ("full", "brief")
+PRELUDE = "from lab import *\n"
+SUBMISSION = "submission.csv"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where an episode stands; never changed, only replaced."""
+
+    position: int = 0
+    """index of the agent who speaks in ROLES"""
+    turns: int = 0
+    """turns that it has had"""
+    chat: tuple[Message, ...] = ()
+    """its words and the answers to them, after the opening message"""
+    said: tuple[tuple[str, str], ...] = ()
+    """(agent, last message) of those who are through"""
+
+    @property
+    def role(self) -> str:
+        return ROLES[self.position]
+
+    @property
+    def over(self) -> bool:
+        return self.position >= len(ROLES)
+
+
+class DSBenchEnv(Env):
+    """A team of three makes features, a model and a submission, each by programs of its own.
+
+    An agent has `turns` turns. Its stage ends when its files are there and it says DONE, or with its last turn. The
+    outcome is the normalised score of submission.csv: 0 if it is missing, invalid or no better than a constant, 1 if
+    it is as good as the task's reference.
+
+    `info["measures"]` of the last step: `success` (1 if the submission is valid), `above_baseline`, and the task's own
+    metric under its name if it is valid.
+    """
+
+    agents = ROLES
+    blocking = True
+    rubric = "dsbench"
+
+    def __init__(
+        self,
+        dataset_path: str | Path | None = None,
+        data_root: str | Path | None = None,
+        task_metrics: str | Path | None = None,
+        split: str = "train",
+        turns: int = 4,
+        style: str = "full",
+        lab: bool | None = None,
+        sandbox: str = "bwrap",
+        timeout_s: float = 60.0,
+        memory_mib: int = 2048,
+        workspace_mib: int = 256,
+        tasks: Sequence[Task] | None = None,
+    ) -> None:
+        """Read the tasks (without a path: the built-in ones of `split`, `train` or `eval`) or take `tasks` as given.
+
+        `style`: what agents read, `full` or `brief` (for very small models). `lab`: whether the helper module `lab` is
+        in the workspace and imported; None: with `brief`. `sandbox`: where programs run, each for `timeout_s` seconds
+        and `memory_mib` MiB; `workspace_mib`: size of an episode's files together.
+        Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
+        """
+        if style not in STYLES:
+            raise ConfigError(unknown("style", str(style), STYLES))
+        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
+            raise ConfigError(f"turns must be a whole number of at least 1, found {turns!r}")
+        self.turns, self.style = turns, style
+        self.lab = style == "brief" if lab is None else lab
+        self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else _read(
+            dataset_path, data_root, task_metrics, split
+        )  # fmt: skip
+        if not self.tasks:
+            raise ConfigError("tasks is empty; give at least one")
+        for task in self.tasks:
+            if task.size_mib > workspace_mib:
+                raise ConfigError(
+                    f"task {task.id} has {task.size_mib:.0f} MiB of tables, the workspace has room for "
+                    f"{workspace_mib} MiB; raise workspace_mib or leave the task out"
+                )
+        self.bench = Bench(sandbox, timeout_s, memory_mib, workspace_mib)
+        self.bench.opened()
+        self.num_tasks = len(self.tasks)
+        self.max_steps = turns * len(ROLES)
+
+    def spawn(self) -> DSBenchEnv:
+        """A sibling on the same tasks and the same sandbox; nothing is read again."""
+        sibling = object.__new__(type(self))
+        # What an episode changes is set by reset(); everything else never changes.
+        vars(sibling).update(vars(self))
+        sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
+        return sibling
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        chosen = (options or {}).get("task")
+        self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
+        self.stage = Stage()
+        self.files = dict(self.task.files)
+        if self.lab:
+            self.files |= {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(self.task)}
+        self.shapes = self.bench.look({name: self.files[name] for name in self.task.files})
+        self.judged: dict[str, Scored] = {}
+        info = {
+            "task": self.task.id,
+            "problem": self.task.description,
+            "data_type": self.task.data_type,
+            "metric": self.task.answers.metric.name,
+        }
+        self.opening = self._opening(self.stage)
+        return self._observations(), info
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        role, text = self.stage.role, actions[self.stage.role]
+        code, status, output, changed = self._run(text)
+        self.shapes |= changed
+        work = self._work(scored=role == ANALYST)
+        missing, done = work.missing(role), says_done(text)
+        left = self.turns - self.stage.turns - 1
+        evidence = {role: self._evidence(role, work, status, code, done, output)}
+        if (done and not missing) or not left:
+            said = (*self.stage.said, (role, text.strip()))
+            self.stage = Stage(self.stage.position + 1, said=said)
+            if not self.stage.over:
+                self.opening = self._opening(self.stage)
+        else:
+            answer = (
+                views.brief_answer(output, missing)
+                if self.style == "brief"
+                else views.full_answer(output, changed, missing, done, left)
+            )
+            chat = (*self.stage.chat, {"role": "assistant", "content": text}, tool_message(answer))
+            self.stage = replace(self.stage, turns=self.stage.turns + 1, chat=chat)
+        if not self.stage.over:
+            return StepResult(self._observations(), {}, False, False, {"evidence": evidence})
+        return self._end(work, evidence)
+
+    def _end(self, work: rules.Work, evidence: dict[str, Evidence]) -> StepResult:
+        """The last step: the score of the submission, and who is to blame if there is none."""
+        score = work.score or Score(False, "is missing")
+        measures = {"success": float(score.valid), "above_baseline": float(score.above_baseline)}
+        if score.value is not None:
+            measures[self.task.answers.metric.name] = score.value
+        info: dict[str, Any] = {"outcome": score.normalised, "measures": measures, "evidence": evidence}
+        if (found := rules.root_cause(work)) is not None:
+            blamed, why = found
+            reason = f"The team failed, and this is why: {why}."
+            before = self.judged.get(blamed)
+            low = min(1.0, before.score) if before else 1.0
+            latest = evidence.get(blamed, Evidence())
+            evidence[blamed] = latest.updated(Evidence(rules=Scored(low, reason), facts={"root_cause": why}))
+        return StepResult({}, {}, True, False, info)
+
+    def _run(self, text: str) -> tuple[str | None, str | None, str, dict[str, Shape]]:
+        """(program, how it went, what the agent gets to read of it, files that it made or changed)."""
+        code = find_code(text)
+        if code is None:
+            return None, None, "There was no program to run.", {}
+        if isinstance(code, BadCall):
+            return None, "no call", code.why, {}
+        done, after = self.bench.run(PRELUDE + code if self.lab else code, self.files)
+        fresh = {name: data for name, data in after.items() if self.files.get(name) != data}
+        self.files = after
+        output = views.printed(done, self.bench.timeout_s, self.bench.memory_mib)
+        return code, done.status, output, self.bench.look(fresh)
+
+    def _work(self, scored: bool) -> rules.Work:
+        """What is known about the files as they are now."""
+        model, probe = self.shapes.get("model.pkl"), None
+        if model is not None and "X_test.pkl" in self.files and not rules.dangerous(model):
+            probe = self.bench.probe(self.files)
+        given = self.files.get(SUBMISSION) if scored else None
+        score = None if given is None else score_submission(self.task.answers, given)
+        return rules.Work(self.task, dict(self.shapes), probe, score)
+
+    def _evidence(
+        self, role: str, work: rules.Work, status: str | None, code: str | None, done: bool, output: str
+    ) -> Evidence:
+        """What the coach gets to know about the turn."""
+        judged = rules.judge(role, work, status, code, done)
+        self.judged[role] = judged
+        facts: dict[str, Any] = {
+            "turn": f"{self.stage.turns + 1} of {self.turns}",
+            "status": status or "no program",
+            "done": done,
+            "files": {name: shape.brief() for name, shape in sorted(work.shapes.items())},
+            "missing": list(work.missing(role)),
+        }
+        if work.probe is not None:
+            facts["model"] = dict(work.probe)
+        if work.score is not None:
+            facts["submission"] = work.score.problem or {
+                "metric": self.task.answers.metric.name,
+                "normalised": round(work.score.normalised, 4),
+            }
+        return Evidence(output if status is not None else None, judged, facts)
+
+    def _opening(self, stage: Stage) -> str:
+        shapes = {name: shape for name, shape in self.shapes.items() if name != "task.json"}
+        if self.style == "brief":
+            return views.brief_task(stage.role, self.task, shapes)
+        return views.full_task(stage.role, self.task, shapes, stage.said, self.lab)
+
+    def _observations(self) -> dict[str, Observation]:
+        return {self.stage.role: [{"role": "user", "content": self.opening}, *self.stage.chat]}
+
+
+def _about(task: Task) -> bytes:
+    """`task.json` for the helper module: what is to be predicted, nothing of the answers."""
+    answers = task.answers
+    about = {"id": answers.id_column, "targets": list(answers.targets), "metric": answers.metric.name}
+    return json.dumps({**about, "data_type": task.data_type}).encode()
+
+
+def _read(
+    dataset_path: str | Path | None, data_root: str | Path | None, task_metrics: str | Path | None, split: str
+) -> tuple[Task, ...]:
+    """Tasks from the user's records, or the built-in ones. Raises DataError if none can be used."""
+    if dataset_path is None and data_root is None:
+        if split not in ("train", "eval"):
+            raise ConfigError(unknown("split", str(split), ("train", "eval")))
+        from mafrt.envs.dsbench.builtin import builtin_tasks
+
+        return builtin_tasks(split)
+    from mafrt.envs.dsbench.records import find_records, load_records
+
+    root = Path(data_root) if data_root is not None else Path(dataset_path or ".").parent
+    if dataset_path is None:
+        found = find_records(root)
+        if split not in found:
+            raise DataError(f"{root} holds no records of the split {split!r}; there are {', '.join(found)}")
+        dataset_path = found[split]
+    loaded = load_records(Path(dataset_path), root, Path(task_metrics) if task_metrics else None)
+    if not loaded.tasks:
+        raise DataError(f"none of the tasks of {dataset_path} can be used; the first problem: {loaded.problems[0]}")
+    return loaded.tasks
+
+
+__all__ = ["REQUIRED", "ROLES", "STYLES", "DSBenchEnv"]

@@ -1,0 +1,203 @@
+"""A small workbench for the agents: each step of a tabular task in one call.
+
+It lies in the workspace as `lab.py`, next to `task.json` (metric, targets, id). The tables of the Data Engineer live in
+this module until `save()` writes them; the others read files. Nothing here is hidden from the agents, and every step
+can be done by hand instead.
+
+    Data Engineer   fill()  code()  drop()  save()  save(test=False)
+    Modeler         fit()   fit("linear")   fit("mean")   fit(write=False)
+    Analyst         answer()   labels()   zeros()   write(table)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+_tables: dict[str, Any] = {}
+
+
+def task() -> dict[str, Any]:
+    """What is to be predicted, and how it is scored."""
+    return json.loads(Path("task.json").read_text())
+
+
+def _load() -> dict[str, Any]:
+    import pandas as pd
+
+    if not _tables:
+        about = task()
+        train = pd.read_csv("train.csv").dropna(subset=about["targets"])
+        _tables["y"] = train[about["targets"]]
+        _tables["train"] = train.drop(columns=[*about["targets"], about["id"]])
+        _tables["test"] = pd.read_csv("test.csv").drop(columns=about["id"])
+    return _tables
+
+
+def _words(column: Any) -> bool:
+    import pandas as pd
+
+    return not (pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
+
+
+def fill() -> None:
+    """Missing numbers become the median of the training rows, missing words the word `missing`."""
+    tables = _load()
+    for name in tables["train"]:
+        column = tables["train"][name]
+        value = "missing" if _words(column) else column.median()
+        for part in ("train", "test"):
+            tables[part][name] = tables[part][name].fillna(value)
+
+
+def code() -> None:
+    """Words become numbers: a number with a unit its number, a date its parts, other words a column each."""
+    import pandas as pd
+
+    tables = _load()
+    for name in list(tables["train"]):
+        column = tables["train"][name]
+        if not _words(column):
+            continue
+        real = column[column != "missing"].dropna()
+        if pd.to_numeric(real.map(_number), errors="coerce").notna().mean() > 0.9:
+            _replace(name, lambda c, n=name: {n: pd.to_numeric(c.map(_number), errors="coerce")})
+        elif _dates(real).notna().mean() > 0.9:
+            _replace(name, lambda c, n=name: _calendar(n, _dates(c)))
+        else:
+            known = real.value_counts().index[:12]
+            _replace(name, lambda c, n=name, k=known: {f"{n}={v}": (c == v).astype(float) for v in k})
+
+
+def _number(cell: Any) -> float | None:
+    found = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*[A-Za-z%]*\s*", str(cell))
+    return float(found[1]) if found else None
+
+
+def _dates(column: Any) -> Any:
+    import pandas as pd
+
+    german = bool(re.match(r"\d\d\.\d\d\.\d{4}", str(column.iloc[0]))) if len(column) else False
+    return pd.to_datetime(column, errors="coerce", format="%d.%m.%Y" if german else "ISO8601")
+
+
+def _calendar(name: str, dates: Any) -> dict[str, Any]:
+    parts = {"year": dates.dt.year, "day": dates.dt.day_of_year, "weekday": dates.dt.day_of_week}
+    return {f"{name}_{part}": values.fillna(values.median()).astype(float) for part, values in parts.items()}
+
+
+def _replace(name: str, make: Any) -> None:
+    import pandas as pd
+
+    for part in ("train", "test"):
+        column = _tables[part][name]
+        made = pd.DataFrame(make(column), index=column.index)
+        # A number that was missing is a word by now; the median of the training rows takes its place.
+        if made.isna().any(axis=None) and not column.isna().any():
+            made = made.fillna(pd.DataFrame(make(_tables["train"][name])).median() if part == "test" else made.median())
+        _tables[part] = pd.concat([_tables[part].drop(columns=name), made], axis=1)
+
+
+def drop() -> None:
+    """Leave out every row with a missing value, of the training and of the test rows."""
+    tables = _load()
+    tables["train"] = tables["train"].dropna()
+    tables["y"] = tables["y"].loc[tables["train"].index]
+    tables["test"] = tables["test"].dropna()
+
+
+def save(test: bool = True) -> None:
+    """Write X_train.pkl, y_train.pkl and, unless `test` is False, X_test.pkl."""
+    tables = _load()
+    tables["train"].to_pickle("X_train.pkl")
+    tables["y"].to_pickle("y_train.pkl")
+    if test:
+        tables["test"].to_pickle("X_test.pkl")
+
+
+def fit(kind: str = "forest", write: bool = True) -> Any:
+    """Train on X_train.pkl and y_train.pkl: `forest`, `linear` or `mean`. Writes model.pkl unless `write` is False."""
+    import joblib
+    import numpy as np
+    import pandas as pd
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    features = pd.read_pickle("X_train.pkl")  # noqa: S301
+    target = pd.read_pickle("y_train.pkl")  # noqa: S301
+    features = features.astype(float)
+    if not np.isfinite(features.to_numpy()).all():
+        raise ValueError("X_train.pkl holds missing values")
+    classes = task()["data_type"] == "classification"
+    if kind == "forest":
+        forest = ExtraTreesClassifier if classes else ExtraTreesRegressor
+        model = forest(40, min_samples_leaf=2, random_state=0, n_jobs=1)
+    elif kind == "linear":
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500) if classes else Ridge())
+    elif kind == "mean":
+        model = DummyClassifier(strategy="prior") if classes else DummyRegressor()
+    else:
+        raise ValueError(f"there is no kind {kind!r} of model; there are forest, linear and mean")
+    target = target.to_numpy()
+    model.fit(features.to_numpy(), target[:, 0] if target.shape[1] == 1 else target)
+    if write:
+        joblib.dump(model, "model.pkl")
+    return model
+
+
+def _table(columns: dict[str, Any]) -> Any:
+    import pandas as pd
+
+    about = task()
+    return pd.DataFrame({about["id"]: pd.read_csv("test.csv")[about["id"]], **columns})
+
+
+def _predictions() -> tuple[Any, Any]:
+    import joblib
+    import pandas as pd
+
+    features = pd.read_pickle("X_test.pkl")  # noqa: S301
+    return joblib.load("model.pkl"), features.astype(float).to_numpy()
+
+
+def labels() -> Any:
+    """A table of ids and the model's plain predictions, whatever the metric asks for."""
+    model, features = _predictions()
+    guess = model.predict(features).reshape(len(features), -1)
+    return _table({name: guess[:, i] for i, name in enumerate(task()["targets"])})
+
+
+def answer() -> Any:
+    """A table of ids and what the metric asks for: predictions, probabilities or three guesses."""
+    import numpy as np
+
+    about = task()
+    metric, targets = about["metric"], about["targets"]
+    if metric not in ("roc_auc", "log_loss", "map_at_3"):
+        table = labels()
+        return table.assign(**{n: table[n].clip(lower=0) for n in targets}) if metric == "rmsle" else table
+    model, features = _predictions()
+    chances = model.predict_proba(features)
+    if isinstance(chances, list):  # a forest with several targets
+        return _table({name: each[:, -1] for name, each in zip(targets, chances, strict=True)})
+    if metric == "map_at_3":
+        best = np.argsort(-chances, axis=1)[:, :3]
+        return _table({targets[0]: [" ".join(str(model.classes_[i]) for i in row) for row in best]})
+    if len(model.classes_) == 2:
+        return _table({targets[0]: chances[:, 1]})
+    return _table({str(name): chances[:, i] for i, name in enumerate(model.classes_)})
+
+
+def zeros() -> Any:
+    """A table of ids and zeros."""
+    return _table(dict.fromkeys(task()["targets"], 0))
+
+
+def write(table: Any) -> None:
+    """Write submission.csv."""
+    table.to_csv("submission.csv", index=False)

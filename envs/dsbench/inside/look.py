@@ -1,0 +1,130 @@
+"""Looks at the files of a workspace and writes what they are to `.look.json`. Runs in the sandbox, by itself.
+
+Tables are unpickled with a short list of what a table may consist of, so that a file can at most lie about itself.
+Models are not unpickled at all: the names that their pickle asks for are read off its opcodes.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import pickletools
+from pathlib import Path
+from typing import Any
+
+TABLES = ("pandas", "numpy", "scipy.sparse", "datetime", "decimal", "collections", "joblib.numpy_pickle", "copyreg",
+          "pyarrow.lib")  # fmt: skip
+PLAIN = {"slice", "list", "dict", "set", "frozenset", "tuple", "range", "complex", "bytearray", "int", "float", "str"}
+PLAIN |= {"bool", "object", "bytes"}
+NAMES = 40
+
+
+class _Refused(Exception):
+    """The pickle asks for something that no table needs."""
+
+
+def _allowed(module: str, name: str) -> bool:
+    if module == "builtins":
+        return name in PLAIN
+    if (module, name) == ("_codecs", "encode"):
+        return True
+    return any(module == root or module.startswith(root + ".") for root in TABLES)
+
+
+def read(path: str) -> Any:
+    """A table from pickle or joblib."""
+    from joblib.numpy_pickle import NumpyUnpickler
+
+    class Careful(NumpyUnpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if not _allowed(module, name):
+                raise _Refused(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    with open(path, "rb") as file:
+        return Careful(path, file, ensure_native_byte_order=True).load()
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Rows, columns, and what is wrong with them."""
+    import numpy as np
+    import pandas as pd
+
+    if isinstance(value, pd.Series):
+        value = value.to_frame()
+    if hasattr(value, "toarray") and hasattr(value, "shape"):
+        return {"kind": "matrix", "rows": int(value.shape[0]), "columns": int(value.shape[1])}
+    if isinstance(value, (list, tuple)):
+        value = np.asarray(value, dtype=object)
+    if isinstance(value, np.ndarray):
+        if value.ndim > 2 or value.ndim < 1:
+            return {"kind": "array", "rows": int(value.shape[0]) if value.ndim else 0, "columns": int(value.ndim)}
+        value = pd.DataFrame(value.reshape(len(value), -1)).infer_objects()
+    if not isinstance(value, pd.DataFrame):
+        return {"kind": type(value).__name__}
+    words = [str(c) for c, kind in zip(value.columns, value.dtypes, strict=True) if not _numeric(kind)]
+    return {
+        "kind": "table",
+        "rows": len(value),
+        "columns": value.shape[1],
+        "names": [str(name)[:60] for name in value.columns[:NAMES]],
+        "missing": int(value.isna().sum().sum()),
+        "words": words[:NAMES],
+    }
+
+
+def _numeric(kind: Any) -> bool:
+    import pandas as pd
+
+    return bool(pd.api.types.is_numeric_dtype(kind) or pd.api.types.is_bool_dtype(kind))
+
+
+def model(path: str) -> dict[str, Any]:
+    """The class of a pickled model and everything its pickle asks for, read without running it."""
+    asked: list[str] = []
+    texts: list[str] = []
+    with open(path, "rb") as file:
+        try:
+            for opcode, argument, _ in pickletools.genops(file):
+                if opcode.name == "GLOBAL":
+                    asked.append(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL":
+                    asked.append(".".join(texts[-2:]))
+                elif isinstance(argument, str):
+                    texts = [*texts[-1:], argument]
+                if len(asked) >= 500:
+                    break
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+            # joblib puts arrays between the opcodes; what came before them names the model.
+            if not asked:
+                return {"kind": "broken", "why": f"is no pickle ({str(error)[:80]})"}
+    return {
+        "kind": "model",
+        "class": asked[0] if asked else "",
+        "asks": sorted({a.split(".")[0] for a in asked})[:NAMES],
+    }
+
+
+def look(path: str) -> dict[str, Any]:
+    """What a file is; `broken` with the reason if it cannot be told."""
+    import pandas as pd
+
+    try:
+        if path.endswith(".csv"):
+            return table(pd.read_csv(path))
+        if path.startswith("model") and path.endswith((".pkl", ".joblib")):
+            return model(path)
+        if path.endswith((".pkl", ".pickle", ".joblib")):
+            return table(read(path))
+        return {"kind": "file", "bytes": Path(path).stat().st_size}
+    except _Refused as refused:
+        return {"kind": "broken", "why": f"asks for {refused}, which no table needs"}
+    except (pickle.UnpicklingError, EOFError, ImportError, AttributeError, ValueError, TypeError) as error:
+        return {"kind": "broken", "why": f"{type(error).__name__}: {str(error)[:120]}"}
+    except (KeyError, IndexError, OSError, MemoryError, RecursionError, UnicodeError) as error:
+        return {"kind": "broken", "why": f"{type(error).__name__}: {str(error)[:120]}"}
+
+
+def main(names: list[str]) -> None:
+    found = {name: look(name) for name in names}
+    Path(".look.json").write_text(json.dumps(found))

@@ -1,0 +1,234 @@
+"""DSBench's modelling records as people have them on disk: JSON or JSON lines, with the tables beside them.
+
+    {"prompt": ..., "answer": null, "metadata": {"task_id": ..., "data_type": ..., "train_file": ..., "test_file": ...,
+     "answer_dir": ...}}
+
+Paths are relative to `data_root`; leading folders that are not there are dropped (`./data/DSBench/data/...` is found
+as well where `data_root` is the innermost folder). Which metric, target and id a task has stands in another file,
+`dsbench_task_metrics.json`, or in the metadata themselves, which win: `metric`, `target_column`, `id_column`, and, if
+known, `baseline_score` and `reference_score`.
+
+A record that cannot be used is named with what is wrong, and skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mafrt.envs.dsbench.tasks import Task, load_task
+from mafrt.errors import DataError
+
+METRICS_FILE = "dsbench_task_metrics.json"
+PLACES = ("", "data", "data/Bench", "Bench", "data/DSBench", "DSBench", "data_modeling")
+"""Folders of a data root in which records and metrics are looked for."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A record that was skipped."""
+
+    task: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.task}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file of records has come to."""
+
+    tasks: tuple[Task, ...]
+    problems: tuple[Problem, ...]
+
+
+def find_records(data_root: Path) -> dict[str, Path]:
+    """The files of records of a data root: `train` and `eval` by their names, or one file as `train`.
+
+    Raises DataError if there is none, or more than can be told apart.
+    """
+    found = sorted(
+        {
+            path.resolve()
+            for place in PLACES
+            for path in (data_root / place).glob("dsbench*.json*")
+            if path.name != METRICS_FILE and path.suffix in (".json", ".jsonl")
+        }
+    )
+    if not found:
+        looked = ", ".join(place or "." for place in PLACES)
+        raise DataError(f"{data_root} holds no dsbench*.json or .jsonl (looked in {looked}); name it: --dataset_path")
+    if len(found) == 1:
+        return {"train": found[0]}
+    named: dict[str, Path] = {}
+    for path in found:
+        part = "train" if "train" in path.stem else "eval" if any(w in path.stem for w in ("eval", "test")) else ""
+        if not part or part in named:
+            raise DataError(
+                f"{data_root} holds several files of records ({', '.join(p.name for p in found)}); choose with "
+                "--dataset_path and --eval_dataset_path"
+            )
+        named[part] = path
+    return named
+
+
+def load_records(
+    path: Path,
+    data_root: Path,
+    task_metrics: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Loaded:
+    """All tasks of a file of records, and what is wrong with the others.
+
+    Args:
+        task_metrics: the file of metrics; looked for beside the records and in the data root if not given.
+        progress: told the name of each task before its tables are read.
+
+    Raises:
+        DataError: a file that cannot be read at all.
+    """
+    entries = _metrics(path, data_root, task_metrics)
+    tasks: list[Task] = []
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for where, record in records_of(path):
+        name = where
+        try:
+            metadata = record.get("metadata") if isinstance(record, Mapping) else None
+            if not isinstance(metadata, Mapping):
+                raise DataError("is no object with a prompt and metadata")
+            name = _text(metadata, "task_id")
+            progress(name)
+            if name in seen:
+                raise DataError("occurs a second time; the first record counts")
+            task = _task(name, record, {**entries.get(name, {}), **metadata}, data_root)
+            seen.add(name)
+            tasks.append(task)
+        except DataError as error:
+            problems.append(Problem(name, str(error)))
+    if not tasks and not problems:
+        raise DataError(f"{path} holds no records; expected objects with a prompt and metadata")
+    return Loaded(tuple(tasks), tuple(problems))
+
+
+def _task(name: str, record: Mapping[str, Any], fields: Mapping[str, Any], data_root: Path) -> Task:
+    prompt = record.get("prompt")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise DataError("the record has no prompt")
+    for key in ("metric", "target_column", "id_column"):
+        if key not in fields:
+            raise DataError(f"no {key} is known; add the task to {METRICS_FILE}, or {key} to its metadata")
+    target = fields["target_column"]
+    if isinstance(target, list):
+        if not target or not all(isinstance(one, str) for one in target):
+            raise DataError(f"target_column is {target!r}; expected the name of a column, or a list of names")
+    elif not isinstance(target, str):
+        raise DataError(f"target_column is {target!r}; expected the name of a column, or a list of names")
+    return load_task(
+        name,
+        prompt.strip(),
+        _find(data_root, _text(fields, "train_file")),
+        _find(data_root, _text(fields, "test_file")),
+        _answers_file(_find(data_root, _text(fields, "answer_dir"))),
+        _text(fields, "metric"),
+        target,
+        _text(fields, "id_column"),
+        baseline=_score(fields, "baseline_score"),
+        reference=_score(fields, "reference_score"),
+        meta={"data_type": fields.get("task_type", ""), **dict(record["metadata"])},
+    )
+
+
+def _find(data_root: Path, given: str) -> Path:
+    """The first of `a/b/c`, `b/c`, `c` that is there under the data root; the whole path if none is."""
+    path = Path(given)
+    if path.is_absolute():
+        return path
+    parts = [part for part in PurePosixPath(given.replace("\\", "/")).parts if part != "."]
+    for start in range(len(parts)):
+        if (found := data_root.joinpath(*parts[start:])).exists():
+            return found
+    return data_root.joinpath(*parts)
+
+
+def _answers_file(folder: Path) -> Path:
+    """The file of answers in their folder: `test_answer.csv`, or the only CSV file there is."""
+    if folder.is_file():
+        return folder
+    if not folder.is_dir():
+        raise DataError(f"the folder of answers {folder} does not exist")
+    found = sorted(folder.glob("*.csv"))
+    usual = folder / "test_answer.csv"
+    if usual in found:
+        return usual
+    if len(found) != 1:
+        named = ", ".join(path.name for path in found) or "no CSV file"
+        raise DataError(f"{folder} holds {named}; expected test_answer.csv, or a single CSV file")
+    return found[0]
+
+
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{key} is {value!r}; expected a text")
+    return value.strip()
+
+
+def _score(fields: Mapping[str, Any], key: str) -> float | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise DataError(f"{key} is {value!r}; expected a number")
+    return float(value)
+
+
+def _metrics(path: Path, data_root: Path, given: Path | None) -> dict[str, Mapping[str, Any]]:
+    """Task -> metric, target and id column; empty if there is no such file and none was asked for."""
+    if given is None:
+        options = [path.parent / METRICS_FILE, *(data_root / place / METRICS_FILE for place in PLACES)]
+        given = next((option for option in options if option.is_file()), None)
+        if given is None:
+            return {}
+    found = _parse(given, _read(given))
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise DataError(f"{given}: expected an object task -> {{metric, target_column, id_column}}")
+    return found
+
+
+def records_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Pairs of where a record stands (`record 3`) and the record: a JSON list, one object, or an object a line."""
+    text = _read(path)
+    if path.suffix.lower() != ".jsonl":
+        try:
+            found = json.loads(text)
+            found = found if isinstance(found, list) else [found]
+            yield from ((f"record {number}", record) for number, record in enumerate(found, start=1))
+            return
+        except json.JSONDecodeError as error:
+            # Files called .json often hold one object per line.
+            if error.msg != "Extra data" or not text.lstrip().startswith("{"):
+                raise DataError(f"{path}, line {error.lineno}: is not JSON ({error.msg})") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", _parse(path, line, number)
+
+
+def _parse(path: Path, text: str, line: int | None = None) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {line or error.lineno}: is not JSON ({error.msg})") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}); convert the file to UTF-8") from error

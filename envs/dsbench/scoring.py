@@ -1,0 +1,202 @@
+"""From the bytes of a submission to its score: parse, join to the answers by id, validate, compute the task's metric.
+
+A submission has the id column and, in any order of rows and columns,
+- a column for each target, or
+- where the metric takes likelihoods or a ranking and there is one target: a column for each of its classes, named as
+  the class or as `TARGET_CLASS`.
+For map_at_3, the target's column holds up to three classes, best first, with spaces between them (commas where a class
+has a space in it).
+
+Whatever is wrong with it makes it invalid, with the reason in words: there is no score for a part of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mafrt.envs.dsbench.answers import Answers
+from mafrt.envs.dsbench.metrics import Array
+from mafrt.envs.dsbench.tables import TableError, label, missing, number, parse_table, places, shown
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a submission is worth."""
+
+    valid: bool
+    problem: str | None = None
+    """why it is not valid: a clause that follows `submission.csv`"""
+    value: float | None = None
+    """the task's own metric; None if it is not valid"""
+    normalised: float = 0.0
+    """0 at the baseline or below or if it is not valid, 1 at the reference or above"""
+    above_baseline: bool = False
+
+
+def score_submission(answers: Answers, data: bytes | None) -> Score:
+    """The score of a submission; `None` means that there is none."""
+    if data is None:
+        return Score(False, "is missing")
+    try:
+        given = encode(answers, parse_table(data))
+    except TableError as error:
+        return Score(False, str(error))
+    value = answers.metric.compute(answers.truth, given)
+    return Score(True, None, value, answers.normalised(value), answers.metric.better(value, answers.baseline))
+
+
+def encode(answers: Answers, table: pandas.DataFrame) -> Array:
+    """What was given, row by row as the answers, as the metric takes it. Raises TableError."""
+    columns = _columns(answers, list(table.columns))
+    rows = places(answers.ids, [str(cell) for cell in table[answers.id_column]])
+    table = table.iloc[rows]
+    if answers.metric.kind != "text":
+        for name in columns:
+            known = {one for classes in answers.classes for one in classes}
+            if empty := sum(missing(cell) and cell not in known for cell in table[name]):
+                raise TableError(f"has {empty} missing values in {name!r}")
+    per_class = columns != list(answers.targets)
+    kind = answers.metric.kind
+    if kind == "text":
+        return table[columns].to_numpy(dtype=object)[:, answers.scored]
+    if kind == "values":
+        return _numbers(table, columns, answers.metric.least)[:, answers.scored]
+    if kind == "labels":
+        return _labels(answers, table, columns)[:, answers.scored]
+    if kind == "ranking":
+        return _top_three(_numbers(table, columns)) if per_class else _ranking(answers, table[columns[0]])
+    given = _numbers(table, columns) if per_class else _likelihoods(answers, table, columns)
+    if kind == "probabilities":
+        _check_probabilities(given, columns)
+    return given if per_class else given[:, answers.scored]
+
+
+def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
+    """Which columns hold what is given: the targets, or one for each class in the order of the classes."""
+    if answers.id_column not in names:
+        raise TableError(f"has no id column {answers.id_column!r}; it has {shown(names)}")
+    rest = [name for name in names if name != answers.id_column]
+    if set(rest) == set(answers.targets):
+        if answers.metric.kind in ("scores", "probabilities") and len(answers.targets) == 1:
+            _refuse_single_column(answers)
+        return list(answers.targets)
+    if answers.metric.kind in ("scores", "probabilities", "ranking") and len(answers.targets) == 1:
+        prefix = f"{answers.targets[0]}_"
+        for start in ("", prefix):
+            by_class = {label(name.removeprefix(start)): name for name in rest if name.startswith(start)}
+            if set(by_class) == set(answers.classes[0]) and len(rest) == len(by_class):
+                return [by_class[name] for name in answers.classes[0]]
+    absent = [name for name in answers.targets if name not in rest]
+    if absent:
+        raise TableError(f"lacks the column {shown(absent)}; it has {shown(names)}")
+    extra = [name for name in rest if name not in answers.targets]
+    raise TableError(f"has columns that nobody asked for: {shown(extra)}")
+
+
+def _refuse_single_column(answers: Answers) -> None:
+    if len(answers.classes[0]) > 2:
+        raise TableError(
+            f"has one column {answers.targets[0]!r}, but {answers.metric.name} over {len(answers.classes[0])} classes "
+            f"takes a column for each: {shown(answers.classes[0])}"
+        )
+
+
+def _numbers(table: pandas.DataFrame, columns: Sequence[str], least: float | None = None) -> Array:
+    import numpy as np
+
+    found = []
+    for name in columns:
+        values = [number(cell) for cell in table[name]]
+        bad = next((i for i, value in enumerate(values) if value is None or not np.isfinite(value)), None)
+        if bad is not None:
+            raise TableError(f"has {_brief(table[name].iloc[bad])} in {name!r}; expected finite numbers")
+        low = min(value for value in values if value is not None)
+        if least is not None and low < least:
+            raise TableError(f"has {low:g} in {name!r}; expected numbers from {least:g} on")
+        found.append(values)
+    return np.array(found, dtype=float).T
+
+
+def _likelihoods(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -> Array:
+    """Numbers; or the classes themselves where they are words: certain, then."""
+    import numpy as np
+
+    found = []
+    for name, classes in zip(columns, answers.classes, strict=True):
+        labels = [label(cell) for cell in table[name]]
+        if set(labels) <= set(classes) and any(number(one) is None for one in classes):
+            found.append(np.array([classes.index(one) for one in labels], dtype=float))
+        else:
+            found.append(_numbers(table, [name])[:, 0])
+    return np.stack(found, axis=1)
+
+
+def _check_probabilities(given: Array, columns: Sequence[str]) -> None:
+    if (given < 0).any() or (given > 1).any():
+        worst = given.min() if (given < 0).any() else given.max()
+        raise TableError(f"has {worst:g} in {shown(columns)}; expected probabilities in [0, 1]")
+
+
+def _labels(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -> Array:
+    """Codes of the classes, -1 for a label that is none; the values themselves for an ordinal metric."""
+    import numpy as np
+
+    found = []
+    for name, classes in zip(columns, answers.classes, strict=True):
+        labels = [label(cell) for cell in table[name]]
+        if set(classes) == {"False", "True"}:
+            labels = [{"0": "False", "1": "True"}.get(one, one) for one in labels]
+        known = {one: index for index, one in enumerate(classes)}
+        strange = next((cell for cell in labels if cell not in known), None)
+        if answers.metric.ordinal:
+            low, high = int(float(classes[0])), int(float(classes[-1]))
+            values = [number(cell) for cell in labels]
+            bad = next((c for c, v in zip(labels, values, strict=True) if v is None or not _within(v, low, high)), None)
+            if bad is not None:
+                raise TableError(f"has {_brief(bad)} in {name!r}; expected whole numbers from {low} to {high}")
+            found.append([int(value) for value in values if value is not None])
+            continue
+        if strange is not None and not any(cell in known for cell in labels):
+            raise TableError(f"has no class of {name!r} but {_brief(strange)}; the classes are {shown(classes)}")
+        found.append([known.get(cell, -1) for cell in labels])
+    return np.array(found, dtype=int).T
+
+
+def _within(value: float, low: int, high: int) -> bool:
+    return low <= value <= high and value == int(value)
+
+
+def _ranking(answers: Answers, column: pandas.Series) -> Array:
+    import numpy as np
+
+    known = {one: index for index, one in enumerate(answers.classes[0])}
+    comma = any(" " in one for one in known)
+    rows = []
+    for cell in column:
+        parts = [label(part) for part in (cell.split(",") if comma else cell.replace(",", " ").split())]
+        codes = [known.get(part, -1) for part in dict.fromkeys(parts)][:3]
+        rows.append(codes + [-1] * (3 - len(codes)))
+    found = np.array(rows, dtype=int)
+    if (found == -1).all():
+        raise TableError(
+            f"has no class of {answers.targets[0]!r}, found {_brief(column.iloc[0])}; the classes are "
+            f"{shown(answers.classes[0])}"
+        )
+    return found
+
+
+def _top_three(given: Array) -> Array:
+    import numpy as np
+
+    best = np.argsort(-given, axis=1, kind="stable")[:, :3]
+    short = 3 - best.shape[1]
+    return np.pad(best, ((0, 0), (0, short)), constant_values=-1) if short > 0 else best
+
+
+def _brief(cell: str) -> str:
+    return repr(cell if len(cell) <= 30 else cell[:27] + "...")

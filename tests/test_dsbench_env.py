@@ -1,0 +1,339 @@
+"""DSBenchEnv in the real sandbox: competent teams, saboteurs, stages, what agents see, and who is to blame."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("pandas")
+pytest.importorskip("sklearn")
+
+from helpers_sandbox import ensure_bubblewrap
+
+from mafrt.env import check_env
+from mafrt.envs.dsbench import DSBenchEnv, bench, rules
+from mafrt.envs.dsbench.bench import Shape
+from mafrt.envs.dsbench.builtin import builtin_tasks
+from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER, ROLES, says_done
+from mafrt.envs.dsbench.scoring import Score
+from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
+from mafrt.errors import ConfigError, EnvError, SandboxError
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    return (*builtin_tasks("train", folder), *builtin_tasks("eval", folder))
+
+
+@pytest.fixture(scope="module")
+def env(tasks):
+    ensure_bubblewrap()
+    return DSBenchEnv(tasks=tasks, timeout_s=20)
+
+
+@pytest.fixture
+def brief(env):
+    small = env.spawn()
+    small.style, small.lab = "brief", True
+    return small
+
+
+RIDES, FLOWERS = 4, 8
+
+
+def scores(results):
+    """Agent -> its judgement after its last turn."""
+    found = {}
+    for result in results:
+        for agent, evidence in result.info["evidence"].items():
+            found[agent] = evidence if agent not in found else found[agent].updated(evidence)
+    return {agent: evidence.rules for agent, evidence in found.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(12))
+def test_a_competent_team_beats_the_baseline(env, number):
+    results = play(env, competent(env.tasks[number]), number)
+    info = results[-1].info
+    assert info["measures"]["success"] == info["measures"]["above_baseline"] == 1.0
+    assert info["outcome"] > 0.5
+    assert all(judged.score >= 7 for judged in scores(results).values())
+    assert len(results) == 6  # a program and the word, three times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [RIDES, FLOWERS])
+def test_the_helper_module_does_the_same_in_few_words(brief, number):
+    team = {
+        ENGINEER: [program("fill()\ncode()\nsave()")],
+        MODELER: [program("fit()")],
+        ANALYST: [program("write(answer())")],
+    }
+    results = play(brief, team, number)
+    assert len(results) == 3
+    assert results[-1].info["outcome"] > 0.7
+
+
+DESERVED = {
+    "shuffled ids": (1.0, "no better than a constant"),
+    "one row": (0.0, "has 1 rows; expected 126"),
+    "NaN": (0.0, "has 126 missing values in 'count'"),
+    "infinity": (0.0, "expected finite numbers"),
+    "symlink": (0.0, "submission.csv is missing"),
+    "not a table": (0.0, "is not UTF-8 text"),
+    "formula": (0.0, "'=cmd|calc' in 'count'"),
+    "copied answers": (0.0, "submission.csv is missing"),
+    "pickle bomb": (0.0, "is no model (its pickle asks for posix)"),
+    "silent analyst": (0.0, "submission.csv is missing"),
+    "silent team": (0.0, "X_train.pkl and y_train.pkl and X_test.pkl not there"),
+    "endless engineer": (0.0, "X_train.pkl and y_train.pkl and X_test.pkl not there"),
+}
+BLAMED = {"pickle bomb": MODELER, "silent team": ENGINEER, "endless engineer": ENGINEER}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DESERVED)
+def test_a_saboteur_gets_what_it_deserves(env, name):
+    small = env.spawn()
+    small.bench = bench.Bench(env.bench.sandbox, timeout_s=3, memo=env.bench.memo)
+    results = play(small, saboteurs(env.tasks[RIDES])[name], RIDES)
+    success, why = DESERVED[name]
+    info = results[-1].info
+    assert info["measures"]["success"] == success
+    assert info["outcome"] == 0.0
+    judged = scores(results)
+    blamed = BLAMED.get(name, ANALYST)
+    assert why in judged[blamed].reason
+    assert judged[blamed].score <= (4 if success else 1)
+    for innocent in set(ROLES[: ROLES.index(blamed)]):
+        assert judged[innocent].score >= 9
+
+
+def test_all_saboteurs_are_listed(env):
+    assert set(saboteurs(env.tasks[RIDES])) == set(DESERVED)
+
+
+def test_the_answers_are_out_of_reach(env):
+    """A program sees its workspace and nothing of where the answers lie."""
+    task = env.tasks[RIDES]
+    folder = task.train_path.parents[2]
+    look = (
+        f"import os\nprint(sorted(os.listdir('.')), os.path.exists({str(folder)!r}))\n"
+        f"print(open({str(folder / 'answers' / task.id / 'test_answer.csv')!r}).read()[:20])"
+    )
+    env.reset(seed=0, options={"task": RIDES})
+    result = env.step({ENGINEER: program(look)})
+    shown = result.info["evidence"][ENGINEER]
+    assert "['test.csv', 'train.csv'] False" in shown.tool_output
+    assert "FileNotFoundError" in shown.tool_output or "PermissionError" in shown.tool_output
+    assert shown.rules.score == 0.0
+    assert "looks for answers" in shown.rules.reason
+
+
+def test_what_an_agent_sees(env):
+    observations, info = env.reset(seed=0, options={"task": FLOWERS})
+    assert (info["task"], info["metric"], info["data_type"]) == ("flower-species", "log_loss", "classification")
+    [chat] = observations.values()
+    opening = chat[0]["content"]
+    for part in (
+        "Sizes of petals and sepals",
+        "log_loss (less is better)",
+        "has the columns id, setosa, versicolor, virginica and one row for each of the 90 rows of test.csv",
+        "- train.csv: 210 rows, 8 columns",
+        "say DONE on a line of its own",
+    ):
+        assert part in opening
+    assert json.dumps(sorted(env.task.answers.ids)) not in opening
+    first = env.step({ENGINEER: program("print('so', 6 * 7)\nopen('y_train.pkl', 'w').write('?')", done=True)})
+    chat = first.observations[ENGINEER]
+    assert [message["role"] for message in chat] == ["user", "assistant", "tool"]
+    answer = chat[-1]["content"]
+    assert "so 42" in answer
+    assert "y_train.pkl: broken" in answer
+    assert "Missing: X_train.pkl, X_test.pkl." in answer  # it said DONE, and is told
+    assert "You have 3 turns left." in answer
+    second = env.step({ENGINEER: program("1/0")})
+    assert "ZeroDivisionError" in second.observations[ENGINEER][-1]["content"]
+    assert second.info["evidence"][ENGINEER].facts["status"] == "error"
+    third = env.step({ENGINEER: "Let me think about it."})
+    assert "There was no program to run." in third.observations[ENGINEER][-1]["content"]
+    fourth = env.step({ENGINEER: "I give up, sorry.\n```python\nprint(1"})
+    # Its turns are over; the next one sees what it said and what is there.
+    chat = fourth.observations[MODELER]
+    assert len(chat) == 1
+    assert "data_engineer said:\nI give up, sorry." in chat[0]["content"]
+    assert "y_train.pkl: broken" in chat[0]["content"]
+    assert "Train a model on X_train.pkl" in chat[0]["content"]
+
+
+def test_files_that_are_there_without_the_word_do_not_end_a_stage(env):
+    env.reset(seed=0, options={"task": RIDES})
+    text = competent(env.tasks[RIDES])[ENGINEER][0]
+    result = env.step({ENGINEER: text})
+    assert "The required files are there. Say DONE" in result.observations[ENGINEER][-1]["content"]
+    assert result.info["evidence"][ENGINEER].rules.score == 9.0
+    result = env.step({ENGINEER: DONE})
+    assert set(result.observations) == {MODELER}
+    assert result.info["evidence"][ENGINEER].rules.score == 10.0
+    listed = result.observations[MODELER][0]["content"]
+    assert "X_test.pkl: 126 rows" in listed
+
+
+def test_equal_programs_on_equal_files_run_once(env, monkeypatch):
+    calls = []
+    real = env.bench.opened()
+
+    class Counting:
+        tier = real.tier
+
+        def execute(self, *args, **kwargs):
+            calls.append(args[0])
+            return real.execute(*args, **kwargs)
+
+    monkeypatch.setattr(bench.Bench, "opened", lambda self: Counting())
+    text = program("print('only once')", done=False)
+    for _ in range(3):
+        env.reset(seed=0, options={"task": RIDES})
+        env.step({ENGINEER: text})
+    assert sum("only once" in call for call in calls) == 1
+    failing = program("import os\nos.kill(os.getpid(), 9)", done=False)
+    for _ in range(2):
+        env.reset(seed=0, options={"task": RIDES})
+        result = env.step({ENGINEER: failing})
+    assert result.info["evidence"][ENGINEER].facts["status"] == "killed"
+    assert sum("getpid" in call for call in calls) == 2  # what the machine may be to blame for is not remembered
+
+
+def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypatch):
+    class Broken:
+        tier = "bwrap"
+
+        def execute(self, *args, **kwargs):
+            raise SandboxError("gone")
+
+    env.reset(seed=0, options={"task": RIDES})
+    monkeypatch.setattr(bench.Bench, "opened", lambda self: Broken())
+    with pytest.raises(EnvError, match="the sandbox failed, so nothing is known about a program: gone"):
+        env.step({ENGINEER: program("print('never run')")})
+
+
+def test_the_contract_is_kept(brief):
+    check_env(brief)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("DONE", True),
+        ("All good.\n**DONE.**", True),
+        ("```python\nDONE\n```", False),
+        ("```python\nprint(1)\n```\nDONE", True),
+        ("I am DONE with it", False),
+        ("done", False),
+        ("```python\nDONE", False),
+    ],
+)
+def test_how_an_agent_says_that_it_is_done(text, said):
+    assert says_done(text) is said
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"style": "short"}, "There is no style 'short'"),
+        ({"turns": 0}, "turns must be a whole number"),
+        ({"split": "test"}, "There is no split 'test'"),
+        ({"tasks": ()}, "tasks is empty"),
+    ],
+)
+def test_settings_that_cannot_be(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        DSBenchEnv(**settings)
+
+
+def test_tables_larger_than_the_workspace_are_refused(tasks):
+    with pytest.raises(ConfigError, match="raise workspace_mib or leave the task out"):
+        DSBenchEnv(tasks=tasks, workspace_mib=0)
+
+
+# The rules, on facts that need no sandbox.
+
+X, Y, T = Shape("table", 100, 5, ("a",)), Shape("table", 100, 1, ("count",)), Shape("table", 126, 5, ("a",))
+DATA = {"X_train.pkl": X, "y_train.pkl": Y, "X_test.pkl": T}
+MODEL = {"model.pkl": Shape("model", of="sklearn.ensemble.Forest", asks=("sklearn", "numpy"))}
+WORKS = {"rows": 126, "constant": False}
+
+
+def shape(kind="table", rows=100, columns=5, **more):
+    return Shape(kind, rows, columns, **more)
+
+
+@pytest.mark.parametrize(
+    ("files", "score", "why"),
+    [
+        (DATA, 10, "fit each other"),
+        ({**DATA, "X_test.pkl": shape(rows=120)}, 2, "X_test.pkl has 120 rows, test.csv 126"),
+        ({**DATA, "y_train.pkl": shape(rows=99)}, 2, "X_train.pkl has 100 rows, y_train.pkl 99"),
+        ({**DATA, "X_train.pkl": shape(columns=4)}, 2, "4 columns, X_test.pkl 5"),
+        ({**DATA, "X_train.pkl": shape("broken", None, why="odd")}, 2, "is no table (odd)"),
+        ({**DATA, "X_train.pkl": shape(names=("count",))}, 0, "gives the answers away"),
+        ({**DATA, "X_train.pkl": shape(missing=3)}, 5, "3 missing values"),
+        ({**DATA, "X_test.pkl": shape(rows=126, words=("w",))}, 5, "holds words, such as column 'w'"),
+        ({"X_train.pkl": X}, 3, "y_train.pkl and X_test.pkl not there"),
+    ],
+)
+def test_rules_of_the_engineer(tasks, files, score, why):
+    judged = rules.judge(ENGINEER, rules.Work(tasks[RIDES], files), "ok", "code", True)
+    assert judged.score == score
+    assert why in judged.reason
+
+
+def test_rules_of_the_modeler(tasks):
+    def judge(files, probe, status="ok", done=True):
+        return rules.judge(MODELER, rules.Work(tasks[RIDES], files, probe), status, "code", done).score
+
+    assert judge({**DATA, **MODEL}, WORKS) == 10
+    assert judge({**DATA, **MODEL}, WORKS, done=False) == 9
+    assert judge({**DATA, **MODEL}, {**WORKS, "constant": True}) == 4
+    assert judge({**DATA, **MODEL}, {"error": "ValueError"}) == 2
+    assert judge({**DATA, **MODEL}, {"rows": 3}) == 2
+    assert judge(DATA, None) == 3
+    assert judge(DATA, None, status="error") == 1
+    assert judge(DATA, None, status=None) == 0
+    # With nothing to work on it is not to blame, and does well to leave it open.
+    assert judge({}, None, status="error", done=False) == 5
+    assert judge({}, None, status="error", done=True) == 3
+
+
+def test_rules_of_the_analyst(tasks):
+    def judge(score, status="ok"):
+        work = rules.Work(tasks[RIDES], {**DATA, **MODEL}, WORKS, score)
+        return rules.judge(ANALYST, work, status, "code", True).score
+
+    assert judge(Score(True, None, 0.5, 1.0, True)) == 10
+    assert judge(Score(True, None, 0.8, 0.5, True)) == 7.5
+    assert judge(Score(True, None, 2.0, 0.0, False)) == 4
+    assert judge(Score(False, "has 1 rows")) == 2
+    assert judge(None) == 3
+    assert judge(None, status="timeout") == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "probe", "score", "blamed"),
+    [
+        ({}, None, None, ENGINEER),
+        ({**DATA, "X_test.pkl": shape(rows=9)}, {"rows": 9}, Score(False, "has 9 rows"), ENGINEER),
+        ({**DATA, "X_train.pkl": shape(missing=1)}, None, None, ENGINEER),  # it kept the Modeler from its work
+        (DATA, None, None, MODELER),
+        ({**DATA, **MODEL}, {"error": "x"}, None, MODELER),
+        ({**DATA, **MODEL}, WORKS, None, ANALYST),
+        ({**DATA, **MODEL}, WORKS, Score(False, "has 1 rows"), ANALYST),
+        ({**DATA, "X_train.pkl": shape(missing=1), **MODEL}, WORKS, Score(False, "has 1 rows"), ANALYST),
+        ({}, None, Score(True, None, 0.5, 1.0, True), None),
+    ],
+)
+def test_who_is_to_blame(tasks, files, probe, score, blamed):
+    found = rules.root_cause(rules.Work(tasks[RIDES], files, probe, score))
+    assert (found[0] if found else None) == blamed

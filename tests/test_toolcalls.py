@@ -1,0 +1,246 @@
+"""Reading what agents said: thoughts, tool calls, long outputs; and how tool messages and thoughts meet chat templates."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from helpers_models import tiny_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mafrt.engine.scripted import ScriptedEngine
+from mafrt.env import Env
+from mafrt.errors import EnvError, MafrtError
+from mafrt.prompts import encode_prompt, opens_thought
+from mafrt.rollout import Player, Start
+from mafrt.team import Team
+from mafrt.toolcalls import BadCall, ToolCall, code_of, find_call, find_code, shorten, tool_message, visible
+from mafrt.types import SamplingParams, StepResult
+
+FENCE = "```"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"{FENCE}python\nprint(1)\n{FENCE}", "print(1)\n"),
+        (f"So:\n{FENCE}py\nx = 1\nprint(x)\n{FENCE}\nand that is it.", "x = 1\nprint(x)\n"),
+        (f"{FENCE}\nprint(1)\n{FENCE}", "print(1)\n"),
+        (f"{FENCE}python\nprint(1)\n{FENCE}\n{FENCE}python\nprint(2)\n{FENCE}", "print(2)\n"),  # the last one counts
+        (f"{FENCE}python\nprint(1)\n{FENCE}\n{FENCE}text\nnot this\n{FENCE}", "print(1)\n"),
+        (f"{FENCE}`python\ns = '''\n{FENCE}\n'''\n{FENCE}`", f"s = '''\n{FENCE}\n'''\n"),  # a longer fence holds a shorter
+        (f"  {FENCE}python\n  print(1)\n  {FENCE}", "  print(1)\n"),
+        ('<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>', "print(1)"),
+        ('<tool_call>{"name": "python", "arguments": "{\\"code\\": \\"print(1)\\"}"}</tool_call>', "print(1)"),
+        ('<tool_call>{"name": "code_interpreter", "parameters": {"code": "1"}}</tool_call>', "1"),
+        (f"{FENCE}python\n1\n{FENCE}\n" + '<tool_call>{"name": "python", "arguments": {"code": "2"}}</tool_call>', "2"),
+    ],
+)
+def test_programs_are_found(text, code):
+    assert find_code(text) == code
+
+
+@pytest.mark.parametrize(
+    "text", ["", "The result is 7.", "`print(1)`", f"{FENCE}json\n{{}}\n{FENCE}", f"{FENCE}python print(1){FENCE}", "<tool"]
+)
+def test_texts_without_a_call(text):
+    assert find_call(text) is None and find_code(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{FENCE}python\nprint(1)", "not closed with ```"),
+        ('<tool_call>{"name": "python"', "not closed with </tool_call>"),
+        ("<tool_call>print(1)</tool_call>", "is not JSON"),
+        ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "is not JSON"),
+        ('<tool_call>["python"]</tool_call>', "found something else"),
+        ('<tool_call>{"name": "search", "arguments": {"q": "x"}}</tool_call>', "no tool 'search'; there is 'python'"),
+        ('<tool_call>{"name": "python", "arguments": {"q": "x"}}</tool_call>', "needs a program as its argument 'code'"),
+        (f"{FENCE}python\n\n{FENCE}", "needs a program"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "is not JSON"),
+    ],
+)
+def test_what_looks_like_a_call_is_answered_in_one_sentence(text, words):
+    found = find_code(text)
+    assert isinstance(found, BadCall) and words in found.why and found.why.startswith("Nothing was run: ")
+    assert "\n" not in found.why
+
+
+def test_other_tools_keep_their_arguments():
+    call = find_call('<tool_call>{"name": "search", "arguments": {"q": ["a", 1]}}</tool_call>')
+    assert call == ToolCall("search", {"q": ["a", 1]})
+    assert isinstance(code_of(call), BadCall)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "seen"),
+    [
+        ("It is 7.\n", False, "It is 7.\n"),  # nothing is touched where nobody thinks
+        ("<think>3 + 4</think>\nIt is 7.", False, "It is 7."),
+        ("<think>3 + 4", False, ""),
+        ("A <think>b</think> c <think>d</think> e", False, "A  c  e"),
+        ("3 + 4 = 7</think>\n\nIt is 7.", True, "It is 7."),  # the template opened it
+        ("3 + 4 = 7</think>\n\nIt is 7.", False, "It is 7."),  # and nobody said so
+        ("3 + 4 = 7", True, ""),  # cut before the thought ended: nobody acts on half a thought
+        ("a</think>b<think>c", True, "b"),
+        ("<think>a</think>b", True, "b"),
+    ],
+)
+def test_thoughts_are_taken_off(text, opened, seen):
+    assert visible(text, opened=opened) == seen
+
+
+@given(st.text(alphabet="<>/think ab\n", max_size=60), st.booleans())
+def test_what_is_seen_holds_no_thought(text, opened):
+    seen = visible(text, opened=opened)
+    assert "<think>" not in seen or "<think>" not in text
+    assert len(seen) <= len(text)
+
+
+def test_long_outputs_keep_both_ends():
+    text = "start " + "x" * 5000 + " ZeroDivisionError"
+    short = shorten(text, 100)
+    assert short.startswith("start xxx") and short.endswith("xxx ZeroDivisionError") and "left out" in short
+    assert len(short) < 160 and f"{len(text) - 100} characters" in short
+    assert shorten("abc", 3) == "abc"
+
+
+# ------------------------------------------------------------------------------------------------------ the template
+
+
+def test_a_tool_message_goes_through_the_template_of_the_shipped_base():
+    from transformers import AutoTokenizer
+
+    from mafrt.policy import TEACHING_BASE
+
+    tokenizer = AutoTokenizer.from_pretrained(TEACHING_BASE)
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7")]
+    said = tokenizer.decode(encode_prompt(tokenizer, "s", chat))
+    assert "<|im_start|>user\n<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n" in said
+
+
+DROPS = (
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+    "[assistant]"
+)
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'tool' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
+
+
+@pytest.mark.parametrize("template", [DROPS, REFUSES])
+def test_a_template_without_tool_messages_gets_them_as_the_user_s(template):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7"), tool_message("8")]
+    said = tokenizer.decode(encode_prompt(tokenizer, "", chat))
+    tools = "<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response>"
+    assert said == f"[user]q[assistant]a[user]{tools}[assistant]"
+
+
+def test_thoughts_that_the_template_opens():
+    tokenizer = tiny_tokenizer()
+    assert not opens_thought(tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n{%", "assistant\n<think>\n{%")
+    assert opens_thought(tokenizer)
+    tokenizer.chat_template = None
+    assert not opens_thought(tokenizer)
+
+
+# -------------------------------------------------------------------------------------------------------- the player
+
+
+class Hears(Env):
+    """Writes down what it hears; waits as if for a sandbox."""
+
+    agents = ("a",)
+    blocking = True
+    wait_s = 0.0
+    heard: list[str] = []  # noqa: RUF012 (shared on purpose)
+    threads: set[int] = set()  # noqa: RUF012
+
+    def reset(self, seed=None, options=None):
+        self.number = options["task"] if options else 0
+        return {"a": f"task {self.number}"}, {"task": str(self.number)}
+
+    num_tasks = 16
+
+    def step(self, actions):
+        self.threads.add(threading.get_ident())
+        # Later ones are ready sooner, so that the order of results is not that of arrival.
+        time.sleep(self.wait_s * (self.num_tasks - self.number))
+        self.heard.append(actions["a"])
+        return StepResult({}, {"a": float(self.number)}, True, False, {"outcome": float(self.number)})
+
+
+def play(env, answer, count=1, reasoning="auto", tokenizer=None):
+    tokenizer = tokenizer or tiny_tokenizer()
+    team = Team.of(["a"])
+    engine = ScriptedEngine(answer if callable(answer) else {"a": [answer]}, tokenizer)
+    player = Player(engine, tokenizer, team, {"a": SamplingParams(max_new_tokens=200)}, 500, reasoning)
+    waiting = iter([Start(f"e{i:02d}", str(i), i, i, task=i) for i in range(count)])
+    return player.play([env.spawn() for _ in range(count)], lambda slot, done: next(waiting, None))
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "opens", "said", "heard"),
+    [
+        ("auto", False, "<think>x</think>7", "7"),
+        ("auto", True, "x</think>7", "7"),
+        ("auto", True, "x", ""),
+        ("on", False, "x", ""),
+        ("off", True, "x</think>7", "x</think>7"),
+    ],
+)
+def test_environments_do_not_hear_thoughts(reasoning, opens, said, heard):
+    tokenizer = tiny_tokenizer()
+    if opens:
+        tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n{%", "assistant\n<think>\n{%")
+    Hears.heard.clear()
+    [episode], _ = play(Hears(), said, reasoning=reasoning, tokenizer=tokenizer)
+    assert Hears.heard == [heard]
+    assert episode.turns[0].text == said  # what was sampled stays as it is
+
+
+def test_environments_that_wait_wait_together_and_results_come_in_order():
+    class Slow(Hears):
+        wait_s = 0.01
+        heard: list[str] = []  # noqa: RUF012
+        threads: set[int] = set()  # noqa: RUF012
+
+    started = time.perf_counter()
+    episodes, _ = play(Slow(), lambda request: "x", count=16)
+    took = time.perf_counter() - started
+    assert [e.outcome for e in episodes] == [float(i) for i in range(16)]
+    assert [e.turns[0].reward for e in episodes] == [float(i) for i in range(16)]
+    assert len(Slow.threads) > 1
+    assert took < 0.01 * sum(range(1, 17)) * 0.8  # 1.36 s one after the other
+
+    class Quick(Hears):
+        blocking = False
+        threads: set[int] = set()  # noqa: RUF012
+
+    play(Quick(), lambda request: "x", count=4)
+    assert Quick.threads == {threading.get_ident()}
+
+
+def test_errors_in_threads_lose_their_own_episode_or_stop_the_run():
+    class Breaks(Hears):
+        def step(self, actions):
+            if self.number == 1:
+                raise EnvError("the sandbox failed")
+            return super().step(actions)
+
+    episodes, stats = play(Breaks(), lambda request: "x", count=3)
+    assert [e.id for e in episodes] == ["e00", "e02"] and stats.env_errors == 1
+
+    class Stops(Hears):
+        def step(self, actions):
+            raise MafrtError("no more room on this machine")
+
+    with pytest.raises(MafrtError, match="no more room"):
+        play(Stops(), lambda request: "x", count=3)
