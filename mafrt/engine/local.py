@@ -88,7 +88,9 @@ class LocalEngine:
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._decoding = decoding
-        self._lean = None if decoding == "expanded" else self._make_lean()
+        self._gathered = 0
+        """when the weights of a sharded base were last laid out for the lean decoder"""
+        self._lean = None if decoding == "expanded" or base.sharded else self._make_lean()
 
     @property
     def decoding(self) -> str:
@@ -124,7 +126,11 @@ class LocalEngine:
             self._check(place, request)
         found: dict[int, Completion] = {}
         with torch.no_grad():
-            if self._lean is not None and self._lean.stale:
+            if self.base.sharding is not None and self._decoding != "expanded":
+                # Its weights are there for the time of play only, and elsewhere each time.
+                if self._gathered != self.base.sharding.gathered:
+                    self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
+            elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
             for batch in _batches(_groups(requests), self.max_batch_rows):
                 try:

@@ -1,0 +1,68 @@
+"""Processes of an engine do not outlive their trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from mafrt.engine.guardian import alive, birth, children, descendants, watch
+
+TRAINER = """
+import subprocess, sys, time
+from pathlib import Path
+from mafrt.engine.guardian import watch
+sleeper = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+child = subprocess.Popen([sys.executable, "-c", sleeper + "time.sleep(60)"])
+time.sleep(1)
+from mafrt.engine.guardian import descendants
+import os
+pids = sorted(descendants(os.getpid()))
+watch(pids, Path(sys.argv[1]))
+print(*pids, flush=True)
+time.sleep(60)
+"""
+
+
+def gone(pids: list[int], born: dict[int, str | None], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(alive(pid, born[pid]) for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_kill_9_of_the_trainer_ends_them_and_takes_their_folder_along(tmp_path):
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    pids = [int(word) for word in trainer.stdout.readline().split()]
+    born = {pid: birth(pid) for pid in pids}
+    assert len(pids) == 2 and all(alive(pid, born[pid]) for pid in pids)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    assert gone(pids, born)
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not folder.exists()
+
+
+def test_it_watches_as_long_as_the_trainer_lives_and_ends_when_told(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    guardian = watch([child.pid], tmp_path / "folder")
+    try:
+        assert {child.pid, guardian.pid} <= children(os.getpid()) <= descendants(os.getpid())
+        time.sleep(1.5)
+        assert child.poll() is None and guardian.poll() is None
+    finally:
+        guardian.kill()
+        guardian.wait()
+        born = birth(child.pid)
+        child.kill()
+        child.wait()
+    assert not alive(child.pid, born) and not alive(child.pid, None)
