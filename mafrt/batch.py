@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mafrt.processes import Processes
 from mafrt.types import Turn
 
 
@@ -71,9 +72,8 @@ def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id:
 
 def split(turns: Sequence[Turn], max_tokens: int) -> list[list[Turn]]:
     """Cut turns into groups of similar length with at most `max_tokens` padded tokens each (or one turn)."""
-    order = sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
     groups: list[list[Turn]] = []
-    for index in order:
+    for index in by_length(turns):
         turn = turns[index]
         length = len(turn.prompt_ids) + len(turn.action_ids)
         if groups and (len(groups[-1]) + 1) * length <= max_tokens:
@@ -81,3 +81,23 @@ def split(turns: Sequence[Turn], max_tokens: int) -> list[list[Turn]]:
         else:
             groups.append([turn])
     return groups
+
+
+def dealt(turns: Sequence[Turn], processes: Processes) -> list[Turn]:
+    """This process's turns, in their order: every process gets about as many tokens."""
+    if processes.size == 1:
+        return list(turns)
+    return [turns[index] for index in sorted(processes.share(by_length(turns)))]
+
+
+def by_length(turns: Sequence[Turn]) -> list[int]:
+    """Positions of the turns, the shortest first."""
+    return sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
+
+
+def in_step(parts: list[list[Turn]], turns: Sequence[Turn], processes: Processes) -> list[list[Turn]]:
+    """As many parts in every process: what is missing is filled with parts of one turn, whose results nobody reads.
+
+    For a base whose layers are gathered from all processes whenever one of them computes: all have to compute as often.
+    """
+    return parts + [[turns[0]]] * (processes.most(len(parts)) - len(parts))

@@ -29,6 +29,10 @@ class PlayConfig:
     """environments played side by side in one process"""
     n_samples: int = 1
     """episodes played of each task; they form its group"""
+    stratify: str | None = None
+    """field of the tasks' records, such as data_type: every batch gets its share of each of its values"""
+    tree_samples: int | None = None
+    """at_grpo: alternatives of every turn, the best of which is carried on; 1 for none; default: 4 if n_samples is 1"""
     dynamic_sampling_rounds: int | None = None
     """rounds in which tasks whose samples are all worth the same make room for fresh ones; default: the algorithm's"""
     episode_length: int = 1
@@ -45,10 +49,17 @@ class PlayConfig:
     """keep the k likeliest tokens; 0 keeps all"""
     max_batch_rows: int = 256
     """rows that one forward pass of the local engine may hold"""
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
+    sandbox: str = "bwrap"
+    """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
 
     def __post_init__(self) -> None:
+        _choices(self)
         _at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_new_tokens", "max_batch_rows")
         _at_least(self, 0, "top_k")
+        if self.tree_samples is not None:
+            _at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:
             _at_least(self, 0, "dynamic_sampling_rounds")
         if self.temperature <= 0:
@@ -80,10 +91,28 @@ class CreditConfig:
     """weight of the rewards that the environment gives to agents"""
     outcome_weight: float = 1.0
     """weight of the task's verdict for the team"""
-    outcome_to: Literal["last", "each", "all"] | None = None
-    """who receives the outcome: the episode's last turn, every agent's last, or all; default: the algorithm's own"""
+    process_weight: float = 1.0
+    """weight of the coach's score for a turn, which is divided by 10 first"""
+    outcome_veto: bool = False
+    """take positive process rewards away where the task's verdict is 0 (or less): no judge is paid against it"""
+    outcome_to: Literal["last", "end", "each", "all"] | None = None
+    """who receives it: the last turn, all of the last step, every agent's last, or all; default: the algorithm's own"""
     share: Literal["own", "sum"] | None = None
     """a turn keeps its own reward, or carries its episode's sum, the outcome counted once; default: the algorithm's"""
+    round_gamma: float | None = None
+    """maporl: discount per round, in [0, 1]; default: 1"""
+    alpha0: float | None = None
+    """maporl: weight of an agent's own change where most peers were right the round before; default: 0"""
+    alpha1: float | None = None
+    """maporl: weight of an agent's own change where most peers were wrong; default: 0"""
+    alpha2: float | None = None
+    """maporl: weight of the peers' next change where most of them are right now; default: 0"""
+    alpha3: float | None = None
+    """maporl: weight of the peers' next change where most of them are wrong now; default: 0"""
+    right_above: float | None = None
+    """maporl: mean score of the peers from which they count as right; default: 0.5"""
+    residual_weight: float | None = None
+    """vdn, qmix: weight of what the team earned beyond its Q, in [0, 1]; 0 credits by Q alone; default: 1"""
     overlong_buffer: float | None = None
     """last share of max_new_tokens, in which the overlong penalty grows; 0 for none; default: the algorithm's own"""
     overlong_penalty: float | None = None
@@ -93,7 +122,7 @@ class CreditConfig:
 
     def __post_init__(self) -> None:
         _choices(self)
-        for name in ("gamma", "gae_lambda", "overlong_buffer"):
+        for name in ("gamma", "gae_lambda", "residual_weight", "overlong_buffer", "round_gamma"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value}; choose a value in [0, 1].")
@@ -126,11 +155,19 @@ class LearnConfig:
     entropy_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the k3 KL penalty to the base without adapter, in the loss"""
+    """weight of the KL penalty to the base without adapter"""
+    kl_in: Literal["loss", "reward"] | None = None
+    """where it is paid: in the loss (k3) or in every token's reward (k1); default: the algorithm's own, else loss"""
+    kl_target: float | None = None
+    """KL in nats per token that kl_coef is steered to, up or down after every iteration; default: kl_coef is fixed"""
+    kl_horizon: float = 10000.0
+    """turns in which kl_coef follows kl_target: an error of 20% moves it by 20% in so many"""
+    importance_cap: float | None = 2.0
+    """another engine samples: terms are weighed by min(p_trainer / p_engine, this); none leaves them as they are"""
     value_clip: float | None = 0.2
     """clip range of the value update; none switches it off"""
-    huber_delta: float = 10.0
-    """where the value loss turns linear (Huber)"""
+    huber_delta: float | None = 10.0
+    """where the value loss turns linear (Huber); none: it is the squared error"""
     max_grad_norm: float = 1.0
     """gradients of an adapter are scaled down to this norm"""
     weight_decay: float = 0.0
@@ -151,6 +188,10 @@ class LearnConfig:
     """padded tokens of one backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, about a third more time"""
+    optimizer: Literal["adamw", "paged_adamw_8bit"] = "adamw"
+    """optimizer of the adapters; paged_adamw_8bit (bitsandbytes) keeps its state in 8 bits, moved off a full GPU"""
+    deepspeed: str | None = None
+    """DeepSpeed configuration (ZeRO 1 to 3) for several processes, such as configs/zero2.json; default: none"""
 
     def __post_init__(self) -> None:
         _choices(self)
@@ -163,9 +204,12 @@ class LearnConfig:
             raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; choose a value above 1, or leave it out.")
-        for name in ("max_grad_norm", "huber_delta", "opti_eps"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value above 0.")
+        for name in ("max_grad_norm", "huber_delta", "opti_eps", "kl_target", "kl_horizon", "importance_cap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; choose a value above 0.")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ConfigError("kl_target steers kl_coef, which is 0; give the value that it starts from.")
 
 
 @dataclass(frozen=True)
@@ -223,6 +267,97 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class CoachConfig:
+    """Who scores each turn, and what that may cost."""
+
+    coach: str = "none"
+    """none, rules, local, openai:MODEL, anthropic:MODEL, google:MODEL, vertex:MODEL, or one's own package.module:Class"""
+    coach_base_url: str | None = None
+    """server to ask instead of the provider's own, such as http://127.0.0.1:8000/v1; default: the provider's"""
+    coach_rubric: str | None = None
+    """file of criteria, or the name of one that ships; default: the environment's own"""
+    coach_adapter: str | None = None
+    """local: folder of the judge's own adapter; default: the base without adapter judges"""
+    coach_feedback: bool = False
+    """show the coach's reason to whoever acts next; the judge then never sees the ground truth"""
+    coach_max_unscored: float = 0.05
+    """share of a batch's turns without a score above which the update is skipped, in [0, 1]"""
+    coach_concurrency: int = 16
+    """calls under way at the same time"""
+    coach_timeout: float = 60.0
+    """seconds that one call may take"""
+    coach_deadline: float = 300.0
+    """seconds for a reply with all its retries; a coach that fails for so long pauses the run"""
+    coach_max_tokens: int = 2048
+    """tokens of a reply, the model's reasoning included"""
+    coach_budget: float | None = None
+    """dollars that the run may spend on its coach; needs the two prices; default: no limit"""
+    coach_max_calls: int | None = None
+    """calls that the run may make to its coach; default: no limit"""
+    coach_price_in: float | None = None
+    """dollars per million tokens read by the coach; default: not known, so cost is not counted"""
+    coach_price_out: float | None = None
+    """dollars per million tokens written by the coach; default: not known"""
+    coach_cache: str | None = "~/.cache/mafrt/coach.sqlite"
+    """file of verdicts, which are not asked for twice; none switches it off"""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "coach_concurrency", "coach_max_tokens")
+        _at_least(self, 0, "coach_max_unscored")
+        for name in ("coach_budget", "coach_max_calls", "coach_price_in", "coach_price_out"):
+            if getattr(self, name) is not None:
+                _at_least(self, 0, name)
+        if self.coach_max_unscored > 1:
+            raise ConfigError(f"coach_max_unscored is {self.coach_max_unscored}; choose a value in [0, 1].")
+        for name in ("coach_timeout", "coach_deadline"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value above 0.")
+        if self.coach_budget is not None and None in (self.coach_price_in, self.coach_price_out):
+            raise ConfigError(
+                f"coach_budget is {self.coach_budget} and the prices are not known; give coach_price_in and "
+                "coach_price_out, in dollars per million tokens."
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What samples the turns (docs/scale.md)."""
+
+    engine: Literal["local", "vllm"] = "local"
+    """what samples: local, the shared base itself; vllm, a process of its own beside it, or --vllm_servers"""
+    vllm_servers: tuple[str, ...] = ()
+    """addresses of vLLM servers that share the sampling, such as http://127.0.0.1:8001; token: MAFRT_VLLM_TOKEN"""
+    vllm_adapter_dir: str | None = None
+    """folder that servers read adapters from, under the same path; default: one in memory, for servers on loopback"""
+    vllm_timeout: float = 600.0
+    """seconds without an answer after which a server counts as dead"""
+    vllm_concurrency: int = 256
+    """requests under way at each server"""
+    vllm_sleep: bool = True
+    """give vLLM's GPU memory back while adapters learn; without a GPU nothing happens"""
+    max_loras: int | None = None
+    """adapters that a batch of vLLM may mix; default: as many as the team has"""
+    max_lora_rank: int | None = None
+    """largest rank that vLLM makes room for; default: the smallest it knows that holds the team's"""
+    gpu_memory_utilization: float | None = None
+    """share of the device's memory that vLLM may take; default: 0.4 of a GPU, 0.1 of a CPU's"""
+    tensor_parallel_size: int = 1
+    """GPUs that one vLLM spreads the base over"""
+
+    def __post_init__(self) -> None:
+        _choices(self)
+        _at_least(self, 1, "vllm_concurrency", "tensor_parallel_size")
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(self, name) is not None:
+                _at_least(self, 1, name)
+        if not self.vllm_timeout > 0:
+            raise ConfigError(f"vllm_timeout is {self.vllm_timeout}; choose a value above 0.")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization is {share}; choose a value in (0, 1].")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Everything that a runner needs to know. `TrainConfig.of(iterations=200, lr=1e-4)` sorts flat names in."""
 
@@ -231,6 +366,8 @@ class TrainConfig:
     learn: LearnConfig = field(default_factory=LearnConfig)
     team: TeamConfig = field(default_factory=TeamConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    coach: CoachConfig = field(default_factory=CoachConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
@@ -270,6 +407,8 @@ def sections() -> dict[str, type]:
         "learn": LearnConfig,
         "team": TeamConfig,
         "run": RunConfig,
+        "coach": CoachConfig,
+        "engine": EngineConfig,
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from mafrt.errors import EnvError, MafrtError
 from mafrt.registry import make_env, register_env
 from mafrt.team import name_problem
-from mafrt.types import Observation, StepResult
+from mafrt.types import Evidence, Observation, Scored, StepResult
 
 __all__ = ["Env", "check_env", "make_env", "register_env"]
 
@@ -40,6 +40,10 @@ class Env:
     """How many tasks there are to choose from with `options={"task": i}`; None: the environment draws its own."""
     max_steps: int | None = 64
     """Turn limit: after so many calls of `step` the episode is truncated. None: no limit."""
+    rubric: str | None = None
+    """What a coach judges this environment by: a file, or the name of a rubric that ships. None: the general one."""
+    blocking: bool = False
+    """Whether `step` waits for something outside, such as a sandbox: siblings are then stepped in threads."""
 
     rng: random.Random
     """The only source of chance that an environment may use; `reset(seed=s)` seeds it."""
@@ -58,6 +62,7 @@ class Env:
         env.rng = random.Random()
         env.step_count, env.done = 0, True
         env._depth, env._acting = 0, frozenset()
+        env._played = None
         return env
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -87,6 +92,8 @@ class Env:
 
         `rewards` may name any agent; a reward belongs to that agent's latest turn, and an agent that is not named gets
         none (which is not 0). On the last step `info["outcome"]`, if given, is the task's verdict for the team.
+        `info["evidence"]` (agent -> `Evidence`), if given, is what was found out about that agent's latest turn, and
+        `info["measures"]` (name -> number) is what else is to be averaged over episodes, such as a success rate.
         """
         raise EnvError(f"{type(self).__name__} lacks step(self, actions); define it")
 
@@ -99,12 +106,44 @@ class Env:
         args, kwargs = self._init_args
         return type(self)(*args, **kwargs)
 
+    def fork(self: _SELF) -> _SELF:
+        """A sibling in the same place of the same episode, which goes on independently (`mafrt.tree`).
+
+        The default spawns one and plays it there, with the seed and the actions so far, which is exact since an
+        environment is a function of both; it is checked all the same. An environment that can copy its state overrides
+        it.
+
+        Raises:
+            EnvError: no episode is under way, or the sibling does not get to the same place.
+        """
+        name = type(self).__name__
+        if self.done or self._played is None:
+            raise EnvError(f"{name}.fork() was called before reset() or after the episode ended; call reset() first")
+        seed, options, before, first, steps = self._played
+        sibling = self.spawn()
+        if before is not None:
+            sibling.rng.setstate(before)
+        observations, _ = sibling.reset(seed=seed, options=options)
+        same = observations == first
+        for actions, shown in steps:
+            if not same or sibling.done:
+                break
+            same = tuple(sibling.step(dict(actions))[:4]) == shown
+        if not same or sibling.done or sibling.step_count != self.step_count:
+            raise EnvError(
+                f"{name} cannot be forked: played again with the same seed and actions it went another way at step "
+                f"{sibling.step_count}; draw from self.rng only, set all state in reset(), or define fork(self)"
+            )
+        return sibling
+
     def close(self) -> None:
         """Release what the environment holds. May be called more than once."""
 
-    # Bookkeeping of the wrappers: how deep a call chain through super() is, and who was asked to act.
+    # Bookkeeping of the wrappers: how deep a call chain through super() is, who was asked to act, and how the episode
+    # came to where it is: seed, options, generator if there was no seed, first observations, (actions, what followed).
     _depth: int
     _acting: frozenset[str]
+    _played: tuple[int | None, dict[str, Any] | None, Any, Any, list[tuple[dict[str, str], Any]]] | None
 
 
 def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -140,7 +179,8 @@ def _wrap_reset(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_task(self, options)
         if seed is not None:
             self.rng = random.Random(seed)
-        self.step_count, self.done, self._acting = 0, True, frozenset()
+        self.step_count, self.done, self._acting, self._played = 0, True, frozenset(), None
+        before = self.rng.getstate() if seed is None else None
         result = _attributed(self, "reset", function, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise EnvError(f"{where} must return (observations, info), found {_brief(result)}")
@@ -150,6 +190,7 @@ def _wrap_reset(function: Callable[..., Any]) -> Callable[..., Any]:
         if not observations:
             raise EnvError(f"{where} returned no observations, so nobody acts first; return {{agent: observation}}")
         self.done, self._acting = False, frozenset(observations)
+        self._played = seed, options, before, dict(observations), []
         return observations, info
 
     return reset
@@ -179,6 +220,9 @@ def _wrap_step(function: Callable[..., Any]) -> Callable[..., Any]:
         if not over and not checked.observations:
             raise EnvError(f"{name}.step() returned no observations although the episode is not over; nobody can act")
         self.done, self._acting = over, frozenset() if over else frozenset(checked.observations)
+        if not over and self._played is not None:
+            shown = (dict(checked.observations), dict(checked.rewards), checked.terminated, checked.truncated)
+            self._played[-1].append((dict(actions), shown))
         return checked._replace(observations={}) if over else checked
 
     return step
@@ -214,6 +258,7 @@ def _check_result(env: Env, where: str, result: Any) -> StepResult:
         if type(flag).__name__ not in ("bool", "bool_"):
             raise EnvError(f"{where}: {what} must be True or False, found {_brief(flag)}")
     _check_info(where, info)
+    _check_evidence(env, where, info.get("evidence", {}))
     if info.get("outcome", 0) is None:  # None means not known, which is the same as not given
         info = {key: value for key, value in info.items() if key != "outcome"}
     numbers_of = {agent: float(reward) for agent, reward in rewards.items()}
@@ -249,6 +294,29 @@ def _check_info(where: str, info: Any) -> None:
         raise EnvError(f'{where}: info["task"] must be a text, found {_brief(info["task"])}')
     if info.get("outcome") is not None and not _finite(info["outcome"]):
         raise EnvError(f'{where}: info["outcome"] must be a finite number, found {_brief(info["outcome"])}')
+
+
+def _check_evidence(env: Env, where: str, found: Any) -> None:
+    if not isinstance(found, dict) or not all(isinstance(evidence, Evidence) for evidence in found.values()):
+        raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {_brief(found)}')
+    for agent, evidence in found.items():
+        if agent not in env.agents:
+            raise EnvError(f"{where}: evidence about {agent!r}, who is not among the agents {_names(env.agents)}")
+        if evidence.tool_output is not None and not isinstance(evidence.tool_output, str):
+            raise EnvError(f"{where}: the tool_output of {agent!r} must be a text: {_brief(evidence.tool_output)}")
+        if not isinstance(evidence.facts, dict):
+            raise EnvError(f"{where}: the facts about {agent!r} must be a dict, found {_brief(evidence.facts)}")
+        rules = evidence.rules
+        if rules is not None and not (isinstance(rules, Scored) and all(map(_on_scale, _scores(rules)))):
+            raise EnvError(f"{where}: the rules on {agent!r} must be Scored with scores 0..10, found {_brief(rules)}")
+
+
+def _scores(verdict: Scored) -> list[Any]:
+    return [verdict.score, *(score for _, score in verdict.spans)]
+
+
+def _on_scale(score: Any) -> bool:
+    return _finite(score) and 0 <= score <= 10
 
 
 def _check_task(env: Env, options: dict[str, Any] | None) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
-from mafrt.errors import MafrtError
+from mafrt.errors import EnvError, MafrtError
 from mafrt.types import StepResult
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _TEXTS = (
     "line one\nline two\n\nline four",
     "<|im_end|> {not: json} `code` \\frac{1}{",
     "word " * 200,
+    "```python\nprint(3 + 4)\n```",
+    "```python\nassert False, 'not so'\n```",
 )
 
 
@@ -69,6 +71,7 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     if not found:
         _check_tasks(env, found)
         _check_spawn(env, found)
+        _check_fork(env, found)
         _check_after_end(env, found)
     if env.agents != agents:
         found.add(f"agents changed while playing, from {agents} to {env.agents}")
@@ -91,7 +94,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
         for _ in range(env.max_steps or STEP_CAP):
             actions = {agent: script.choice(_TEXTS) for agent in observations}
             result = env.step(actions)
-            transcript.append((actions, _frozen(result[:4]), result.info.get("outcome")))
+            transcript.append((actions, _frozen(result[:4]), _said_of(result)))
             if result.terminated or result.truncated:
                 return transcript
             observations = dict(result.observations)
@@ -181,11 +184,38 @@ def _interleaved(left: Env, right: Env) -> list[list[Any]]:
                 if acting[i]:
                     actions = {agent: scripts[i].choice(_TEXTS) for agent in acting[i]}
                     result = env.step(actions)
-                    runs[i].append((actions, _frozen(result[:4]), result.info.get("outcome")))
+                    runs[i].append((actions, _frozen(result[:4]), _said_of(result)))
                     acting[i] = {} if result.terminated or result.truncated else dict(result.observations)
     except MafrtError as error:
         runs[0].append(str(error))
     return runs
+
+
+def _check_fork(env: Env, found: Findings) -> None:
+    """A fork that the environment makes itself must go on as the episode would have, and leave it alone."""
+    from mafrt.env import Env
+
+    if type(env).fork is Env.fork:
+        return  # played again from the start, which has been checked
+    whole = play(env, seed=0)
+    for steps in range(len(whole) - 1):
+        try:
+            env.reset(seed=0)
+            for actions, *_ in whole[1 : 1 + steps]:
+                env.step(actions)
+            fork = env.fork()
+            for side in (fork, env):
+                for actions, result, said in whole[1 + steps :]:
+                    step = side.step(actions)
+                    if (_frozen(step[:4]), _said_of(step)) != (result, said):
+                        raise EnvError("it went another way")
+            _close(fork, found)
+        except Exception as error:
+            found.add(
+                f"fork() after {steps} steps does not go on as the episode does ({type(error).__name__}: {error}); "
+                "copy all that an episode changes, or leave fork() out"
+            )
+            return
 
 
 def _check_after_end(env: Env, found: Findings) -> None:
@@ -270,6 +300,11 @@ def _same(left: Any, right: Any) -> bool:
     if left == right:
         return True
     return bool(getattr(left, "__dict__", None)) and _same(vars(left), vars(right))
+
+
+def _said_of(result: StepResult) -> Any:
+    """What a step's info says that a run records; the same seed and actions must give the same again."""
+    return copy.deepcopy((result.info.get("outcome"), result.info.get("evidence")))
 
 
 def _frozen(value: Any) -> Any:

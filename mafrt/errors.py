@@ -27,9 +27,37 @@ class CheckpointError(MafrtError, OSError):
     """A checkpoint or adapter folder that is missing, foreign or corrupt."""
 
 
+class CoachError(MafrtError, RuntimeError):
+    """A coach that cannot go on. A run saves a checkpoint and pauses; nothing is learnt from half a judgement."""
+
+
+class CoachDownError(CoachError):
+    """The judge refuses everybody (key, model, quota) or has not answered for longer than the deadline."""
+
+
+class BudgetSpentError(CoachError):
+    """What the run may spend on its coach is spent; the run stops cleanly."""
+
+
+class CoachInterruptedError(CoachError):
+    """Somebody asked the run to stop while it was being judged."""
+
+
 class PromptTooLongError(MafrtError, ValueError):
     """A prompt that leaves no room for an answer in the context window."""
 
 
 class MissingExtraError(MafrtError, ImportError):
     """An optional dependency that is not installed; the message names the `pip install` to run."""
+
+
+class EngineDownError(MafrtError, RuntimeError):
+    """Nothing is left that could sample. A run saves a checkpoint and pauses; no half iteration is learnt from."""
+
+
+class SandboxError(MafrtError, RuntimeError):
+    """Code could not be run at all. It says nothing about the code, so it is never counted as a wrong answer."""
+
+
+class ProcessLostError(MafrtError, RuntimeError):
+    """Another process of a distributed run that is dead or silent, or could not be reached."""

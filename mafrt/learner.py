@@ -3,6 +3,9 @@
 One backward pass serves all learning adapters. Each adapter has its own optimizer, gradient norm and denominator
 (the number of its own action tokens, or turns, in the whole mini-batch), so neither micro-batches nor what the
 others said change its gradient.
+
+With several processes (`base.processes`) all of them are given the same turns. Each goes forward and backward on a part
+of every mini-batch, the gradients are added up, and all make the same step.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mafrt.batch import Batch, collate, split
+from mafrt.batch import Batch, collate, dealt, in_step, split
 from mafrt.config import LearnConfig
-from mafrt.losses import entropy_loss, kl_loss, policy_loss
+from mafrt.losses import entropy_loss, kl_loss, policy_loss, truncated_importance_weights
 from mafrt.seeding import permutation
+from mafrt.stepping import Steps, make_steps
 from mafrt.tally import Tally
 from mafrt.types import Turn
 
@@ -51,6 +55,12 @@ class Objective:
     """action level: how a turn's log-ratio is divided"""
     turn_tokens: Mapping[str, int] | None = None
     """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
+    kl_coef: float = 0.0
+    """weight of the k3 estimate of the KL to the reference"""
+    importance_cap: float | None = None
+    """bound of the importance weight where `old_logprobs` differ from what the sampler says; None: no weights"""
+    cut: frozenset[str] = frozenset()
+    """agents that sample from a cut support (top-p, top-k), where the two differ by design: no weights for them"""
 
 
 class Learner:
@@ -64,6 +74,7 @@ class Learner:
         learn: the update's settings.
         objective: the shape of the policy loss.
         seed: of the mini-batches.
+        steps: makes the optimizer steps; by default those of `learn`, the same in every process.
     """
 
     def __init__(
@@ -75,6 +86,7 @@ class Learner:
         learn: LearnConfig,
         objective: Objective,
         seed: int,
+        steps: Steps | None = None,
     ) -> None:
         self.base = base
         self.adapter_of = adapter_of
@@ -82,23 +94,32 @@ class Learner:
         self.learn = learn
         self.objective = objective
         self.seed = seed
-        self.optimizers = {
-            name: torch.optim.AdamW(
-                base.adapter_parameters(name), lr=rate, eps=learn.opti_eps, weight_decay=learn.weight_decay
-            )
-            for name, rate in rates.items()
-        }
+        self.steps = steps or make_steps(base, rates, learn)
+        self.optimizers = self.steps.optimizers
+        self.kl_coef = objective.kl_coef
+        """weight of the KL to the reference in the loss; may be set anew between updates"""
         self.micro_batch_tokens = learn.micro_batch_tokens
 
     @torch.no_grad()
     def logprobs(self, turns: Sequence[Turn]) -> list[list[float]]:
         """Log-probabilities of the action tokens under the adapters as they are now, one list per turn."""
         found: dict[int, list[float]] = {}
-        for part in split([turn for turn in turns if turn.action_ids], self.micro_batch_tokens):
+        spoken = [turn for turn in turns if turn.action_ids]
+        mine = dealt(spoken, self.base.processes)
+        for part in self._parts(mine, spoken):
             batch = self._collate(part)
             logprobs, _ = self._logprobs(batch, ())
             found |= {id(turn): values for turn, values in zip(part, batch.scatter(logprobs), strict=True)}
+        if self.base.processes.size > 1:
+            numbers = {id(turn): number for number, turn in enumerate(spoken)}
+            parts = self.base.processes.gather([[numbers[id(turn)], found[id(turn)]] for turn in mine])
+            found = {id(spoken[number]): values for part in parts for number, values in part}
         return [found.get(id(turn), []) for turn in turns]
+
+    def _parts(self, mine: list[Turn], turns: Sequence[Turn]) -> list[list[Turn]]:
+        """Micro-batches of this process's part of `turns`; as many in all processes where the base is sharded."""
+        parts = split(mine, self.micro_batch_tokens)
+        return in_step(parts, turns, self.base.processes) if self.base.sharded and turns else parts
 
     def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
         """Fill `old_logprobs` from the adapters as they are now.
@@ -125,7 +146,8 @@ class Learner:
         after a step goes back to what it was before the update. Both are counted.
 
         Returns:
-            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`;
+            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
+            `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
             and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
         """
         adapters = tuple(dict.fromkeys(self.adapter_of[agent] for agent in agents))
@@ -141,6 +163,7 @@ class Learner:
             this_pass = Tally(adapters)
             for at in range(0, len(order), size):
                 this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, weight))
+            this_pass.gathered(self.base.processes)
             tally.merge(this_pass)
             epochs += 1
             if self.learn.target_kl is not None and this_pass.mean_kl() > self.learn.target_kl:
@@ -164,23 +187,22 @@ class Learner:
         while True:
             self._clear(adapters)
             tally = Tally(adapters)
+            mine = dealt(turns, self.base.processes)
+            own = len(split(mine, self.micro_batch_tokens))
             try:
-                for part in split(turns, self.micro_batch_tokens):
-                    self._backward(part, counts, tally, weight)
+                for number, part in enumerate(self._parts(mine, turns)):
+                    self._backward(part, counts, tally if number < own else None, weight)
                 break
             except RuntimeError as error:
-                if not _out_of_memory(error) or self.micro_batch_tokens < 64:
-                    raise
+                if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
+                    raise  # with a sharded base the others wait in the middle of their pass and cannot start again
             # The gradient is a sum over turns, so smaller micro-batches give the same one.
             self.micro_batch_tokens //= 2
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
         tally.steps = 1
-        for name in adapters:
-            if not counts[name].turns:
-                continue
-            norm = torch.nn.utils.clip_grad_norm_(self.base.adapter_parameters(name), self.learn.max_grad_norm)
+        spoke = [name for name in adapters if counts[name].turns]
+        for name, norm in self.steps.step(spoke, self.learn.max_grad_norm).items():
             if torch.isfinite(norm):
-                self.optimizers[name].step()
                 self.base.bump(name)
                 tally.add_norm(name, norm)
             else:
@@ -193,22 +215,40 @@ class Learner:
         self,
         turns: list[Turn],
         counts: Mapping[str, _Counts],
-        tally: Tally,
+        tally: Tally | None,
         weight: Callable[[Turn], float] | None,
     ) -> None:
-        """Add the gradient of some turns of a mini-batch whose `counts` are the denominators."""
+        """Add the gradient of some turns of a mini-batch whose `counts` are the denominators.
+
+        Without a tally the turns are another process's, and the pass is only made because all have to make it.
+        """
         learn = self.learn
         batch = self._collate(turns)
         logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
+        if tally is None:
+            (0.0 * logprobs.sum()).backward()
+            return
         old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
         advantages = batch.gather([turn.advantages for turn in turns])
-        reference = batch.gather([turn.ref_logprobs for turn in turns]) if learn.kl_coef else None
+        reference = batch.gather([turn.ref_logprobs for turn in turns]) if self.kl_coef else None
         weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
+        engine = batch.gather([turn.logprobs for turn in turns]) if self._other_engine(turns) else None
         words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
         owners = [self.adapter_of[turn.agent] for turn in turns]
         total = logprobs.new_zeros(())
         for name in dict.fromkeys(owners):
             at = torch.tensor([owner == name for owner in owners], device=old.device)[batch.row].nonzero().squeeze(-1)
+            factors = None if weights is None else weights[at]
+            if engine is not None and self.objective.importance_cap is not None:
+                same = torch.tensor([turn.agent in self.objective.cut for turn in turns], device=old.device)[batch.row]
+                trust, stats = truncated_importance_weights(
+                    old[at],
+                    torch.where(same, old, engine)[at],
+                    cap=self.objective.importance_cap,
+                    segment=batch.row[at] if self.objective.level == "action" else None,
+                )
+                tally.add(name, "importance", stats)
+                factors = trust if factors is None else trust * factors
             loss, stats = policy_loss(
                 logprobs[at],
                 old[at],
@@ -221,19 +261,24 @@ class Learner:
                 dual_clip=learn.dual_clip,
                 normalize=self.objective.normalize,
                 words=words[at],
-                weights=None if weights is None else weights[at],
+                weights=factors,
             )
             tally.add(name, "policy", stats)
             extra, stats = entropy_loss(entropy[at], coef=learn.entropy_coef, denominator=counts[name].tokens)
             tally.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None:
-                extra, stats = kl_loss(logprobs[at], reference[at], coef=learn.kl_coef, denominator=counts[name].tokens)
+                extra, stats = kl_loss(logprobs[at], reference[at], coef=self.kl_coef, denominator=counts[name].tokens)
                 tally.add(name, "reference", stats)
                 loss = loss + extra
             tally.add_loss(name, loss)
             total = total + loss
         total.backward()
+
+    def _other_engine(self, turns: Sequence[Turn]) -> bool:
+        """Whether what sampled some of the turns may differ from the trainer; the others' weights are then 1."""
+        cap, cut = self.objective.importance_cap, self.objective.cut
+        return cap is not None and any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns)
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""
@@ -257,17 +302,16 @@ class Learner:
     def _roll_back(self, name: str, weights: list[Tensor]) -> None:
         for parameter, value in zip(self.base.adapter_parameters(name), weights, strict=True):
             parameter.copy_(value)
-        self.optimizers[name].state.clear()
+        self.steps.forget(name)
         self.base.bump(name)
         log.error("Adapter %s was no longer finite; it is back at its last good weights.", name)
 
     def state(self) -> dict[str, Any]:
-        """Optimizer state of every adapter."""
-        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        """Optimizer state of every adapter, the same however the steps are made. All processes take part."""
+        return self.steps.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
+        self.steps.load_state(state)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -192,6 +192,8 @@ class LoraContext:
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+        self.sharded = False
+        """whether another library brings the frozen weights when a layer is called, and takes them away afterwards"""
 
     @contextmanager
     def use(self, plan: Plan | None) -> Iterator[None]:
@@ -378,7 +380,8 @@ class StackedLoRALinear(nn.Module):
         a = torch.empty(rank, self.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         pair = (nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(self.out_features, rank, device=device)))
-        self.lora_A[str(adapter)], self.lora_B[str(adapter)] = pair
+        if not self.context.sharded:  # else it would be a parameter of a module that is taken to pieces
+            self.lora_A[str(adapter)], self.lora_B[str(adapter)] = pair
         self.pairs[adapter], self.ranks[adapter], self.scalings[adapter] = pair, rank, scaling
 
     def drop_cache(self) -> None:
@@ -394,7 +397,7 @@ class StackedLoRALinear(nn.Module):
         flat = x.reshape(-1, self.in_features)
         if flat.shape[0] != plan.rows * plan.steps:
             raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {plan.rows} x {plan.steps}")
-        plain = type(self.base_layer) is nn.Linear
+        plain = type(self.base_layer) is nn.Linear and not self.context.sharded
         weight, bias = (self.weight, self.bias) if plain else (None, None)
         if torch.is_grad_enabled():
             out = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)

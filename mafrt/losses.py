@@ -64,7 +64,7 @@ def policy_loss(
     """
     if dual_clip is not None and dual_clip <= 1.0:
         raise ValueError(f"dual_clip is {dual_clip}; expected more than 1, or None.")
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(logprobs, old_logprobs, advantages, weights)
     log_ratio = blank(logprobs, good) - blank(old_logprobs, good)
     advantage = blank(advantages, good)
@@ -126,7 +126,7 @@ def value_loss(
     All tensors are [n], one entry per step of the rule (a token, or a turn). Sums: `count`, `clipped`, `error`
     (squared, unclipped), `nonfinite`.
     """
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(values, old_values, returns)
     value, old, target = blank(values, good), blank(old_values, good), blank(returns, good)
 
@@ -166,7 +166,7 @@ def kl_loss(
     logprobs: Tensor, ref_logprobs: Tensor, *, coef: float, denominator: float, kind: Literal["k1", "k3"] = "k3"
 ) -> tuple[Tensor, Stats]:
     """coef * sum of KL estimates / denominator, over tokens [n]. Sums: `count`, `kl`, `nonfinite`."""
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(logprobs, ref_logprobs)
     estimate = {"k1": kl_k1, "k3": kl_k3}[kind]
     terms = blank(estimate(blank(logprobs, good), blank(ref_logprobs, good)), good)
@@ -176,7 +176,7 @@ def kl_loss(
 
 def entropy_loss(entropy: Tensor, *, coef: float, denominator: float) -> tuple[Tensor, Stats]:
     """-coef * sum of entropies / denominator, over tokens [n]: minimising it keeps the policy broad."""
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(entropy)
     terms = blank(entropy, good)
     stats = {"count": good.sum(), "entropy": terms.detach().sum(), "nonfinite": (~good).sum()}
@@ -185,12 +185,12 @@ def entropy_loss(entropy: Tensor, *, coef: float, denominator: float) -> tuple[T
 
 def truncated_importance_weights(
     old_logprobs: Tensor, engine_logprobs: Tensor, *, cap: float = 2.0, segment: Tensor | None = None
-) -> Tensor:
+) -> tuple[Tensor, Stats]:
     """min(pi_old / pi_engine, cap) without gradient, [n], for tokens that another engine sampled.
 
     With `segment` the ratio is the whole turn's, the same on all its tokens (action level). Entries that are not
-    finite become NaN, which `policy_loss` masks and counts. Source: Yao 2025, "Your efficient RL framework secretly
-    brings you off-policy RL training".
+    finite become NaN, which `policy_loss` masks and counts. Sums over tokens: `count`, `weight`, `capped` (ratio above
+    the cap), `nonfinite`. Source: Yao 2025, "Your efficient RL framework secretly brings you off-policy RL training".
     """
     with torch.no_grad():
         good = finite(old_logprobs, engine_logprobs)
@@ -198,7 +198,15 @@ def truncated_importance_weights(
         if segment is not None:
             turn, _, tokens = _turns(segment)
             log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)[turn]
-        return log_ratio.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        weights, good = ratio.clamp(max=cap), finite(ratio)
+        stats = {
+            "count": good.sum(),
+            "weight": blank(weights, good).sum(),
+            "capped": ((ratio > cap) & good).sum(),
+            "nonfinite": (~good).sum(),
+        }
+        return weights, stats
 
 
 class AdaptiveKL:
@@ -255,7 +263,7 @@ def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
     return {name: v if name in kept or name.endswith("_max") else v / count for name, v in found.items()}
 
 
-def _check_denominator(denominator: float) -> None:
+def check_denominator(denominator: float) -> None:
     """A batch of nothing has no mean: the caller skips it instead of dividing by 0."""
     if not denominator > 0.0:
         raise ValueError(f"denominator is {denominator}; expected the global count of tokens or turns, above 0.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mafrt.losses import Stats, _check_denominator, blank, finite
+from mafrt.losses import Stats, blank, check_denominator, finite
 
 
 def dpo_loss(
@@ -44,7 +44,7 @@ def dpo_loss(
     """
     if not beta > 0.0:
         raise ValueError(f"beta is {beta}; expected a number above 0.")
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(chosen, rejected, ref_chosen, ref_rejected)
     better = beta * (blank(chosen, good) - blank(ref_chosen, good))
     worse = beta * (blank(rejected, good) - blank(ref_rejected, good))
@@ -69,7 +69,7 @@ def sft_loss(logprobs: Tensor, *, denominator: float) -> tuple[Tensor, Stats]:
     long answer weighs more than a short one (as in TRL and `transformers`). Sums: `count` (tokens), `nonfinite`.
     Raises ValueError for a denominator that is not above 0.
     """
-    _check_denominator(denominator)
+    check_denominator(denominator)
     good = finite(logprobs)
     stats = {"count": good.sum(), "nonfinite": (~good).sum()}
     return -blank(logprobs, good).sum() / denominator, stats

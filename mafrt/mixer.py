@@ -3,7 +3,7 @@
     VDN   Q_tot = sum_i Q_i                                                        Sunehag 2017, 1706.05296
     QMIX  Q_tot = |W2(s)| . ELU(|W1(s)| q + b1(s)) + V(s)                          Rashid 2018, 1803.11485, eq. 4-6
 
-Shapes: `x` [B, A, d] features of each agent's turn, `spoke` [B, A] True where the agent spoke in the joint step, `s`
+Shapes: `x` [B, A, f] features of each agent's turn, `spoke` [B, A] True where the agent spoke in the joint step, `s`
 [B, d] the state, `q` [B, A], Q_tot [B]. The Q of an agent that was silent is 0 and gets no gradient.
 """
 
@@ -64,10 +64,13 @@ class Monotone(nn.Module):
 class TeamValue(nn.Module):
     """One head per agent and the mixer over them, in float32."""
 
-    def __init__(self, kind: Literal["vdn", "qmix"], agents: int, size: int, hidden: int) -> None:
+    def __init__(
+        self, kind: Literal["vdn", "qmix"], agents: int, size: int, hidden: int, state_size: int | None = None
+    ) -> None:
+        """`size` features of a turn, and `state_size` of the state (as many, if not given)."""
         super().__init__()
         self.heads = nn.ModuleList(ValueHead(size, hidden) for _ in range(agents))
-        self.mixer: nn.Module = Sum() if kind == "vdn" else Monotone(agents, size)
+        self.mixer: nn.Module = Sum() if kind == "vdn" else Monotone(agents, state_size or size)
 
     def own(self, x: Tensor, spoke: Tensor) -> Tensor:
         """Q_i of every agent, [B, A]."""

@@ -1,19 +1,26 @@
 """VDN and QMIX as a stage: Q of every turn in place of a critic's values, learnt by temporal differences of the team.
 
-    L = mean over joint steps of (Q_tot(s, q) - y)^2 / 2        y = r_team + gamma * Q_tot'(s', q') of the target copy
+    L = mean over joint steps of (Q_tot(s, q) - y)^2 / 2
+    y = r_team + gamma * ((1 - lambda) * Q_tot'(s', q') + lambda * y')        y = r_team at the end, Q' of the target
 
 It stands where `Valuation` stands and has the same few methods. Everything is read from the frozen base, in passes
-with no adapter: Q_i from the hidden state of the turn's last token, which has seen the context and all that was said;
-the state s of a joint step from the last token of the transcript before it, with the name of who speaks next
-(`mafrt.transcript`). A joint step is a stretch of turns in which everybody speaks at most once, as for HAPPO.
+with no adapter: Q_i from the hidden state before the turn's first token, which has seen the context, and the mean of
+those of its own tokens; the state s of a joint step from the last token of the transcript before it, with the name of
+who speaks next (`mafrt.transcript`).
+
+A joint step is what is said at the same time, one step of the environment. Where agents speak in turn, each turn is a
+joint step of its own, and the temporal differences carry what a later speaker earns back to an earlier one. Taking a
+round for one joint step would let the Q of the last speaker, who has seen what the others said, explain all of the
+reward, and leave nothing for them to be told apart by.
 
 Features are few numbers per turn, so a small memory of joint steps is kept, in float32, and saved with the
 checkpoint. Episodes lie in it one after the other; the step after one is its successor unless the episode ended.
 
-Sources: VDN 1706.05296, QMIX 1803.11485 (target network and target mixer), PyMARL. Deviations: the target's Q' is of
-what the team did say next (SARSA), since a maximum over all that can be said cannot be taken; the memory is short, so
-that it stays near the policy. The target is Polyak-averaged after each step instead of copied every few hundred. A
-step with a turn of unknown reward is never learnt from, though the step before it may bootstrap from it.
+Sources: VDN 1706.05296, QMIX 1803.11485 (target network and target mixer), PyMARL; returns over several steps are what
+Hu 2021 (2102.03479) found to matter most for QMIX. Deviations: the target's Q' is of what the team did say next
+(SARSA), since a maximum over all that can be said cannot be taken; the memory is short, so that it stays near the
+policy. The target is Polyak-averaged after each step instead of copied every few hundred. A step with a turn of unknown
+reward is never learnt from, though the step before it may bootstrap from its Q'.
 """
 
 from __future__ import annotations
@@ -26,9 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mafrt.batch import collate, split
+from mafrt.batch import collate, dealt, in_step, split
 from mafrt.config import LearnConfig
-from mafrt.credit.happo import joint_steps
 from mafrt.errors import CheckpointError
 from mafrt.files import load_tensors, save_tensors
 from mafrt.losses import value_loss
@@ -46,7 +52,7 @@ class Memory:
     """Joint steps, oldest first, on the CPU. N steps of A agents, d features (state: d, or 0 for VDN)."""
 
     x: Tensor
-    """[N, A, d] float32"""
+    """[N, A, 2 d] float32: before the turn, and the mean over it"""
     spoke: Tensor
     """[N, A] bool"""
     s: Tensor
@@ -87,6 +93,7 @@ class Mixing:
         agents: names, in the team's order.
         kind: which mixer.
         gamma: discount per joint step.
+        td_lambda: how much of a target is the return that was seen, and not the target's Q' of the next step.
         seed: of the initialisation and of the mini-batches.
     """
 
@@ -97,13 +104,17 @@ class Mixing:
         agents: Sequence[str],
         kind: Literal["vdn", "qmix"],
         gamma: float,
+        td_lambda: float,
         seed: int,
     ) -> None:
-        self.base, self.learn, self.kind, self.gamma, self.seed = base, learn, kind, gamma, seed
+        self.base, self.learn, self.kind, self.seed = base, learn, kind, seed
+        self.gamma, self.td_lambda = gamma, td_lambda
         self.agents = {name: index for index, name in enumerate(agents)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.net = TeamValue(kind, len(agents), base.hidden_size, learn.critic_hidden_size).to(base.device)
+            self.net = TeamValue(
+                kind, len(agents), 2 * base.hidden_size, learn.critic_hidden_size, base.hidden_size
+            ).to(base.device)
         self._begin()
         self.memory = self._blank(0)
 
@@ -118,7 +129,7 @@ class Mixing:
     def _blank(self, steps: int) -> Memory:
         agents, size = len(self.agents), self.base.hidden_size
         return Memory(
-            x=torch.zeros(steps, agents, size),
+            x=torch.zeros(steps, agents, 2 * size),
             spoke=torch.zeros(steps, agents, dtype=torch.bool),
             s=torch.zeros(steps, size if self.kind == "qmix" else 0),
             reward=torch.zeros(steps),
@@ -139,8 +150,8 @@ class Mixing:
         last: list[bool] = []
         for episode in episodes:
             own: dict[int, list[Turn]] = {}
-            for turn, step in zip(episode.turns, joint_steps(episode), strict=True):
-                own.setdefault(step, []).append(turn)
+            for turn in episode.turns:
+                own.setdefault(turn.env_step, []).append(turn)
             turns += own.values()
             last += [False] * (len(own) - 1) + [True] * bool(own)
         steps = self._blank(len(turns))
@@ -161,7 +172,7 @@ class Mixing:
                 replace(some[0], prompt_ids=ids[:-1], action_ids=ids[-1:])
                 for some, ids in zip(turns, before, strict=True)
             ]
-            steps.s = torch.stack(self._read(rows, None))
+            steps.s = torch.stack(self._read(rows, None))[:, self.base.hidden_size :]  # the mean over one token
         q = self.net.own(*self._on_device(steps.x, steps.spoke)) if turns else torch.zeros(0, len(self.agents))
         worth = q.cpu().tolist()
         for turn in spoken:
@@ -180,20 +191,39 @@ class Mixing:
         return MixedFeatures(steps, turns, {"joint": joint})
 
     def _read(self, rows: Sequence[Turn], temperatures: Mapping[str, float] | None) -> list[Tensor]:
-        """The hidden state of a row's last token, [d] float32 on the CPU. With temperatures, fills `ref_logprobs`."""
+        """The hidden state before a row's action and the mean over it, [2 d] float32 on the CPU, each normalised.
+
+        With temperatures, fills `ref_logprobs`.
+        """
         found: dict[int, Tensor] = {}
-        for part in split(rows, self.learn.micro_batch_tokens):
+        processes = self.base.processes
+        mine = dealt(rows, processes)
+        parts = split(mine, self.learn.micro_batch_tokens)
+        for part in in_step(parts, rows, processes) if self.base.sharded and rows else parts:
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
             states = states.reshape(-1, states.shape[-1])
             counts = torch.tensor([len(row.action_ids) for row in part], device=states.device)
-            ends = batch.predict[counts.cumsum(0) - 1] + 1  # `predict` is one position before each token
-            found |= dict(zip(map(id, part), states[ends].float().cpu(), strict=True))
+            before = states[batch.predict[counts.cumsum(0) - counts]].float()
+            said = torch.zeros_like(before).index_add(0, batch.row, states[batch.predict + 1].float())
+            both = [_normalised(before), _normalised(said / counts[:, None])]
+            found |= dict(zip(map(id, part), torch.cat(both, -1).cpu(), strict=True))
             if temperatures is not None:
                 heat = batch.gather([[temperatures[row.agent]] * len(row.action_ids) for row in part])
                 logprobs, _ = self.base.token_logprobs(states[batch.predict], batch.targets, temperature=heat)
                 for row, ref in zip(part, batch.scatter(logprobs), strict=True):
                     row.ref_logprobs = ref
+        if processes.size > 1:
+            numbers = {id(row): number for number, row in enumerate(rows)}
+            whole = torch.zeros(len(rows), 2 * self.base.hidden_size, device=self.base.device)
+            for row in mine:
+                whole[numbers[id(row)]] = found[id(row)].to(whole.device)
+            processes.sum([whole])
+            found = dict(zip(map(id, rows), whole.cpu(), strict=True))
+            if temperatures is not None:
+                told = [[numbers[id(row)], row.ref_logprobs] for row in mine]
+                for number, ref in (item for part in processes.gather(told) for item in part):
+                    rows[number].ref_logprobs = ref
         return [found[id(row)] for row in rows]
 
     def update(self, features: MixedFeatures, iteration: int) -> dict[str, float]:
@@ -214,10 +244,11 @@ class Mixing:
         first: list[float] = []
         norms: list[float] = []
         for epoch in range(self.learn.critic_epoch if len(usable) else 0):
+            wanted = self._targets()
             # As many as are new, drawn from all that are remembered: the memory's length does not make it slower.
             order = torch.tensor(permutation(len(usable), self.seed, iteration, epoch))[: max(len(steps), 1)]
             for piece in usable[order].tensor_split(min(self.learn.num_mini_batch, len(order))):
-                loss, norm = self._step(piece)
+                loss, norm = self._step(piece, wanted[piece])
                 norms += [norm] if norm is not None else []
                 first += [loss] if epoch == 0 else []
         metrics = {"replay_steps": float(len(self.memory))}
@@ -229,20 +260,36 @@ class Mixing:
             metrics["grad_norm/critic"] = sum(norms) / len(norms)
         return metrics
 
-    def _step(self, piece: Tensor) -> tuple[float, float | None]:
-        """One step on some of the memory: the loss and the gradient's norm, None if it was not finite and skipped."""
+    @torch.no_grad()
+    def _targets(self) -> Tensor:
+        """y of every step in memory, [N] on the CPU; what it is for a step of unknown reward means nothing."""
         m = self.memory
-        after = (piece + 1).clamp(max=len(m) - 1)
-        reward, last = self._on_device(m.reward[piece], m.last[piece])
-        with torch.no_grad():
-            ahead = self.target(*self._on_device(m.x[after], m.spoke[after], m.s[after]))
-            wanted = reward + self.gamma * torch.where(last, torch.zeros_like(ahead), ahead)
+        ahead = self.target(*self._on_device(m.x, m.spoke, m.s)).cpu().tolist()
+        wanted = m.reward.tolist()
+        known, last = m.known.tolist(), m.last.tolist()
+        for n in reversed(range(len(wanted) - 1)):
+            if not last[n]:
+                # Behind a step of unknown reward nothing can be summed up: its Q' stands for all that follows.
+                trust = self.td_lambda if known[n + 1] else 0.0
+                seen = trust * wanted[n + 1] if trust else 0.0
+                wanted[n] += self.gamma * ((1.0 - trust) * ahead[n + 1] + seen)
+        return torch.tensor(wanted)
+
+    def _step(self, piece: Tensor, wanted: Tensor) -> tuple[float, float | None]:
+        """One step on some of the memory: the loss and the gradient's norm, None if it was not finite and skipped."""
+        m, processes, steps = self.memory, self.base.processes, len(piece)
+        if processes.size > 1:
+            own = slice(processes.rank, None, processes.size)
+            piece, wanted = piece[own], wanted[own]
+        (wanted,) = self._on_device(wanted)
         q_tot = self.net(*self._on_device(m.x[piece], m.spoke[piece], m.s[piece]))
         loss, _ = value_loss(
-            q_tot, wanted, wanted, huber_delta=self.learn.huber_delta, denominator=len(piece)
+            q_tot, wanted, wanted, huber_delta=self.learn.huber_delta, denominator=steps
         )  # without a clip, old values are not read
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        processes.sum_gradients(self.net.parameters())
+        processes.sum([loss])
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.learn.max_grad_norm)
         if not torch.isfinite(norm):
             return loss.item(), None
@@ -284,3 +331,8 @@ class Mixing:
         self.optimizer.load_state_dict(state["optimizer"])
         self.target.load_state_dict(state["target"])
         self.memory = Memory(**state["memory"])
+
+
+def _normalised(states: Tensor) -> Tensor:
+    """Each row at mean 0 and deviation 1, since a mean over many tokens is smaller than a single state."""
+    return torch.nn.functional.layer_norm(states, states.shape[-1:])

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -31,8 +32,10 @@ from mafrt.lora import (
     packed_attention,
     set_checkpointing,
 )
+from mafrt.processes import ALONE, Processes
 
 if TYPE_CHECKING:
+    from mafrt.sharding import Sharding
     from mafrt.team import LoraSpec
 
 TEACHING_BASE = Path(__file__).parent / "assets" / "teaching_base"
@@ -77,9 +80,17 @@ class SharedBase:
         self.records: dict[str, Adapter] = {}
         self.versions: dict[str, int] = {}
         self.form = "auto"
+        self.processes: Processes = ALONE
+        """the processes that train these adapters together"""
+        self.sharding: Sharding | None = None
+        """how they share the frozen weights; None: each has all of them"""
+        self.zero: dict[str, Any] | None = None
+        """settings of the DeepSpeed engines that hold the adapters' optimizers; None: it is not used"""
         self._layers: dict[str, StackedLoRALinear] = {}
         self._plan: tuple[object, Plan | None] | None = None
         self._packs = _use_packed_attention(model)
+        self._fingerprint: str | None = None
+        self._device: torch.device | None = None
 
     @classmethod
     def load(
@@ -90,13 +101,17 @@ class SharedBase:
         device: str | torch.device | None = None,
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
+        bits: Literal[4, 8] | None = None,
     ) -> SharedBase:
         """Load model and tokenizer from a folder or the Hugging Face hub; `teaching-base` is the shipped one.
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
-        Raises ModelError, naming what was looked for, if either cannot be loaded.
+        `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
+        Raises ModelError, naming what was looked for, if either cannot be loaded, and MissingExtraError.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from mafrt.quantised import quantisation
 
         path = str(TEACHING_BASE) if name_or_path == "teaching-base" else str(name_or_path)
         _check_folder(name_or_path, path)
@@ -111,6 +126,7 @@ class SharedBase:
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **(quantisation(bits, device) if bits else {}),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
@@ -124,13 +140,45 @@ class SharedBase:
                 f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
                 "expected all weights of a causal language model; take another copy, or a model with a language head"
             )
-        return cls(model.to(device), tokenizer, path)
+        return cls(model if bits else model.to(device), tokenizer, path)
+
+    def shard(self, make: Callable[[SharedBase], Sharding]) -> None:
+        """Spread the frozen weights over `processes` (`mafrt.sharding`), before any adapter is added."""
+        if self.records:
+            raise ConfigError(f"found the adapters {', '.join(self.records)}, expected none yet; shard a base before")
+        # While the embedding is whole, and before parameters look elsewhere.
+        self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
+        self.sharding = make(self)
+        self.context.sharded = True
+
+    @property
+    def sharded(self) -> bool:
+        """Whether every process holds only a part of the frozen weights, so that all of them have to compute alike."""
+        return self.sharding is not None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The frozen weights are all there, in every process, and nobody waits for another: for play."""
+        with self.sharding.whole() if self.sharding is not None else nullcontext():
+            yield
+
+    @property
+    def _run(self) -> Callable[[Callable[[], Any]], Any]:
+        return _at_once if self.sharding is None else self.sharding.run
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the linear layers are bitsandbytes': what they give depends on the batch, by a rounding of 4 to 8
+        bits, so the sampler and the trainer do not quite agree."""
+        return getattr(self.model, "quantization_method", None) is not None
 
     def fingerprint(self) -> str:
         """12 hex digits that tell bases apart: shapes, and the first rows of the embedding rounded to bfloat16.
 
         The embedding is never quantised, so the same model loaded in another precision keeps its fingerprint.
         """
+        if self._fingerprint is not None:
+            return self._fingerprint
         rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
         shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
         return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
@@ -141,7 +189,7 @@ class SharedBase:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self._device or self.model.device
 
     @property
     def context_window(self) -> int:
@@ -314,13 +362,15 @@ class SharedBase:
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
         with self.context.use(self._plan_for(index, rows, steps, learn)):
-            return self.inner(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=past_key_values is not None,
-            ).last_hidden_state
+            return self._run(
+                lambda: self.inner(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    position_ids=position_ids,
+                    past_key_values=past_key_values,
+                    use_cache=past_key_values is not None,
+                ).last_hidden_state
+            )
 
     __call__ = forward
 
@@ -341,14 +391,16 @@ class SharedBase:
         if not packing.runs:
             return hidden.view(rows, steps, -1)
         with self.context.use(self._make_plan(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
-            packed = self.inner(
-                input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
-                # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
-                attention_mask=input_ids.new_zeros(1, 1, 1, 1),
-                position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
-                use_cache=False,
-                packing=packing,
-            ).last_hidden_state
+            packed = self._run(
+                lambda: self.inner(
+                    input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
+                    # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
+                    attention_mask=input_ids.new_zeros(1, 1, 1, 1),
+                    position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
+                    use_cache=False,
+                    packing=packing,
+                ).last_hidden_state
+            )
         return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
 
     def _plan_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
@@ -374,19 +426,24 @@ class SharedBase:
         entropy_grad: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy, `[N]` each, from `hidden` `[N, d]`; see `mafrt.logprobs`."""
-        return logprobs.token_logprobs(
-            hidden,
-            targets,
-            self.head.weight,
-            getattr(self.head, "bias", None),
-            temperature=temperature,
-            chunk=chunk,
-            entropy_grad=entropy_grad,
-        )
+        with self.sharding.head() if self.sharding is not None else nullcontext():
+            return logprobs.token_logprobs(
+                hidden,
+                targets,
+                self.head.weight,
+                getattr(self.head, "bias", None),
+                temperature=temperature,
+                chunk=chunk,
+                entropy_grad=entropy_grad,
+            )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
         return self.head(hidden)
+
+
+def _at_once(compute: Callable[[], Any]) -> Any:
+    return compute()
 
 
 def _use_packed_attention(model: Any) -> bool:

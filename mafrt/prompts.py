@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from mafrt.toolcalls import THINK
 from mafrt.types import Message, Observation
 
 
@@ -22,7 +24,40 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation) -> list
     """
     messages = messages_of(system, observation)
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
     text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
     return list(tokenizer.encode(text))
+
+
+def opens_thought(tokenizer: Any) -> bool:
+    """Whether the chat template ends the prompt with `<think>`, so that every answer begins inside a thought."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    return _rendered(tokenizer, [{"role": "user", "content": "?"}]).rstrip().endswith(THINK)
+
+
+def _rendered(tokenizer: Any, messages: list[Message]) -> str:
+    """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such."""
+    outputs = [message["content"].strip() for message in messages if message["role"] == "tool"]
+    if not outputs:
+        return _template(tokenizer, messages)
+    from jinja2 import TemplateError
+
+    try:
+        text = _template(tokenizer, messages)
+        if all(output in text or json.dumps(output)[1:-1] in text for output in outputs):
+            return text
+    except (TemplateError, KeyError, TypeError):
+        pass
+    plain: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        if plain and plain[-1]["role"] == message["role"] == "user":
+            message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
+        plain.append(message)
+    return _template(tokenizer, plain)
+
+
+def _template(tokenizer: Any, messages: list[Message]) -> str:
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

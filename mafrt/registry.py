@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from mafrt.env import Env
 
 # Built-in environments are named by path, so that nothing is imported before it is asked for.
-_FACTORIES: dict[str, str | Callable[..., Env]] = {"math": "mafrt.envs.math:MathEnv"}
+_FACTORIES: dict[str, str | Callable[..., Env]] = {
+    "math": "mafrt.envs.math:MathEnv",
+    "code": "mafrt.envs.code:CodeEnv",
+    "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
+}
 
 
 def register_env(name: str, factory: Callable[..., Env]) -> None:
@@ -52,7 +56,7 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
         raise EnvError(
             f"{unknown('environment', name_or_path, _FACTORIES)} (One's own is given as package.module:Class.)"
         )
-    factory = _load(name_or_path if known is None else known) if not callable(known) else known
+    factory = load_object(name_or_path if known is None else known) if not callable(known) else known
     if isinstance(factory, type) and not issubclass(factory, Env):
         raise EnvError(f"{name_or_path}: the class {factory.__name__} is not a subclass of mafrt.Env")
     _check_kwargs(name_or_path, factory, kwargs)
@@ -67,7 +71,20 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
     return env
 
 
-def _load(path: str) -> Callable[..., Any]:
+def takes(name_or_path: str, setting: str) -> bool:
+    """Whether the environment's constructor names this setting. EnvError as `make_env` for one that is not there."""
+    known = _FACTORIES.get(name_or_path)
+    if known is None and ":" not in name_or_path:
+        return False  # make_env says what is wrong
+    factory = load_object(name_or_path if known is None else known) if not callable(known) else known
+    try:
+        return setting in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def load_object(path: str) -> Callable[..., Any]:
+    """The class or function that `package.module:Class` names. Raises EnvError, which says what is missing."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise EnvError(f"{path!r} is not package.module:Class; both parts are needed")

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mafrt.engine import Engine
 from mafrt.env import Env
 from mafrt.errors import EnvError
-from mafrt.prompts import encode_prompt
+from mafrt.prompts import encode_prompt, opens_thought
 from mafrt.seeding import seed_of
 from mafrt.team import Team
-from mafrt.types import Completion, Episode, Observation, Request, SamplingParams, Turn
+from mafrt.toolcalls import visible
+from mafrt.types import Completion, Episode, Evidence, Observation, Request, SamplingParams, StepResult, Turn
 
 log = logging.getLogger(__name__)
+
+Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]
+"""Turns just spoken -> a note on each; an empty one is not shown."""
+
+WAITING = 32
+"""environments that wait for something outside at the same time (`Env.blocking`)"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,12 @@ class PlayStats:
     """rounds of dynamic sampling"""
     groups_replaced: int = 0
     """groups that dynamic sampling has replaced"""
+    tree_turns: int = 0
+    """turns whose alternatives were tried (`mafrt.tree`)"""
+    tree_unscored: int = 0
+    """of these, turns of whose alternatives nothing was found out"""
+    tree_errors: int = 0
+    """alternatives lost because the environment raised"""
 
     def add(self, other: PlayStats) -> None:
         """Take in what happened in another stretch of play."""
@@ -55,11 +69,14 @@ class PlayStats:
         self.prompt_tokens += other.prompt_tokens
         self.env_errors += other.env_errors
         self.prompt_too_long += other.prompt_too_long
+        self.tree_turns += other.tree_turns
+        self.tree_unscored += other.tree_unscored
+        self.tree_errors += other.tree_errors
         self.last_error = other.last_error or self.last_error
 
 
 @dataclass
-class _Live:
+class Live:
     """One environment in the middle of an episode."""
 
     slot: int
@@ -80,6 +97,8 @@ class Player:
         team: who plays; an agent's `prompt` becomes the system message.
         sampling: how each agent samples, by agent name.
         context_window: tokens of prompt and answer together.
+        reasoning: what becomes of thoughts in `<think>`: "auto" takes them off what environments hear, also where the
+            chat template opened them; "on" says that every answer begins inside one; "off" leaves them.
     """
 
     def __init__(
@@ -89,18 +108,23 @@ class Player:
         team: Team,
         sampling: Mapping[str, SamplingParams],
         context_window: int,
+        reasoning: str = "auto",
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.team = team
         self.sampling = sampling
         self.context_window = context_window
+        self.reasoning = reasoning
+        self._opened = reasoning == "on" or (reasoning == "auto" and opens_thought(tokenizer))
         self.adapters: Mapping[str, str] = {agent.name: agent.adapter for agent in team.agents}
         """Adapter that each agent speaks with; a schedule may cast them anew (CORY)."""
+        self.feedback: Feedback | None = None
+        """Says, of turns just spoken, what those who act next are to be told (`--coach_feedback`)."""
 
     def sampling_as(self, sampling: Mapping[str, SamplingParams]) -> Player:
         """A player that differs from this one only in how agents sample."""
-        twin = Player(self.engine, self.tokenizer, self.team, sampling, self.context_window)
+        twin = Player(self.engine, self.tokenizer, self.team, sampling, self.context_window, self.reasoning)
         twin.adapters = self.adapters
         return twin
 
@@ -123,7 +147,7 @@ class Player:
         """
         stats = PlayStats()
         done: list[Episode] = []
-        live: list[_Live] = []
+        live: list[Live] = []
         for slot, env in enumerate(envs):
             self._begin(live, slot, env, next_start, None, stats)
         while live and not interrupted():
@@ -133,7 +157,7 @@ class Player:
 
     def _begin(
         self,
-        live: list[_Live],
+        live: list[Live],
         slot: int,
         env: Env,
         next_start: Callable[[int, Episode | None], Start | None],
@@ -151,19 +175,19 @@ class Player:
                 _give_up(stats, slot + 1, 0)
                 continue
             episode = Episode(id=start.id, group=start.group, info=dict(info))
-            live.append(_Live(slot, env, start, episode, dict(observations)))
+            live.append(Live(slot, env, start, episode, dict(observations)))
             return
 
     def _advance(
         self,
-        live: list[_Live],
+        live: list[Live],
         done: list[Episode],
         next_start: Callable[[int, Episode | None], Start | None],
         stats: PlayStats,
-    ) -> list[_Live]:
+    ) -> list[Live]:
         """One generation for everybody who has to speak, one step of every environment."""
-        asked: list[tuple[_Live, str, Request]] = []
-        still: list[_Live] = []
+        asked: list[tuple[Live, str, Request]] = []
+        still: list[Live] = []
         for item in live:
             requests = {agent: self._request(item, agent) for agent in item.observations}
             room = min(self.context_window - len(request.prompt_ids) for request in requests.values())
@@ -174,26 +198,74 @@ class Player:
                 continue
             still.append(item)
             asked += [(item, agent, request) for agent, request in requests.items()]
-        answers = self.engine.generate([request for _, _, request in asked])
-        said: dict[int, dict[str, tuple[Request, Completion]]] = {}
-        for (item, agent, request), answer in zip(asked, answers, strict=True):
-            said.setdefault(id(item), {})[agent] = (request, answer)
-            stats.tokens += len(answer.ids)
-            stats.prompt_tokens += len(request.prompt_ids)
-        going: list[_Live] = []
+        said = self._answers(asked, stats)
+        results = self._step_envs([item for item in still if id(item) in said], said)
+        going: list[Live] = []
         for item in still:
             if id(item) not in said:  # begun in this very call, in the place of a cut episode
                 going.append(item)
                 continue
-            self._step(item, said[id(item)], done, going, next_start, stats)
+            self._step(item, said[id(item)], results[id(item)], done, going, next_start, stats)
+        if self.feedback is not None:
+            self._tell([item for item in going if id(item) in said], self.feedback)
         return going
+
+    def _answers(
+        self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats
+    ) -> dict[int, dict[str, tuple[Request, Completion]]]:
+        """What everybody says, by `id` of the item and agent."""
+        said: dict[int, dict[str, tuple[Request, Completion]]] = {}
+        answers = self._generate([request for _, _, request in asked], stats)
+        for (item, agent, request), answer in zip(asked, answers, strict=True):
+            said.setdefault(id(item), {})[agent] = (request, answer)
+        return said
+
+    def _generate(self, requests: Sequence[Request], stats: PlayStats) -> list[Completion]:
+        answers = self.engine.generate(requests)
+        stats.tokens += sum(len(answer.ids) for answer in answers)
+        stats.prompt_tokens += sum(len(request.prompt_ids) for request in requests)
+        return answers
+
+    @staticmethod
+    def _tell(going: list[Live], feedback: Feedback) -> None:
+        """Add what is said of the turns just spoken, in all episodes that go on, to what is seen next."""
+        fresh = [(item, turn) for item in going for turn in item.episode.turns if turn.env_step == item.env_step - 1]
+        notes = feedback([(item.episode, turn) for item, turn in fresh])
+        for (item, _), note in zip(fresh, notes, strict=True):
+            if note:
+                item.observations = {agent: _noted(seen, note) for agent, seen in item.observations.items()}
+
+    def _step_envs(
+        self, live: list[Live], said: Mapping[int, Mapping[str, tuple[Request, Completion]]]
+    ) -> dict[int, StepResult | EnvError]:
+        """One step of every environment, by `id` of the item; those that wait for something outside wait together."""
+
+        def step(item: Live) -> StepResult | EnvError:
+            heard = {agent: self._heard(answer.text) for agent, (_, answer) in said[id(item)].items()}
+            try:
+                return item.env.step(heard)
+            except EnvError as error:
+                return error
+
+        waiting = [item for item in live if item.env.blocking]
+        if len(waiting) < 2:
+            return {id(item): step(item) for item in live}
+        with ThreadPoolExecutor(min(len(waiting), WAITING)) as pool:
+            begun = {id(item): pool.submit(step, item) for item in waiting}
+            found = {id(item): step(item) for item in live if not item.env.blocking}
+            return found | {key: future.result() for key, future in begun.items()}
+
+    def _heard(self, text: str) -> str:
+        """What others get of an answer: thoughts stay with whoever had them."""
+        return text if self.reasoning == "off" else visible(text, opened=self._opened)
 
     def _step(
         self,
-        item: _Live,
+        item: Live,
         said: dict[str, tuple[Request, Completion]],
+        result: StepResult | EnvError,
         done: list[Episode],
-        going: list[_Live],
+        going: list[Live],
         next_start: Callable[[int, Episode | None], Start | None],
         stats: PlayStats,
     ) -> None:
@@ -212,11 +284,13 @@ class Player:
             item.episode.turns.append(turn)
             item.last_turn[agent] = turn
         try:
-            result = item.env.step({agent: answer.text for agent, (_, answer) in said.items()})
+            if isinstance(result, EnvError):
+                raise result
             over = result.terminated or result.truncated
             if not over:
                 self._known(result.observations, item.env)
             self._pay(item, result.rewards)
+            self._inform(item, result.info.get("evidence", {}))
         except EnvError as error:
             _lost(error, stats)
             self._begin(going, item.slot, item.env, next_start, None, stats)
@@ -224,6 +298,8 @@ class Player:
         item.env_step += 1
         if "outcome" in result.info:
             item.episode.outcome = float(result.info["outcome"])
+        if "measures" in result.info:
+            item.episode.info["measures"] = dict(result.info["measures"])
         if over:
             item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
             self._finish(item, done, going, next_start, stats)
@@ -233,16 +309,16 @@ class Player:
 
     def _finish(
         self,
-        item: _Live,
+        item: Live,
         done: list[Episode],
-        going: list[_Live],
+        going: list[Live],
         next_start: Callable[[int, Episode | None], Start | None],
         stats: PlayStats,
     ) -> None:
         done.append(item.episode)
         self._begin(going, item.slot, item.env, next_start, item.episode, stats)
 
-    def _request(self, item: _Live, agent: str) -> Request:
+    def _request(self, item: Live, agent: str) -> Request:
         ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
         sampling, room = self.sampling[agent], self.context_window - len(ids)
         if 0 < room < sampling.max_new_tokens:
@@ -263,7 +339,7 @@ class Player:
                 raise EnvError(f"{name} asks agent {agent!r} to act, but the team has {', '.join(self.team.names)}.")
 
     @staticmethod
-    def _pay(item: _Live, rewards: Mapping[str, float]) -> None:
+    def _pay(item: Live, rewards: Mapping[str, float]) -> None:
         """A reward goes to its agent's latest turn, also when others spoke since."""
         for agent, reward in rewards.items():
             turn = item.last_turn.get(agent)
@@ -273,6 +349,26 @@ class Player:
                     raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
                 continue
             turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+
+    @staticmethod
+    def _inform(item: Live, found: Mapping[str, Evidence]) -> None:
+        """Evidence, too, is about its agent's latest turn."""
+        for agent, evidence in found.items():
+            turn = item.last_turn.get(agent)
+            if turn is None:
+                name = type(item.env).__name__
+                raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
+            turn.evidence = evidence if turn.evidence is None else turn.evidence.updated(evidence)
+
+
+def _noted(seen: Observation, note: str) -> Observation:
+    """An observation with a note at its end; two messages of the user in a row would confuse chat templates."""
+    if isinstance(seen, str):
+        return f"{seen}\n\n{note}"
+    *before, last = seen
+    if last["role"] == "user":
+        return [*before, {"role": "user", "content": f"{last['content']}\n\n{note}"}]
+    return [*seen, {"role": "user", "content": note}]
 
 
 def _lost(error: EnvError, stats: PlayStats) -> None:

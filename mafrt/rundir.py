@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mafrt import checkpoint, files
 from mafrt.errors import CheckpointError, ConfigError
-from mafrt.types import Episode, Scored
+from mafrt.types import Episode, Evidence, Scored
 
 if TYPE_CHECKING:
     from mafrt.loadable import Loadable
@@ -213,13 +213,36 @@ def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
         }
         if tokens:
             record |= {"prompt_ids": turn.prompt_ids, "action_ids": turn.action_ids}
+        if turn.evidence is not None:
+            record["evidence"] = _evidence_record(turn.evidence)
         if turn.coach is not None:
             scored = isinstance(turn.coach, Scored)
             record["coach"] = vars(turn.coach) if scored else {"unscored": turn.coach.why}  # type: ignore[union-attr]
         if turn.advantages:
             record["advantage"] = sum(turn.advantages) / len(turn.advantages)
         turns.append(record)
-    return {"id": episode.id, "group": episode.group, "outcome": episode.outcome, "turns": turns, "info": episode.info}
+    record = {"id": episode.id, "group": episode.group, "outcome": episode.outcome, "turns": turns}
+    if episode.branches:
+        # What was said instead, of a tree: not part of the play, so nothing that reads episodes takes it for one.
+        others = [branch for branch in episode.branches if not branch.info.get("carried")]
+        record["alternatives"] = [
+            {**said, "outcome": branch.outcome}
+            for branch in others
+            for said in episode_record(branch, tokens=tokens)["turns"]
+        ]
+    return {**record, "info": episode.info}
+
+
+def _evidence_record(evidence: Evidence) -> dict[str, Any]:
+    """Only what the environment gave; `recorded.evidence_of` reads it back."""
+    record: dict[str, Any] = {}
+    if evidence.tool_output is not None:
+        record["tool_output"] = evidence.tool_output
+    if evidence.rules is not None:
+        record["rules"] = vars(evidence.rules)
+    if evidence.facts:
+        record["facts"] = evidence.facts
+    return record
 
 
 # --------------------------------------------------------------------------------------------------------- settings

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from mafrt.losses import Stats, mean_stats
+from mafrt.processes import Processes
 
 _NAMES = {
     ("policy", "clipped"): "clip_fraction",
     ("policy", "approx_kl"): "kl",
     ("policy", "ratio"): "ratio_mean",
     ("reference", "kl"): "ref_kl",
+    ("importance", "weight"): "importance_weight_mean",
+    ("importance", "capped"): "importance_weight_clipped",
     ("entropy", "entropy"): "entropy",
 }
 """(term of the loss, statistic) -> name of the metric"""
@@ -59,6 +63,20 @@ class Tally:
             for adapter, values in theirs.items():
                 mine.setdefault(adapter, []).extend(values)
 
+    def gathered(self, processes: Processes) -> None:
+        """Take in what the other processes saw in the same steps; norms, steps and skips are the same in all."""
+        if processes.size == 1:
+            return
+        parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
+        losses = {name: sum(map(float, values)) for name, values in self._losses.items()}
+        self._parts, self._losses = {}, {}
+        for found in processes.gather({"parts": parts, "losses": losses}):
+            for name, terms in found["parts"].items():
+                for term, stats in terms.items():
+                    self.add(name, term, {key: torch.tensor(value) for key, value in stats.items()})
+            for name, loss in found["losses"].items():
+                self.add_loss(name, torch.tensor(loss, dtype=torch.float64))
+
     def mean_kl(self) -> float:
         """Mean KL estimate from the sampling policy, over the terms of all adapters; 0 if there were none."""
         parts = [part for terms in self._parts.values() for part in terms.get("policy", ())]
@@ -85,3 +103,16 @@ class Tally:
             "nonfinite_terms": bad,
         }
         return found
+
+
+def _total(parts: Iterable[Stats]) -> dict[str, float]:
+    """Statistics of several micro-batches as those of one."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            known = found.get(name)
+            number = float(value)
+            if known is not None:
+                number = max(known, number) if name.endswith("_max") else known + number
+            found[name] = number
+    return found

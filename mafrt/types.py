@@ -38,6 +38,29 @@ class Unscored:
 Verdict: TypeAlias = "Scored | Unscored"
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What the environment found out about one turn: `env.step` gives it as `info["evidence"] = {agent: Evidence}`.
+
+    It depends on seed and actions alone (no clock times, no paths): it is written to `episodes.jsonl`.
+    """
+
+    tool_output: str | None = None
+    """What the turn's tools answered; None if it used none."""
+    rules: Scored | None = None
+    """The environment's own judgement, backed by its verifier: what `--coach rules` reads. None if it makes none."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Whatever else it found: JSON-able values, such as a status, or files with their shapes."""
+
+    def updated(self, later: Evidence) -> Evidence:
+        """What is known of a turn after `later` came in: what it gives replaces what was there."""
+        return Evidence(
+            self.tool_output if later.tool_output is None else later.tool_output,
+            self.rules if later.rules is None else later.rules,
+            {**self.facts, **later.facts},
+        )
+
+
 @dataclass
 class Turn:
     """One generation by one agent.
@@ -63,6 +86,8 @@ class Turn:
     """Version of the adapter that sampled it."""
     reward: float | None = None
     """Filled from `env.step`; None if the environment gave this agent none."""
+    evidence: Evidence | None = None
+    """Filled from `info["evidence"]` of `env.step`; None if the environment found out nothing about it."""
     coach: Verdict | None = None
     """Filled by the coach; None if it was not judged."""
     values: list[float] | None = None
@@ -85,6 +110,9 @@ class Episode:
     """The task's own verdict for the team (`info["outcome"]` of the last step), None if the task gives none."""
     info: dict[str, Any] = field(default_factory=dict)
     """JSON-able facts: task id, problem, answer, how it ended (`terminated` | `truncated` | an error)."""
+    branches: list[Episode] = field(default_factory=list)
+    """Of an episode that was grown as a tree (`mafrt.tree`): all alternatives of all its turns, the carried ones
+    included, each as an episode of one turn. Empty otherwise."""
 
 
 class StepResult(NamedTuple):

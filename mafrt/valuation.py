@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mafrt.batch import collate, split
+from mafrt.batch import collate, dealt, in_step, split
 from mafrt.config import LearnConfig
 from mafrt.critic import ValueHead, load_critic, save_critic
 from mafrt.losses import value_loss
@@ -31,8 +31,9 @@ class Features:
     """What the critic reads of a batch."""
 
     turns: list[Turn]
-    hidden: list[Tensor]
-    """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level"""
+    hidden: list[Tensor | None]
+    """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level; None: another process
+    has it"""
     credit: dict[str, Any] = field(default_factory=dict)
     """settings of the credit rule that this stage computes; a critic has none beside the turns' values"""
 
@@ -100,12 +101,20 @@ class Valuation:
         *,
         values: bool,
         reference: bool,
-    ) -> list[Tensor]:
-        """One pass over all turns, each behind its prompt; returns the critic's features per turn if it is asked."""
+    ) -> list[Tensor | None]:
+        """One pass over all turns, each behind its prompt; returns the critic's features per turn if it is asked.
+
+        Several processes share the turns; all of them know all values afterwards, and each the features of its part.
+        """
+        if not (values or reference):
+            return []
         hidden: dict[int, Tensor] = {}
-        rows = {id(turn): replace(turn, prompt_ids=prompts[id(turn)]) for turn in turns}
-        origin = {id(row): turn for turn, row in zip(turns, rows.values(), strict=True)}
-        for part in split(list(rows.values()), self.learn.micro_batch_tokens) if values or reference else ():
+        rows = [replace(turn, prompt_ids=prompts[id(turn)]) for turn in turns]
+        origin = {id(row): turn for turn, row in zip(turns, rows, strict=True)}
+        processes = self.base.processes
+        mine = dealt(rows, processes)
+        parts = split(mine, self.learn.micro_batch_tokens)
+        for part in in_step(parts, rows, processes) if self.base.sharded and rows else parts:
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
             found = states.reshape(-1, states.shape[-1])[batch.predict]
@@ -119,7 +128,22 @@ class Valuation:
                 logprobs, _ = self.base.token_logprobs(found, batch.targets, temperature=heat)
                 for row, ref in zip(part, batch.scatter(logprobs), strict=True):
                     origin[id(row)].ref_logprobs = ref
-        return [hidden[id(turn)] for turn in turns] if values else []
+        if processes.size > 1:
+            self._tell([origin[id(row)] for row in mine], turns, values=values, reference=reference)
+        return [hidden.get(id(turn)) for turn in turns] if values else []
+
+    def _tell(self, mine: Sequence[Turn], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
+        """Fill in what the other processes found out about their part of `turns`."""
+        numbers = {id(turn): number for number, turn in enumerate(turns)}
+        found = [
+            [numbers[id(turn)], turn.values if values else None, turn.ref_logprobs if reference else None]
+            for turn in mine
+        ]
+        for number, worth, ref in (item for part in self.base.processes.gather(found) for item in part):
+            if values:
+                turns[number].values = worth
+            if reference:
+                turns[number].ref_logprobs = ref
 
     def update(self, features: Features, iteration: int) -> dict[str, float]:
         """Fit the head to the returns. Returns `value_loss` (mean over the first pass) and `grad_norm/critic`."""
@@ -131,39 +155,61 @@ class Valuation:
         if not pairs:
             return {}
         count = 1 if self.level == "action" else None
-        x = torch.cat([hidden for hidden, _ in pairs]).float()
-        device = x.device
+        processes, device = self.base.processes, self.base.device
         returns = torch.tensor([v for _, turn in pairs for v in (turn.returns or [])[:count]], device=device)
         old = torch.tensor([v for _, turn in pairs for v in (turn.values or [])[:count]], device=device)
-        sound = torch.isfinite(returns) & torch.isfinite(old) & torch.isfinite(x).all(-1)
-        x, returns, old = x[sound], returns[sound], old[sound]
-        first: list[float] = []
+        x, here = self._rows(pairs, count)
+        bad = torch.zeros(len(returns), device=device)
+        bad[here] = 1.0 - torch.isfinite(x).all(-1).float()
+        processes.sum([bad])
+        sound = torch.isfinite(returns) & torch.isfinite(old) & (bad == 0)
+        # Rows are numbered over all processes, so that mini-batches are the same however they are shared.
+        place = torch.full((len(returns),), -1, device=device)
+        place[here] = torch.arange(len(here), device=device)
+        place, returns, old = place[sound], returns[sound], old[sound]
+        first: list[Tensor] = []
         norms: list[float] = []
         for epoch in range(self.learn.critic_epoch):
-            order = torch.tensor(permutation(len(x), self.seed, iteration, epoch), device=device)
-            for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(x), 1))):
+            order = torch.tensor(permutation(len(place), self.seed, iteration, epoch), device=device)
+            for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
                 if not len(piece):
                     continue
+                mine = piece[place[piece] >= 0] if processes.size > 1 else piece
                 loss, _ = value_loss(
-                    self.head(x[piece]),
-                    old[piece],
-                    returns[piece],
+                    self.head(x[place[mine]]),
+                    old[mine],
+                    returns[mine],
                     clip=self.learn.value_clip,
                     huber_delta=self.learn.huber_delta,
                     denominator=len(piece),
                 )
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
+                processes.sum_gradients(self.head.parameters())
                 norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.learn.max_grad_norm)
                 if torch.isfinite(norm):
                     self.optimizer.step()
                     norms.append(norm.item())
                 if epoch == 0:
-                    first.append(loss.item())
-        metrics = {"value_loss": sum(first) / max(len(first), 1)}
+                    first.append(loss.detach())
+        processes.sum(first)
+        metrics = {"value_loss": sum(loss.item() for loss in first) / max(len(first), 1)}
         if norms:
             metrics["grad_norm/critic"] = sum(norms) / len(norms)
         return metrics
+
+    def _rows(self, pairs: Sequence[tuple[Tensor | None, Turn]], count: int | None) -> tuple[Tensor, Tensor]:
+        """The features that this process has, [rows, d] float32, and their numbers among the rows of all."""
+        device, first = self.base.device, 0
+        here: list[Tensor] = []
+        for hidden, turn in pairs:
+            rows = len((turn.returns or [])[:count])
+            if hidden is not None:
+                here.append(torch.arange(first, first + rows, device=device))
+            first += rows
+        if not here:
+            return torch.zeros(0, self.base.hidden_size, device=device), torch.zeros(0, dtype=torch.long, device=device)
+        return torch.cat([hidden for hidden, _ in pairs if hidden is not None]).float(), torch.cat(here)
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state; the head itself is saved as `critic.pth`."""

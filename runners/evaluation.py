@@ -7,10 +7,11 @@ solves (score >= 1).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mafrt.env import Env
-from mafrt.errors import EnvError
+from mafrt.errors import EnvError, MafrtError
+from mafrt.processes import ALONE, Processes, packed_error, unpacked_error
 from mafrt.rollout import Player, Start
 from mafrt.seeding import seed_of
 from mafrt.types import Episode, SamplingParams
@@ -31,6 +32,9 @@ class Evaluation:
     """k: episodes asked for per task"""
     lost: int
     """episodes that the environment lost"""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """name -> mean of what the environment measures besides the score (`info["measures"]`), over the sampled episodes
+    that have it; over the greedy ones if nothing was sampled"""
 
     @property
     def avg(self) -> float | None:
@@ -48,13 +52,20 @@ class Evaluation:
         return _mean(list(self.greedy_scores.values()))
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name: `eval/avg@K`, `eval/pass@K`, `eval/greedy`."""
+        """The numbers by name: `eval/avg@K`, `eval/pass@K`, `eval/greedy`, `eval/measure/NAME`."""
         named = {
             f"eval/avg@{self.samples}": self.avg,
             f"eval/pass@{self.samples}": self.passed,
             "eval/greedy": self.greedy,
+            **{f"eval/measure/{name}": value for name, value in sorted(self.measures.items())},
         }
         return {name: value for name, value in named.items() if value is not None}
+
+
+def measures_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure over the episodes that have it."""
+    names = sorted({name for one in found for name in one})
+    return {name: sum(o[name] for o in found if name in o) / sum(name in o for o in found) for name in names}
 
 
 def score(episode: Episode) -> float:
@@ -74,6 +85,7 @@ def evaluate(
     seed: int,
     slots: int = 64,
     interrupted: Callable[[], bool] = lambda: False,
+    processes: Processes = ALONE,
 ) -> Evaluation | None:
     """Play the first `tasks` tasks of `env` (seeds instead, where it has no numbered tasks).
 
@@ -83,6 +95,7 @@ def evaluate(
         greedy: whether to play each task once with temperature 0 as well.
         seed: tasks of an environment without numbered tasks, and all samples, follow from it.
         slots: environments side by side.
+        processes: share the tasks; all find the same, and `interrupted()` in one ends it for all.
 
     Returns:
         What was found, or None if `interrupted()` became true.
@@ -102,7 +115,7 @@ def evaluate(
                 seed=seed_of(seed, kind, task, sample),
                 task=task if numbered else None,
             )
-            for task in range(count)
+            for task in processes.share(range(count))
             for sample in range(each)
         ]
 
@@ -113,25 +126,55 @@ def evaluate(
         passes.append(
             (starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()})
         )
-    episodes: list[Episode] = []
-    lost, error = 0, None
-    for queue, how in passes:
-        envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-        found, stats = player.sampling_as(how).play(envs, _one_after_the_other(queue), interrupted)
-        episodes += found
-        lost, error = lost + stats.env_errors, stats.last_error or error
-        if interrupted():
-            return None
-    if not episodes and lost:
-        raise EnvError(f"All {lost} evaluation episodes were lost; the last one because: {error}")
+    mine = _Found()
+    try:
+        for queue, how in passes:
+            envs = [env.spawn() for _ in range(min(slots, len(queue)))]
+            found, stats = player.sampling_as(how).play(envs, _one_after_the_other(queue), interrupted)
+            mine.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in found]
+            mine.lost += stats.env_errors
+            mine.last = mine.last if stats.last_error is None else str(stats.last_error)
+            mine.cut = interrupted()
+            if mine.cut:
+                break
+    except MafrtError as error:
+        if processes.size == 1:
+            raise
+        mine.error = packed_error(error)
+    everybody = [_Found(**one) for one in processes.gather(vars(mine))]
+    for one in everybody:
+        if one.error is not None:
+            raise unpacked_error(one.error)
+    if any(one.cut for one in everybody):
+        return None
+    scored = sorted((item for one in everybody for item in one.scored), key=lambda item: item[0])
+    lost = sum(one.lost for one in everybody)
+    if not scored and lost:
+        last = next(one.last for one in everybody if one.last is not None)
+        raise EnvError(f"All {lost} evaluation episodes were lost; the last one because: {last}")
     scores: dict[str, tuple[float, ...]] = {}
     greedy_scores: dict[str, float] = {}
-    for episode in episodes:
-        if episode.id.startswith("greedy"):
-            greedy_scores[episode.group] = score(episode)
+    for name, group, worth, _ in scored:
+        if name.startswith("greedy"):
+            greedy_scores[group] = worth
         else:
-            scores[episode.group] = (*scores.get(episode.group, ()), score(episode))
-    return Evaluation(scores, greedy_scores, samples, lost)
+            scores[group] = (*scores.get(group, ()), worth)
+    first = "sampled" if scores else "greedy"
+    measures = measures_of([measured for name, _, _, measured in scored if name.startswith(first)])
+    return Evaluation(scores, greedy_scores, samples, lost, measures)
+
+
+@dataclass
+class _Found:
+    """What one process found."""
+
+    scored: list[tuple[str, str, float, dict[str, float]]] = field(default_factory=list)
+    """(id, group, score, measures) of each episode"""
+    lost: int = 0
+    last: str | None = None
+    """why the last episode was lost"""
+    cut: bool = False
+    error: dict[str, str] | None = None
 
 
 def _one_after_the_other(queue: Sequence[Start]) -> Callable[[int, Episode | None], Start | None]:

@@ -25,7 +25,7 @@ from mafrt.policy import SharedBase
 from mafrt.rundir import RunDir
 from mafrt.runners.records import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.setup import place_adapters
-from mafrt.runners.state import _same_base
+from mafrt.runners.state import check_base
 from mafrt.runners.supervised import RecordLearner, RecordRule
 from mafrt.signals import StopRequest
 from mafrt.team import LoraSpec, Team
@@ -232,7 +232,7 @@ class Offline:
             self.base.load_adapter(name, loaded.adapter(name))
         if loaded.checkpoint is None:
             return
-        _same_base(loaded, self.base)
+        check_base(loaded, self.base)
         found = files.load_json(loaded.state("run.json"))
         was = found.get("must_match") if isinstance(found, dict) else None
         for name, value in self._must_match().items():

@@ -1,4 +1,4 @@
-"""The on-policy loop: play -> value -> credit -> learn -> log -> evaluate -> checkpoint.
+"""The on-policy loop: play -> coach -> value -> credit -> learn -> log -> evaluate -> checkpoint.
 
 An iteration is a pure function of the weights, the optimizers, the position in the data and the seed. That is all a
 checkpoint holds, and why a resumed run repeats exactly what an uninterrupted one would have done.
@@ -6,34 +6,50 @@ checkpoint holds, and why a resumed run repeats exactly what an uninterrupted on
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt import credit
+from mafrt import credit, wire
+from mafrt import engine as engines
+from mafrt.coach import Coach
 from mafrt.config import TrainConfig
 from mafrt.credit.happo import CompoundRatio
 from mafrt.engine import Engine
+from mafrt.engine.gap import engine_gap
 from mafrt.env import Env
-from mafrt.errors import EnvError, MafrtError
+from mafrt.errors import (
+    BudgetSpentError,
+    CoachError,
+    CoachInterruptedError,
+    EngineDownError,
+    EnvError,
+    MafrtError,
+    ProcessLostError,
+)
 from mafrt.loadable import Loadable
 from mafrt.metrics import MetricsWriter
 from mafrt.random_state import seed_random_state
 from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
+from mafrt.runners.coaching import Coaching, prepare_coach
 from mafrt.runners.dynamic_sampling import resample
-from mafrt.runners.evaluation import Evaluation, evaluate, score
-from mafrt.runners.preflight import check_prompts, check_team, check_window
+from mafrt.runners.evaluation import Evaluation, evaluate, measures_of, score
+from mafrt.runners.preflight import check_processes, check_prompts, check_team, check_tree, check_window
 from mafrt.runners.rule import resolve_rule
 from mafrt.runners.schedules import Plan
-from mafrt.runners.state import RunState, restore, save
+from mafrt.runners.state import RunState, digest, restore, save
+from mafrt.runners.strata import StratifiedOrder, strata_of
 from mafrt.runners.tasks import TaskStream
+from mafrt.runners.together import own_slots, play_together, stopping
 from mafrt.seeding import seed_of
 from mafrt.signals import StopRequest
 from mafrt.tally import COUNTS
 from mafrt.team import LoraSpec, Team
+from mafrt.tree import TreePlayer, show_advantages, to_learn
 from mafrt.types import Episode, SamplingParams
 
 if TYPE_CHECKING:
@@ -73,7 +89,9 @@ class Summary:
     """of training in this process, evaluations before and after left out"""
     run_dir: Path | None
     stopped_by: str | None
-    """name of the signal that ended the run early"""
+    """what ended the run early: the name of a signal, or why the coach or the engine could not go on"""
+    paused: bool = False
+    """whether somebody has to mend something before the run can go on (a coach or an engine that is down)"""
 
 
 class OnPolicy:
@@ -88,6 +106,7 @@ class OnPolicy:
         run_dir: where everything is written; nothing is written without one.
         resume: what `--load_path` resolved to: a checkpoint to go on from, or initial adapters.
         engine: what samples; the local engine on `base` by default.
+        coach: who scores turns; made from the settings by default.
         args: what goes to `args.yaml`; the config by default.
         progress: called after every iteration.
 
@@ -107,14 +126,17 @@ class OnPolicy:
         run_dir: str | Path | None = None,
         resume: Loadable | None = None,
         engine: Engine | None = None,
+        coach: Coach | None = None,
         args: Mapping[str, Any] | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        from mafrt.runners.setup import make_learner, make_local_engine, make_valuation, place_adapters
+        from mafrt.runners.setup import make_engine, make_kl_control, make_learner, make_valuation, place_adapters
 
         self.rule = resolve_rule(config, team)
         self.env, self.eval_env = env, eval_env or env
         self.team, self.base, self.config = team, base, config
+        self.processes = base.processes
+        check_processes(self.processes, config)
         self.run_dir = Path(run_dir) if run_dir else None
         self.resume = resume
         self.args = dict(args) if args is not None else config.flat()
@@ -130,47 +152,128 @@ class OnPolicy:
         self.sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
         self.valuation: Valuation | Mixing = make_valuation(base, team, config, self.rule)
         self.learner: Learner = make_learner(base, team, config, self.rule, self.sampling)
-        self.engine = engine or make_local_engine(base, config)
-        self.player = Player(self.engine, base.tokenizer, team, self.sampling, self.context_window)
-        self.envs = [env.spawn() for _ in range(config.play.n_rollout_threads)]
+        self._own_coach = prepare_coach(config, env) if coach is None else None
+        coach = coach or self._own_coach
+        if coach is not None:
+            coach.load(base)
+        self._own_engine = None if engine else make_engine(base, config, self.context_window)
+        self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
+        check_tree(env, self.rule.tree_samples, coach if config.credit.process_weight else None)
+        self.player = self._player()
+        self.coaching: Coaching | None = None
+        if coach is not None:
+            self.coaching = Coaching(coach, config, team, base, self.engine, self.rule.level)
+            if config.coach.coach_feedback:
+                self.player.feedback = self.coaching.feedback
+            if isinstance(self.player, TreePlayer):
+                self.player.judge = self.coaching.feedback
+        self.credit = {**self.rule.credit, **(self.coaching.credit if self.coaching else {})}
+        self.kl = make_kl_control(config)
+        slots = own_slots(self.processes, config.play.n_rollout_threads, config.play.n_samples)
+        self.envs = [env.spawn() for _ in slots]
+        key, blocks = config.play.stratify, config.play.n_rollout_threads // config.play.n_samples
+        self.order = StratifiedOrder(strata_of(env, key), config.run.seed, blocks) if key else None
         self.state = RunState()
         self.saved: int | None = None
         if resume is not None:
             restore(resume, self.state, base, team, self.valuation, self.learner)
+            if self.kl is not None and self.state.kl_coef is not None:
+                self.kl.coef = self.state.kl_coef
+
+    def _player(self) -> Player:
+        """Who plays: single turns, or trees of alternatives."""
+        how = (self.engine, self.base.tokenizer, self.team, self.sampling, self.context_window)
+        reasoning, samples = self.config.play.reasoning, self.rule.tree_samples
+        if samples == 1:
+            return Player(*how, reasoning)
+        return TreePlayer(
+            *how,
+            reasoning,
+            samples=samples,
+            worth=lambda some: credit.turn_rewards(some, self.rule.name, **self.credit),
+        )
 
     def run(self) -> Summary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
             self.stop = stop
+            if self.coaching is not None:
+                self.coaching.coach.interrupted = lambda: stop.requested
+            # Nobody changes the run's folder while another process may still be reading from it.
+            self.processes.same(self._identity(), "the run")
             if self.run_dir is None:
                 return self._train(None, None)
-            with RunDir.open(self.run_dir, self.args, self.resume) as disk, MetricsWriter(disk) as writer:
+            disk = self._open(self.run_dir)
+            if disk is None:
+                return self._train(None, None)
+            with disk, MetricsWriter(disk) as writer:
                 return self._train(disk, writer)
+
+    def close(self) -> None:
+        """Release what the runner itself has made: a coach's connections, an engine's processes."""
+        if self._own_engine is not None:
+            engines.close(self._own_engine)
+        if self._own_coach is not None:
+            self._own_coach.close()
+
+    def _open(self, run_dir: Path) -> RunDir | None:
+        """The run's folder in the process that writes; None in the others. What is wrong with it ends all of them."""
+        found: list[RunDir] = []
+        self.processes.lead(lambda: found.append(RunDir.open(run_dir, self.args, self.resume)))
+        return found[0] if found else None
+
+    def _identity(self) -> dict[str, Any]:
+        """What has to be the same in all processes."""
+        return {
+            "iteration": self.state.iteration,
+            "base": self.base.fingerprint(),
+            "adapters": digest(self.base, self.team.adapters),
+            "settings": self.config.flat(),
+        }
 
     def _train(self, disk: RunDir | None, writer: MetricsWriter | None) -> Summary:
         state, run = self.state, self.config.run
-        after, seconds = None, 0.0
-        while not self.stop.requested:
+        after, seconds, paused = None, 0.0, False
+        if self.coaching is not None and disk is not None:
+            self.coaching.open(disk.path)
+        while not self._stopping():
             # Evaluations come before the iteration, not after: a run that is stopped amid one repeats it, exactly.
             if self._evaluation_due():
-                found = self._evaluate(disk, writer)
+                try:
+                    found = self._evaluate(disk, writer)
+                except EngineDownError as error:
+                    paused = self._engine_is_down(error)
+                    break
                 if state.iteration == 0:
                     state.before = found
                 if state.iteration == run.iterations:
                     after = found
-            if state.iteration == run.iterations or self.stop.requested:
+            if state.iteration == run.iterations or self._stopping():
                 break
             started = time.perf_counter()
             try:
                 episodes, stats, drawn = self._play()
+            except CoachInterruptedError:
+                break
+            except EngineDownError as error:
+                paused = self._engine_is_down(error)
+                break
+            except CoachError as error:
+                # The iteration is lost, not what was learnt before it; what was judged of it lies in the cache.
+                paused = not isinstance(error, BudgetSpentError)
+                self.stop.request(str(error))
+                break
+            except ProcessLostError:
+                raise
             except MafrtError:
                 # Nothing has moved since the last iteration, so what was learnt until then can be kept.
-                if disk is not None and state.iteration and self.saved != state.iteration:
+                if state.iteration:
                     self._checkpoint(disk)
                 raise
-            if self.stop.requested:
+            if self._stopping():
                 break  # half an iteration teaches nothing; the resumed run plays it again, and whole
             played = time.perf_counter()
+            engines.rest(self.engine)
             metrics = self._learn(episodes, stats)
             state.iteration, state.drawn, state.tokens = state.iteration + 1, drawn, state.tokens + stats.tokens
             learnt = time.perf_counter()
@@ -180,13 +283,15 @@ class OnPolicy:
                 "seconds_learn": learnt - played,
                 "tokens_per_s": stats.tokens / (learnt - started),
             }
+            if self.coaching is not None:
+                timings |= self.coaching.taken()
             if disk is not None and writer is not None:
                 writer.write(state.iteration, metrics, timings)
                 if run.log_episodes:
                     records = [episode_record(episode, tokens=run.log_tokens) for episode in episodes]
                     disk.episodes.append(state.iteration, records)
-                if state.iteration == run.iterations or _divides(run.save_interval, state.iteration):
-                    self._checkpoint(disk)
+            if state.iteration == run.iterations or _divides(run.save_interval, state.iteration):
+                self._checkpoint(disk)
             self.progress(
                 Progress(
                     state.iteration,
@@ -197,9 +302,15 @@ class OnPolicy:
                     metrics,
                 )
             )
-        if disk is not None and self.saved != state.iteration:
-            self._checkpoint(disk)
-        return Summary(state.before, after, state.iteration, seconds, self.run_dir, self.stop.reason)
+        self._checkpoint(disk)
+        return Summary(state.before, after, state.iteration, seconds, self.run_dir, self.stop.reason, paused)
+
+    def _engine_is_down(self, error: EngineDownError) -> bool:
+        """Have the run stop for it; whether it is paused. Ctrl-C ends the engine's process too, and is no accident."""
+        if self.stop.requested:
+            return False
+        self.stop.request(str(error))
+        return True
 
     def _evaluation_due(self) -> bool:
         run, done = self.config.run, self.state.iteration
@@ -220,10 +331,15 @@ class OnPolicy:
                 iteration=self.state.iteration + 1,
                 drawn=drawn,
                 rounds=dealt,
+                order=self.order,
             )
 
         def play_through(starts: TaskStream) -> tuple[list[Episode], PlayStats]:
-            return self.player.play(self.envs[: starts.slots], starts.next_start, lambda: self.stop.requested)
+            with self.base.whole():
+                found = play_together(self.processes, self.player, self.envs, starts, lambda: self.stop.requested)
+                if self.coaching is not None:
+                    self._judge(self.coaching, found[0])
+            return found
 
         blocks = play.n_rollout_threads // play.n_samples
         first = stream(blocks, self.state.drawn, 0, turns=play.episode_length * len(self.team.agents))
@@ -236,7 +352,7 @@ class OnPolicy:
             episodes,
             stats,
             rounds=rule.sampling_rounds,
-            flat=lambda some: credit.groups_without_spread(some, rule.name, **rule.credit),
+            flat=lambda some: credit.groups_without_spread(some, rule.name, **self.credit),
             stream=stream,
             play=play_through,
             blocks=blocks,
@@ -245,6 +361,23 @@ class OnPolicy:
         )
         stats.sampling_rounds, stats.groups_replaced = found.rounds, found.replaced
         return found.episodes, stats, found.drawn
+
+    def _judge(self, coaching: Coaching, episodes: list[Episode]) -> None:
+        """Have the batch judged, by one process for all."""
+
+        def judge() -> list[Any]:
+            try:
+                coaching.judge(episodes)
+            finally:
+                coaching.save(self.run_dir)
+            return wire.pack_verdicts(episodes)
+
+        verdicts = self.processes.lead(judge)
+        if not self.processes.main:
+            wire.unpack_verdicts(episodes, verdicts)
+
+    def _stopping(self) -> bool:
+        return stopping(self.stop, self.processes)
 
     def cast(self) -> Plan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
@@ -256,18 +389,31 @@ class OnPolicy:
         """Value, credit and update: fills the turns' fields and moves the adapters whose turn it is."""
         config, iteration = self.config, self.state.iteration
         rule, plan = self.rule, self.cast()
-        turns = [turn for episode in episodes for turn in episode.turns]
+        learnt = to_learn(episodes)
+        turns = [turn for episode in learnt for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
-        features: Any = self.valuation.annotate(
-            episodes, heat, values=rule.critic is not None, reference=rule.reference
-        )
-        if any(how.truncated for how in self.sampling.values()):
+        features: Any = self.valuation.annotate(learnt, heat, values=rule.critic is not None, reference=rule.reference)
+        foreign = engines.is_foreign(self.engine) or self.base.quantised
+        if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
-        metrics = credit.assign(episodes, rule=rule.name, **rule.credit, **features.credit)
-        if rule.critic is not None:
-            metrics |= self.valuation.update(features, iteration)
-        if iteration >= config.learn.warmup_steps or rule.critic is None:
-            metrics |= self._update(episodes, plan)
+        kl_coef = self.kl.coef if self.kl is not None else config.learn.kl_coef
+        if rule.kl_in == "loss":
+            self.learner.kl_coef = kl_coef
+        of_batch = {**rule.kl_settings(kl_coef), **features.credit}
+        metrics = credit.assign(learnt, rule=rule.name, **{**self.credit, **of_batch})
+        show_advantages(episodes)
+        if foreign:
+            metrics |= engine_gap(turns, self.sampling)
+        if self.coaching is not None:
+            metrics |= self.coaching.metrics(episodes)
+        if self.coaching is None or not self.coaching.too_few(episodes):
+            if rule.critic is not None:
+                metrics |= self.valuation.update(features, iteration)
+            if iteration >= config.learn.warmup_steps or rule.critic is None:
+                metrics |= self._update(learnt, plan)
+        if self.kl is not None:
+            metrics["kl_coef"] = kl_coef
+            self.state.kl_coef = self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
         scores = [score(episode) for episode in episodes]
         spoken = {name: [t for t in turns if t.agent == name] for name in self.team.names}
         metrics |= {
@@ -278,9 +424,14 @@ class OnPolicy:
             "env_errors": float(stats.env_errors),
             "prompt_too_long": float(stats.prompt_too_long),
         }
+        if rule.tree_samples > 1:
+            metrics["tree_unscored"] = stats.tree_unscored / max(stats.tree_turns, 1)
+            metrics["tree_errors"] = float(stats.tree_errors)
         if rule.sampling_rounds:
             metrics["sampling_rounds"] = float(stats.sampling_rounds)
             metrics["groups_replaced"] = float(stats.groups_replaced)
+        measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
+        metrics |= {f"measure/{name}": value for name, value in measured.items()}
         for name, said in spoken.items():
             if said:
                 metrics[f"tokens/{name}"] = sum(len(t.action_ids) for t in said) / len(said)
@@ -308,15 +459,17 @@ class OnPolicy:
     def _evaluate(self, disk: RunDir | None, writer: MetricsWriter | None) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
         self.cast()
-        found: Evaluation | None = evaluate(
-            self.eval_env,
-            self.player,
-            tasks=self.config.run.eval_episodes,
-            samples=self.config.run.eval_samples,
-            greedy=True,
-            seed=seed_of(self.config.run.seed, "evaluation"),
-            interrupted=lambda: self.stop.requested,
-        )
+        with self.base.whole():
+            found: Evaluation | None = evaluate(
+                self.eval_env,
+                self.player,
+                tasks=self.config.run.eval_episodes,
+                samples=self.config.run.eval_samples,
+                greedy=True,
+                seed=seed_of(self.config.run.seed, "evaluation"),
+                interrupted=lambda: self.stop.requested,
+                processes=self.processes,
+            )
         if found is None:
             return None
         metrics = found.metrics()
@@ -326,9 +479,20 @@ class OnPolicy:
             writer.write_evaluation(done, when, metrics)
         return metrics
 
-    def _checkpoint(self, disk: RunDir) -> None:
+    def _checkpoint(self, disk: RunDir | None) -> None:
+        """Keep what was learnt, if that has not been done. All processes take part; `disk` is None but in one."""
+        if self.run_dir is None or self.saved == self.state.iteration:
+            return
+        adapters = digest(self.base, self.team.adapters)
+        self.processes.same(adapters, f"what was learnt until iteration {self.state.iteration}")
         save(disk, self.state, self.base, self.team, self.valuation, self.learner, self.config.run)
         self.saved = self.state.iteration
+
+
+def mean_of(metrics: Mapping[str, float], name: str) -> float:
+    """Mean of a metric over agents; NaN if it was not measured."""
+    found = [value for key, value in metrics.items() if key.startswith(f"{name}/")]
+    return sum(found) / len(found) if found else math.nan
 
 
 def _divides(interval: int, iteration: int) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from mafrt.coach import Coach, RulesCoach
+from mafrt.config import TrainConfig
+from mafrt.engine.options import check_engine, reach_servers
 from mafrt.env import Env
 from mafrt.errors import ConfigError, PromptTooLongError
+from mafrt.processes import Processes
 from mafrt.prompts import encode_prompt
-from mafrt.team import Team
+from mafrt.team import LoraSpec, Team
+from mafrt.types import Evidence
 
 _CHECKED = 1000
 """tasks whose first prompts are looked at; of more, this many spread evenly"""
@@ -20,6 +25,58 @@ def check_team(env: Env, team: Team) -> None:
         raise ConfigError(
             f"{type(env).__name__} has the agents {', '.join(env.agents)}, but the team has no {', '.join(missing)} "
             f"(it has {', '.join(team.names)}); give a profile with these roles."
+        )
+
+
+def check_processes(processes: Processes, config: TrainConfig) -> None:
+    """Raise ConfigError unless every process has tasks to play, and nothing is asked for that one process must do."""
+    play = config.play
+    groups = play.n_rollout_threads // play.n_samples
+    if groups < processes.size:
+        raise ConfigError(
+            f"n_rollout_threads is {play.n_rollout_threads}, which with n_samples {play.n_samples} makes {groups} "
+            f"tasks in an iteration, too few for {processes.size} processes; raise it to at least "
+            f"{processes.size * play.n_samples}, or start fewer processes."
+        )
+    if processes.size > 1 and config.coach.coach_feedback:
+        raise ConfigError(
+            f"coach_feedback judges in the middle of play, and {processes.size} processes would each have a budget "
+            "and a cache of their own; switch it off, or start one process."
+        )
+
+
+def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
+    """Raise ConfigError, MissingExtraError or EngineDownError for an engine that cannot sample for this team."""
+    default = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
+    shapes = {name: team.lora_for(name, default) for name in team.adapters}
+    check_engine(
+        config.engine,
+        {name: shape.rank for name, shape in shapes.items()},
+        {name: shape.targets for name, shape in shapes.items()},
+    )
+    reach_servers(config.engine, model)
+
+
+def check_tree(env: Env, samples: int, coach: Coach | None) -> None:
+    """Raise ConfigError unless every agent of `env` can be scored in the step in which it speaks, where trees grow.
+
+    `coach` is None where its judgements have no weight.
+    """
+    if samples == 1:
+        return
+    from mafrt.tree import scorable
+
+    def judged(evidence: Evidence | None) -> bool:
+        if isinstance(coach, RulesCoach):
+            return evidence is not None and evidence.rules is not None
+        return coach is not None
+
+    if blind := [agent for agent in env.agents if agent not in scorable(env, judged)]:
+        raise ConfigError(
+            f"with tree_samples {samples}, alternatives of a turn are scored before one is carried on, and "
+            f"{type(env).__name__} neither pays {', '.join(blind)} in the step in which it speaks nor ends with it; "
+            "turn a coach on (such as --coach rules), pay it in step(), or compare whole episodes with "
+            "--tree_samples 1 --n_samples 8."
         )
 
 

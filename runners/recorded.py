@@ -22,7 +22,7 @@ from mafrt.runners.records import agent_of, brief, check_number, closed, keys_of
 from mafrt.runners.tasks import task_at
 from mafrt.seeding import seed_of
 from mafrt.team import Team
-from mafrt.types import Observation, Turn
+from mafrt.types import Evidence, Observation, Scored, Turn
 
 Episodes = list[tuple[str, dict[str, Any]]]
 """Recorded episodes, each after where it stands (`FILE, line N`)."""
@@ -58,6 +58,7 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
             agent_of(where, turn, team)
             text_of(where, turn, "text", empty=True)
             check_number(where, turn, "reward")
+            evidence_of(where, turn)
             lacking = [name for name in ("env_step", "stop", "tokens", "prompt_tokens") if name not in turn]
             if lacking:
                 raise DataError(f"{where}: a turn lacks {', '.join(lacking)}; it has {keys_of(turn)}")
@@ -65,6 +66,21 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
     if not found:
         raise DataError(f"{path}: holds no episodes yet; let the run finish an iteration first")
     return found
+
+
+def evidence_of(where: str, turn: Mapping[str, Any]) -> Evidence | None:
+    """What `rundir.episode_record` wrote about a turn; None if it wrote nothing. Raises DataError."""
+    record = turn.get("evidence")
+    if record is None:
+        return None
+    try:
+        rules = record.get("rules")
+        if rules is not None:
+            spans = tuple((str(quote), float(score)) for quote, score in rules.get("spans", ()))
+            rules = Scored(float(rules["score"]), str(rules.get("reason", "")), spans)
+        return Evidence(record.get("tool_output"), rules, dict(record.get("facts", {})))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{where}: 'evidence' is not as a run writes it, found {brief(record)}") from error
 
 
 def holds_tokens(episode: Mapping[str, Any]) -> bool:
@@ -118,6 +134,7 @@ def mine(
                 continue
             counts["retokenised"] += len(action) != said["tokens"]
             turn = turn_of(said["agent"], prompt, action, said["stop"], said["text"])
+            turn.evidence = evidence_of(where, said)
             found.append(Said(turn, problem, worth, where))
     return found, counts
 
@@ -169,8 +186,13 @@ def _observations(episode: Mapping[str, Any], env: Env, seed: int) -> list[Obser
     draw = int(named[1])
     options = None if env.num_tasks is None else {"task": task_at(draw, env.num_tasks, seed)}
     showing, info = env.reset(seed=seed_of(seed, "draw", draw), options=options)
-    if info.get("task") != episode["info"].get("task"):
-        return None
+    wanted = episode["info"].get("task")
+    if info.get("task") != wanted:
+        # Tasks that are stratified come in another order; the record says which one it was.
+        named_so = [i for i, task in enumerate(getattr(env, "tasks", ())) if getattr(task, "id", None) == wanted]
+        if not named_so:
+            return None
+        showing, info = env.reset(seed=seed_of(seed, "draw", draw), options={"task": named_so[0]})
     turns, seen, outcome = list(episode["turns"]), [], None
     while turns:
         step = turns[0]["env_step"]

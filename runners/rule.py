@@ -19,6 +19,13 @@ _OWN = (
     "gae_lambda",
     "outcome_to",
     "share",
+    "round_gamma",
+    "alpha0",
+    "alpha1",
+    "alpha2",
+    "alpha3",
+    "right_above",
+    "residual_weight",
     "overlong_buffer",
     "overlong_penalty",
     "normalize_advantages",
@@ -47,9 +54,19 @@ class Rule:
     """what joins the agents' Q to the team's, in place of a critic; None: nothing"""
     reference: bool
     """whether the reference's log-probabilities are needed"""
+    kl_in: Literal["loss", "reward"]
+    """where the KL penalty to the reference is paid"""
+    kl_name: str
+    """the credit setting that holds its weight in the reward"""
+    tree_samples: int
+    """alternatives of every turn, the best of which is carried on; 1: no trees"""
     sampling_rounds: int
     """rounds in which groups without spread are replaced (DAPO's dynamic sampling)"""
     schedule: Schedule
+
+    def kl_settings(self, coef: float) -> dict[str, float]:
+        """The credit settings for a KL penalty of this weight; none if it is paid in the loss."""
+        return {self.kl_name: coef} if self.kl_in == "reward" else {}
 
 
 def resolve_rule(config: TrainConfig, team: Team) -> Rule:
@@ -65,6 +82,8 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
     settings: dict[str, Any] = {
         "reward_weight": chosen.reward_weight,
         "outcome_weight": chosen.outcome_weight,
+        "process_weight": chosen.process_weight,
+        "outcome_veto": chosen.outcome_veto,
         "normalize_advantages": preset.credit.get("normalize_advantages", "agent" if preset.critic else "none"),
     }
     level = chosen.level or preset.loss.get("level", "token")
@@ -79,12 +98,17 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         settings["level"] = level
     else:
         settings.pop("level", None)
-    reference = config.learn.kl_coef > 0 or preset.needs_reference(settings)
+    kl_in = config.learn.kl_in or preset.loss.get("kl_in", "loss")
+    kl_name = "beta" if "beta" in known else "kl_coef"
+    if kl_in == "reward":
+        settings[kl_name] = config.learn.kl_coef
+    reference = config.learn.kl_coef > 0
+    tree = _tree_samples(preset, config, settings)
     credit.check_needs(
         preset.name,
         settings,
         critic=preset.critic,
-        samples_per_problem=config.play.n_samples,
+        samples_per_problem=max(config.play.n_samples, tree),
         reference=reference,
         agents=len(team.names),
     )
@@ -109,9 +133,41 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         critic=preset.critic,
         mixer=preset.mixer,
         reference=reference,
+        kl_in=kl_in,
+        kl_name=kl_name,
+        tree_samples=tree,
         sampling_rounds=preset.sampling_rounds if rounds is None else rounds,
         schedule=_schedule(preset, config, team),
     )
+
+
+def _tree_samples(preset: credit.Algorithm, config: TrainConfig, settings: dict[str, Any]) -> int:
+    """Alternatives of every turn; 1 without trees. With them, sets who gets the outcome.
+
+    Raises:
+        ConfigError: trees for a rule that has none, beside groups of another kind, or with an outcome for turns that
+            were scored before it was known.
+    """
+    samples = config.play.n_samples
+    tree = config.play.tree_samples or (preset.tree_samples if samples == 1 and preset.tree_samples else 1)
+    if tree == 1:
+        return 1
+    if preset.tree_samples is None:
+        raise ConfigError(
+            f"tree_samples is {tree}, and algorithm {preset.name!r} does not compare alternatives of a turn; take "
+            "'at_grpo', or leave --tree_samples out."
+        )
+    if samples > 1:
+        raise ConfigError(
+            f"tree_samples is {tree} and n_samples {samples}, but a turn's alternatives are its group; leave one of "
+            "the two out."
+        )
+    if settings.setdefault("outcome_to", "end") in ("each", "all"):
+        raise ConfigError(
+            f"outcome_to is {settings['outcome_to']!r}, but the alternatives of a turn are scored before later turns "
+            "are known; leave it out, or set --tree_samples 1 and --n_samples 8."
+        )
+    return tree
 
 
 def _schedule(preset: credit.Algorithm, config: TrainConfig, team: Team) -> Schedule:

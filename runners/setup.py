@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mafrt import credit
 from mafrt.config import TrainConfig
 from mafrt.learner import Learner, Objective
+from mafrt.losses import AdaptiveKL
 from mafrt.mixing import Mixing
 from mafrt.policy import SharedBase
+from mafrt.processes import Processes
 from mafrt.runners.rule import Rule
 from mafrt.seeding import seed_of
+from mafrt.sharding import FullyShard, Zero3
+from mafrt.stepping import make_steps
 from mafrt.team import LoraSpec, Team
 from mafrt.types import SamplingParams
 from mafrt.valuation import Valuation
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
+    from mafrt.engine import Engine
     from mafrt.engine.local import LocalEngine
 
 
@@ -31,8 +40,8 @@ def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule
     """The critic, or the mixer that takes its place."""
     seed = seed_of(config.run.seed, "critic")
     if rule.mixer:
-        gamma = rule.credit.get("gamma", credit.settings_of(rule.name)["gamma"])
-        return Mixing(base, config.learn, team.names, rule.mixer, gamma, seed)
+        of = {**credit.settings_of(rule.name), **rule.credit}
+        return Mixing(base, config.learn, team.names, rule.mixer, of["gamma"], of["gae_lambda"], seed)
     return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
 
 
@@ -57,9 +66,34 @@ def make_learner(
             clip_high=rule.clip_high,
             normalize=rule.normalize,
             turn_tokens={name: how.max_new_tokens for name, how in sampling.items()} if rule.constant_length else None,
+            kl_coef=config.learn.kl_coef if rule.kl_in == "loss" else 0.0,
+            importance_cap=config.learn.importance_cap,
+            cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
         seed_of(config.run.seed, "learner"),
+        make_steps(base, rates, config.learn, base.zero),
     )
+
+
+def make_kl_control(config: TrainConfig) -> AdaptiveKL | None:
+    """What steers the weight of the KL penalty to its target; None where it is fixed."""
+    learn = config.learn
+    return None if learn.kl_target is None else AdaptiveKL(learn.kl_coef, learn.kl_target, learn.kl_horizon)
+
+
+def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None = None, *, fsdp: bool = False) -> None:
+    """Give `base` to all processes: to each a copy, or, with FSDP or ZeRO-3, a part. Before adapters are added.
+
+    Args:
+        processes: those of the run.
+        zero: DeepSpeed's settings (`mafrt.zero.read_zero`), if it is used.
+        fsdp: shard the base with FSDP2.
+    """
+    base.processes, base.zero = processes, zero
+    if zero is not None and zero["zero_optimization"]["stage"] == 3:
+        base.shard(lambda whole: Zero3(whole, zero))
+    elif fsdp:
+        base.shard(FullyShard)
 
 
 def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
@@ -67,3 +101,44 @@ def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
     from mafrt.engine.local import LocalEngine
 
     return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
+
+
+def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
+    """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
+
+    Raises:
+        ModelError: it does not say what the base would.
+        EngineDownError: no server answers.
+    """
+    if config.engine.engine == "local":
+        return make_local_engine(base, config)
+    from mafrt.engine.selfcheck import SelfCheck, probe_prompt, self_check, summary
+
+    found: dict[str, SelfCheck] = {}
+    if not config.engine.vllm_servers:
+        from mafrt.engine.vllm import VllmEngine
+
+        engine = VllmEngine(base, config.engine, window=window)
+        try:
+            found["vLLM"] = self_check(engine, base)
+        except BaseException:
+            engine.close()
+            raise
+        log.info("%s", summary(found))
+        return engine
+    from mafrt.engine.vllm_server import ServerEngine
+
+    # All processes of a run hand over the same adapters, under the same names.
+    run = base.processes.gather(uuid.uuid4().hex[:8])[0]
+    servers = ServerEngine(base, config.engine, window=window, run=run, probe=probe_prompt(base))
+    try:
+        for url, answers in servers.servers.items():
+            if answers:
+                with servers.only(url):
+                    found[url] = self_check(servers, base, url)
+        servers.keep_probes()
+    except BaseException:
+        servers.close()
+        raise
+    log.info("%s", summary(found))
+    return servers

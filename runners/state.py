@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mafrt import checkpoint, files, random_state
 from mafrt.config import RunConfig
@@ -34,10 +36,21 @@ class RunState:
     """tokens sampled in all iterations"""
     before: dict[str, float] | None = None
     """metrics of the evaluation before training"""
+    kl_coef: float | None = None
+    """weight of the KL penalty that a target has steered to; None before the first iteration, or without a target"""
+
+
+def digest(base: SharedBase, adapters: Iterable[str]) -> str:
+    """16 hex digits of all weights of these adapters: equal in all processes, as long as they learn together."""
+    found = hashlib.sha256()
+    for name in adapters:
+        for parameter in base.adapter_parameters(name):
+            found.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def save(
-    disk: RunDir,
+    disk: RunDir | None,
     state: RunState,
     base: SharedBase,
     team: Team,
@@ -45,15 +58,29 @@ def save(
     learner: Learner,
     run: RunConfig,
 ) -> None:
-    """Write checkpoint `state.iteration`. Raises CheckpointError, with earlier ones untouched, if it cannot."""
+    """Write checkpoint `state.iteration`. Raises CheckpointError, with earlier ones untouched, if it cannot.
+
+    All processes call it, since optimizer state may be spread over them; the one that has `disk` writes.
+    """
+    optimizers = {"adapters": learner.state(), "critic": valuation.state()}
+    base.processes.lead(lambda: _write(disk, state, base, team, valuation, optimizers, run) if disk else None)
+
+
+def _write(
+    disk: RunDir,
+    state: RunState,
+    base: SharedBase,
+    team: Team,
+    valuation: Valuation | Mixing,
+    optimizers: dict[str, Any],
+    run: RunConfig,
+) -> None:
     writers: dict[str, checkpoint.Writer] = {
         name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
         for name in team.adapters
     }
     writers["critic.pth"] = valuation.save
-    writers["state/optimizers.pt"] = lambda path: files.save_tensors(
-        path, {"adapters": learner.state(), "critic": valuation.state()}
-    )
+    writers["state/optimizers.pt"] = lambda path: files.save_tensors(path, optimizers)
     versions = {name: base.versions[name] for name in team.adapters}
     writers["state/run.json"] = lambda path: files.save_json(
         path, {**asdict(state), "versions": versions, "random": random_state.random_state()}
@@ -84,14 +111,14 @@ def restore(
         valuation.load(loaded.critic)
     if loaded.checkpoint is None:
         return
-    _same_base(loaded, base)
+    check_base(loaded, base)
     found = files.load_json(loaded.state("run.json"))
     optimizers = files.load_tensors(loaded.state("optimizers.pt"))
     try:
         learner.load_state(optimizers["adapters"])
         valuation.load_state(optimizers["critic"])
         state.iteration, state.drawn, state.tokens = found["iteration"], found["drawn"], found["tokens"]
-        state.before = found["before"]
+        state.before, state.kl_coef = found["before"], found["kl_coef"]
         for name in team.adapters:
             base.versions[name] = found["versions"][name]
         random_state.restore_random_state(found["random"])
@@ -102,7 +129,8 @@ def restore(
         ) from error
 
 
-def _same_base(loaded: Loadable, base: SharedBase) -> None:
+def check_base(loaded: Loadable, base: SharedBase) -> None:
+    """Raise CheckpointError if `loaded` is of another base model."""
     was = (loaded.checkpoint.meta if loaded.checkpoint else {}).get("base")
     if was and was != base.fingerprint():
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from mafrt.rollout import Start
@@ -27,6 +28,7 @@ class TaskStream:
 
     Args:
         drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
+        order: task of each draw; without one, shuffled passes over all tasks.
         rounds: rounds that other streams of this iteration have dealt before, so that no two episodes share an id;
             read it afterwards.
     """
@@ -42,11 +44,13 @@ class TaskStream:
         iteration: int,
         drawn: int,
         rounds: int = 0,
+        order: Callable[[int], int] | None = None,
     ) -> None:
         self.n_samples = n_samples
         self.slots = slots
         self.enough = turns
         self.num_tasks = num_tasks
+        self.order = order
         self.seed = seed
         self.iteration = iteration
         self.blocks = slots // n_samples
@@ -76,5 +80,10 @@ class TaskStream:
             group=f"{self.iteration:06d}-{draw:09d}",
             reset_seed=seed_of(self.seed, "draw", draw),
             seed=seed_of(self.seed, "episode", draw, sample),
-            task=None if self.num_tasks is None else task_at(draw, self.num_tasks, self.seed),
+            task=self._task(draw),
         )
+
+    def _task(self, draw: int) -> int | None:
+        if self.order is not None:
+            return self.order(draw)
+        return None if self.num_tasks is None else task_at(draw, self.num_tasks, self.seed)

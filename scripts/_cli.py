@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mafrt.config import Setting, describe, unknown
-from mafrt.errors import ConfigError, MafrtError
+from mafrt.errors import ConfigError, MafrtError, ProcessLostError
+from mafrt.processes import started
 
 T = TypeVar("T")
 
@@ -181,7 +182,9 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
     except MafrtError as error:
         if "--debug" in argv:
             raise
-        print("error: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr)
+        print(f"error{_which()}: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr, flush=True)
+        if isinstance(error, ProcessLostError):
+            os._exit(2)  # the usual way out would wait for whoever is gone
         return 2
     except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -196,12 +199,18 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
         return 130
 
 
+def _which() -> str:
+    """Which process this is, where there are several."""
+    rank, size = started()
+    return f" (process {rank} of {size})" if size > 1 else ""
+
+
 def _log_to_stderr() -> None:
     """Show the library's warnings; other packages' loggers are their own business."""
     logger = logging.getLogger("mafrt")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(f"%(levelname)s{_which()}: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
 

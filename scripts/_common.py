@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import SHIPPED, Settings, shipped
+from mafrt.scripts._processes import Spread
+from mafrt.scripts._settings import ModelSettings
 from mafrt.team import Team
 
 if TYPE_CHECKING:
@@ -65,6 +67,17 @@ def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
     return found
 
 
+def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """`kwargs` with the run's sandbox, if the environment takes one; ConfigError if one is asked for in vain."""
+    from mafrt.registry import takes
+
+    if takes(env, "sandbox"):
+        return {"sandbox": settings["sandbox"], **kwargs}
+    if "sandbox" in settings.flags:
+        raise ConfigError(f"Environment {env} runs no programs, so it has no use for a sandbox; leave --sandbox out.")
+    return kwargs
+
+
 def resolve(settings: Settings) -> Loadable | None:
     """What `--load_path` names."""
     if settings["load_path"] is None:
@@ -82,7 +95,7 @@ def stored_args(loaded: Loadable | None) -> dict[str, Any]:
     return read_args(path) if path is not None and path.is_file() else {}
 
 
-def load_base(settings: Settings) -> SharedBase:
+def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
     """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
     quiet()
     if settings["device"] is not None:
@@ -91,12 +104,19 @@ def load_base(settings: Settings) -> SharedBase:
     from mafrt.policy import SharedBase
 
     keep_freed_memory()
-    return SharedBase.load(
+    base = SharedBase.load(
         settings["model_name_or_path"],
         dtype=settings["dtype"],
-        device=settings["device"],
+        # A base to be sharded may be too large for one GPU: it goes there in parts.
+        device="cpu" if spread is not None and spread.shards else settings["device"],
         trust_remote_code=settings["trust_remote_code"],
+        bits=settings.make(ModelSettings).bits,
     )
+    if spread is not None:
+        from mafrt.runners import setup
+
+        setup.spread(base, spread.processes, spread.zero, fsdp=spread.fsdp)
+    return base
 
 
 def check_device(device: str) -> None:
@@ -120,3 +140,5 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry, before our one sentence
+    for name in ("bitsandbytes", "bitsandbytes.autograd._functions"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # a line for every layer that is computed in half precision

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.errors import ConfigError, DataError
 from mafrt.scripts import train as train_any
-from mafrt.scripts import train_math
+from mafrt.scripts import train_code, train_dsbench, train_math
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, load_team, resolve, stored_args
 from mafrt.scripts._settings import ModelSettings, PlaceSettings
@@ -242,7 +242,8 @@ def _environment(run: Path) -> tuple[Env, int]:
     if not (run / "args.yaml").is_file():
         raise DataError(f"{run} holds no args.yaml, so its episodes cannot be played again to find their prompts.")
     args = read_args(run / "args.yaml")
-    script = train_any if "env" in args else train_math
+    own = {"coder_turns": train_code, "agent_turns": train_dsbench}
+    script: Any = train_any if "env" in args else next((own[name] for name in own if name in args), train_math)
     settings = script.COMMAND.read([], below=args)
     return script.prepare(settings).env, int(settings["seed"])
 

@@ -8,10 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mafrt.config import CreditConfig, LearnConfig, PlayConfig, RunConfig, TeamConfig, TrainConfig
+from mafrt.config import (
+    CoachConfig,
+    CreditConfig,
+    EngineConfig,
+    LearnConfig,
+    PlayConfig,
+    RunConfig,
+    TeamConfig,
+    TrainConfig,
+)
 from mafrt.errors import ConfigError
 
-TRAIN = (PlayConfig, CreditConfig, LearnConfig, TeamConfig, RunConfig)
+TRAIN = (PlayConfig, CreditConfig, LearnConfig, TeamConfig, RunConfig, CoachConfig, EngineConfig)
 """The sections of `TrainConfig`, in the order of `--help`."""
 
 
@@ -31,6 +40,31 @@ class ModelSettings:
     """where the base lies, such as cpu or cuda:0; default: a GPU if there is one"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; leave it off for models you have not read"""
+    load_in_4bit: bool = False
+    """keep the frozen base in 4 bits (nf4, bitsandbytes); adapters stay float32"""
+    load_in_8bit: bool = False
+    """keep the frozen base in 8 bits (LLM.int8, bitsandbytes); adapters stay float32"""
+
+    def __post_init__(self) -> None:
+        if self.load_in_4bit and self.load_in_8bit:
+            raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
+
+    @property
+    def bits(self) -> Literal[4, 8] | None:
+        """Of the base's weights; None: those of its number format."""
+        return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
+
+
+@dataclass(frozen=True)
+class ScaleSettings:
+    """Several processes, started by `accelerate launch` or `torchrun` (docs/scale.md)."""
+
+    process_timeout_s: float = 1800.0
+    """seconds that a process waits for the others, whose rollouts may take longer, before it gives up"""
+
+    def __post_init__(self) -> None:
+        if not self.process_timeout_s > 0:
+            raise ConfigError(f"process_timeout_s is {self.process_timeout_s}; choose a value above 0.")
 
 
 @dataclass(frozen=True)
@@ -78,9 +112,63 @@ class WorkflowSettings:
     answer_field: str | None = None
     """field of a record that holds the answer; default: found by its usual names"""
     workflow: str = "chain"
-    """who speaks next and what it sees"""
+    """who speaks next and what it sees: chain, mathchat, solver_verifier"""
     horizon: int = 1
     """rounds that the team has for a problem; each agent speaks once in a round"""
+    sees: Literal["all", "previous", "problem"] | None = None
+    """what an agent sees of what was said: all, what the agent before it said, or only the problem; default: all"""
+    tool_turns: int | None = None
+    """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """The problems, and how the team works on them."""
+
+    dataset_path: str = "programs"
+    """HumanEval-, MBPP- or APPS-style JSONL, or what ships: functions, or programs, which suit the teaching base"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+    coder_turns: int = 2
+    """turns of the Coder in a row while its program fails to compile or raises"""
+    reviews: int = 1
+    """times that the Tester, if the team has one, may send a program back"""
+    program_timeout: float = 10.0
+    """seconds that a program and all its tests may take"""
+    program_memory: int = 1024
+    """MiB of memory that they may take"""
+
+
+@dataclass(frozen=True)
+class DsbenchSettings:
+    """The tasks, and how the team works on them."""
+
+    data_root: str | None = None
+    """folder that the records' paths are relative to; default: the built-in tasks"""
+    dataset_path: str | None = None
+    """JSON or JSONL of DSBench records; default: found in data_root, else the built-in tasks"""
+    eval_dataset_path: str | None = None
+    """held-out records; default: found in data_root, else the last tenth of one's own tasks"""
+    task_metrics: str | None = None
+    """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
+    agent_turns: int = 4
+    """turns that each agent has"""
+    style: Literal["full", "brief"] = "full"
+    """what agents read: a page, or a few lines and the helper module lab, for very small models"""
+    lab: bool = False
+    """put the helper module lab into the workspace; the brief style always does"""
+    program_timeout: float = 60.0
+    """seconds that a program may take"""
+    program_memory: int = 2048
+    """MiB of memory that it may take"""
+    workspace_mib: int = 256
+    """MiB of all files of an episode; tasks with larger tables are left out"""
+    check: bool = False
+    """read and validate all records, name each problem, and leave"""
+    demonstrations: str | None = None
+    """write good and careless programs in the brief style to this JSONL, for train_sft, and leave"""
+    demonstration_episodes: int = 200
+    """episodes that they come from"""
 
 
 @dataclass(frozen=True)
@@ -130,6 +218,10 @@ class SampleSettings:
     """tokens of prompt and answer together; default: what the base was trained for"""
     max_batch_rows: int = 256
     """rows that one forward pass of the local engine may hold"""
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
+    sandbox: str = "bwrap"
+    """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
 
 
 def train_config(settings: object) -> TrainConfig:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, resolve, stored_args
+from mafrt.scripts._processes import join
 from mafrt.scripts._settings import train_config
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside"})
 """Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
+
+PAUSED = 3
+"""Exit code of a run that cannot go on before somebody mends its coach or its engine."""
 
 SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
 """Settings that come along with the adapters of another kind of run."""
@@ -54,19 +58,31 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     elif stored:
         _refuse_foreign(stored, command, loaded)
         settings = command.read(argv, below=stored)
+    from mafrt.runners.coaching import prepare_coach
+    from mafrt.runners.preflight import check_sampler, check_tree
     from mafrt.runners.rule import resolve_rule
 
     config = train_config(settings)
     stage = prepare(settings)
-    resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
-    run_dir = choose_run_dir(settings, loaded, stage.name)
+    rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
+    check_sampler(config, stage.team, settings["model_name_or_path"])
+    if config.play.stratify:
+        from mafrt.runners.strata import strata_of
+
+        strata_of(stage.env, config.play.stratify)
+    coach = prepare_coach(config, stage.env)
+    check_tree(stage.env, rule.tree_samples, coach if config.credit.process_weight else None)
+    together = join(settings, config)
+    processes = together.processes
+    say = print if processes.main else quietly
+    run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, stage.name))))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     for note in stage.notes:
-        print(note)
-    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings)
+        say(note)
+    say(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings, together)
 
     from mafrt.runners.on_policy import OnPolicy
 
@@ -78,18 +94,31 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         eval_env=stage.eval_env,
         run_dir=run_dir,
         resume=loaded,
+        coach=coach,
         args=args,
-        progress=reporter(config.run.iterations),
+        progress=reporter(config.run.iterations) if processes.main else None,
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.rundir import set_aside
 
-        if aside := set_aside(run_dir):
-            print(f"The earlier run is now in {aside}.")
+        if aside := processes.lead(lambda: str(set_aside(run_dir) or "")):
+            say(f"The earlier run is now in {aside}.")
     first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
     names = ", ".join(stage.team.names)
-    print(f"Training {names} for {config.run.iterations} iterations in {run_dir}{first} ...", flush=True)
-    return close(command, runner.run(), stage.team, config.run.seed, run_dir)
+    many = f" with {processes.size} processes" if processes.size > 1 else ""
+    say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
+    try:
+        summary = runner.run()
+    finally:
+        runner.close()
+        if coach is not None:
+            coach.close()
+    processes.close()
+    return close(command, summary, stage.team, config.run.seed, run_dir) if processes.main else 0
+
+
+def quietly(*_: object, **__: object) -> None:
+    """What processes but the first print."""
 
 
 def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
@@ -133,9 +162,13 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
 
     script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
     if summary.stopped_by is not None:
-        print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
+        if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal
+            what = "Paused" if summary.paused else "Stopped"
+            print(f"{what} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
+        else:
+            print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
         print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
-        return 0
+        return PAUSED if summary.paused else 0
     before, after = summary.before or {}, summary.after or {}
     report.write_summary(
         run_dir,

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.config import TrainConfig
+from mafrt.config import EngineConfig, TrainConfig, describe
+from mafrt.engine.options import check_engine, reach_servers
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for
+from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
 from mafrt.scripts._settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
-from mafrt.scripts.train_math import problems
+from mafrt.scripts.train_math import math_env, problems
 from mafrt.team import LoraSpec, Team
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from mafrt.runners.evaluation import Evaluation
 
 SEEDS_BY_DEFAULT = 100
-NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed"})
-"""Settings of a run that mean something else in its evaluation."""
+NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(EngineConfig)})
+"""Settings of a run that mean something else in its evaluation, or belonged to the machines that it ran on."""
 
 COMMAND = Command(
     "evaluate",
     "Evaluate a trained team, or the untrained base, on held-out tasks.",
-    (EvaluateSettings, WorkflowSettings, ModelSettings, SampleSettings),
+    (EvaluateSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
     epilog="A run brings its own base, team, workflow and sampling; --config and flags win over them.",
 )
 
@@ -42,7 +43,9 @@ def evaluate(argv: Sequence[str]) -> int:
     stored = stored_args(loaded)
     settings = COMMAND.read(argv, below={k: v for k, v in stored.items() if k not in NOT_CARRIED_OVER})
     asked = settings.make(EvaluateSettings)
-    config = TrainConfig.of(**vars(settings.make(SampleSettings)))
+    config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
+    check_engine(config.engine, {}, {})
+    reach_servers(config.engine, settings["model_name_or_path"])
     output = Path(asked.output).expanduser() if asked.output else None
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"output {output} cannot be written; give a file name in a folder that exists.")
@@ -51,24 +54,29 @@ def evaluate(argv: Sequence[str]) -> int:
     base = load_base(settings)
     place(base, team, loaded)
 
+    from mafrt import engine as engines
     from mafrt.rollout import Player
     from mafrt.runners import evaluation
     from mafrt.runners.on_policy import sampling_of
     from mafrt.runners.preflight import check_prompts, check_window
-    from mafrt.runners.setup import make_local_engine
+    from mafrt.runners.setup import make_engine
 
     started = time.perf_counter()
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     window = check_window(config.play.context_window, base.context_window)
     check_prompts(env, team, base.tokenizer, window)
-    found = evaluation.evaluate(
-        env,
-        Player(make_local_engine(base, config), base.tokenizer, team, sampling, window),
-        tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
-        samples=asked.k,
-        greedy=asked.greedy,
-        seed=asked.seed,
-    )
+    engine = make_engine(base, config, window)
+    try:
+        found = evaluation.evaluate(
+            env,
+            Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning),
+            tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
+            samples=asked.k,
+            greedy=asked.greedy,
+            seed=asked.seed,
+        )
+    finally:
+        engines.close(engine)
     assert found is not None  # None means interrupted, and nothing here interrupts it
     print(table(found, time.perf_counter() - started))
     if output is not None:
@@ -79,17 +87,25 @@ def evaluate(argv: Sequence[str]) -> int:
 
 def environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
     """What is played, and by whom; `stored` are the settings of the run, if there is one."""
+    of_dsbench = "agent_turns" in stored and settings["env"] in (None, "dsbench")  # a run of train_dsbench
+    if of_dsbench and not settings["env_kwargs"]:
+        return dsbench_environment(settings, stored)
     if settings["env"] is not None:
         from mafrt.registry import make_env
 
-        team = load_team(settings)
+        team = load_team(settings, "profiles/dsbench.json" if settings["env"] == "dsbench" else None)
         words = settings["env_kwargs"]
         if "env_kwargs" not in settings.given:
             words = (*words, *(stored.get("eval_env_kwargs") or ()))
-        env = make_env(settings["env"], **env_arguments(words, "env_kwargs"))
+        kwargs = with_sandbox(settings["env"], env_arguments(words, "env_kwargs"), settings)
+        if settings["env"] == "dsbench":
+            kwargs.setdefault("split", "eval")
+        env = make_env(settings["env"], **kwargs)
         return env, team_for(env, team, settings["n_agents"])
 
-    from mafrt.envs.math import MathEnv, load_tasks
+    if "coder_turns" in stored:  # a run of train_code
+        return code_environment(settings, stored)
+    from mafrt.envs.math import load_tasks
 
     team = load_team(settings, "profiles/quickstart.json")
     fields = {name: settings[name] for name in ("problem_field", "answer_field")}
@@ -98,7 +114,35 @@ def environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Tea
     else:
         training, held_out = problems({**stored, **fields})
         tasks = held_out or training
-    env = MathEnv(tasks=tasks, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
+    env = math_env(settings, tasks, team)
+    return env, env.team
+
+
+def dsbench_environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
+    """What a run of train_dsbench held out, or the records that are named instead."""
+    from mafrt.scripts.train_dsbench import dsbench_env, read_tasks
+
+    if settings["dataset_path"] is not None:
+        stored = {**stored, "dataset_path": settings["dataset_path"], "eval_dataset_path": settings["dataset_path"]}
+    training, held_out, notes = read_tasks(stored)
+    for note in notes:
+        print(note)
+    env = dsbench_env({**stored, "sandbox": settings["sandbox"]}, held_out or training)
+    return env, team_for(env, load_team(settings, "profiles/dsbench.json"), settings["n_agents"])
+
+
+def code_environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
+    """What a run of train_code held out, or the problems that are named instead."""
+    from mafrt.envs.code import load_tasks
+    from mafrt.scripts.train_code import code_env, problems
+
+    team = load_team(settings, "profiles/code_single.json")
+    if settings["dataset_path"] is not None:
+        tasks = load_tasks(settings["dataset_path"], split="test")
+    else:
+        training, held_out = problems(stored)
+        tasks = held_out or training
+    env = code_env({**stored, "sandbox": settings["sandbox"]}, tasks, team)
     return env, env.team
 
 

@@ -18,7 +18,8 @@ CORE = (
     *("tensorboard", "PyYAML", "math-verify", "pyarrow", "tqdm", "numpy"),
 )
 EXTRAS = {
-    "vllm": ("vllm",),
+    "vllm": ("vllm", "httpx"),
+    "servers": ("httpx",),
     "deepspeed": ("deepspeed",),
     "quant": ("bitsandbytes",),
     "coach": ("openai", "anthropic", "google-genai"),

@@ -14,6 +14,8 @@ from mafrt.version import __version__
 COMMANDS = {
     "train": "train a team on any environment",
     "train_math": "train a team to solve math problems",
+    "train_code": "train a team to write programs that pass tests",
+    "train_dsbench": "train a team to solve tabular modelling tasks with code",
     "train_sft": "fine-tune a team on answers to imitate, from files or recorded episodes",
     "train_dpo": "tune a team to preferences, from files or recorded episodes",
     "evaluate": "evaluate a trained team, or the untrained base",

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import env_arguments, load_team, team_for
-from mafrt.scripts._settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings
+from mafrt.scripts._common import env_arguments, load_team, team_for, with_sandbox
+from mafrt.scripts._settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts._train import Stage, train
 
 COMMAND = Command(
     "train",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, by playing an environment.",
-    (EnvSettings, ModelSettings, PlaceSettings, *TRAIN),
+    (EnvSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
 )
 
 
@@ -27,7 +27,7 @@ def prepare(settings: Settings) -> Stage:
     if name is None:
         raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
     team = load_team(settings)
-    kwargs = env_arguments(settings["env_kwargs"], "env_kwargs")
+    kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     env = make_env(name, **kwargs)
     if settings["check_env"]:
         from mafrt.env import check_env

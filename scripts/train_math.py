@@ -8,25 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import load_team, team_for
-from mafrt.scripts._settings import TRAIN, MathSettings, ModelSettings, PlaceSettings, WorkflowSettings
+from mafrt.scripts._settings import (
+    TRAIN,
+    MathSettings,
+    ModelSettings,
+    PlaceSettings,
+    ScaleSettings,
+    WorkflowSettings,
+)
 from mafrt.scripts._train import Stage, train
 
 if TYPE_CHECKING:
-    from mafrt.envs.math import Task
+    from mafrt.envs.math import MathEnv, Task
+    from mafrt.team import Team
 
 HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 
 COMMAND = Command(
     "train_math",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, to solve math problems.",
-    (MathSettings, WorkflowSettings, ModelSettings, PlaceSettings, *TRAIN),
+    (MathSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/quickstart.json"},
 )
 
 
 def prepare(settings: Settings) -> Stage:
     """Problems, workflow and team, checked before the model is loaded."""
-    from mafrt.envs.math import MathEnv, find_leaks
+    from mafrt.envs.math import find_leaks
 
     team = load_team(settings)
     source = settings["dataset_path"]
@@ -38,13 +46,17 @@ def prepare(settings: Settings) -> Stage:
     leaks = find_leaks(tasks, held_out)
     if leaks.shared:
         notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
-    env = MathEnv(tasks=tasks, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
-    eval_env = (
-        MathEnv(tasks=held_out, team=team, horizon=settings["horizon"], workflow=settings["workflow"])
-        if held_out
-        else None
-    )
+    env = math_env(settings, tasks, team)
+    eval_env = math_env(settings, held_out, team) if held_out else None
     return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), "math", tuple(notes))
+
+
+def math_env(settings: Settings, tasks: Sequence[Task], team: Team | None) -> MathEnv:
+    """The environment that the settings describe, on these tasks."""
+    from mafrt.envs.math import MathEnv
+
+    names = ("horizon", "workflow", "sees", "tool_turns", "sandbox")
+    return MathEnv(tasks=tasks, team=team, **{name: settings[name] for name in names})
 
 
 def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task]]:

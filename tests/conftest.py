@@ -7,3 +7,10 @@ import pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: files stay together
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from helpers_sandbox import NOT_RUN
+
+    for tier, why in NOT_RUN.items():
+        terminalreporter.write_line(f"NOT RUN: the hostile set on the sandbox tier {tier!r}: {why}", red=True, bold=True)

@@ -19,6 +19,7 @@ from mafrt.errors import ConfigError, DataError, EnvError
 from mafrt.team import AgentSpec, Team
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
+PROFILES = Path(__file__).parent.parent / "profiles"
 TASKS = (Task("t:0", "What is 3 + 4?", "7"), Task("t:1", "What is 2 + 2?", "4"))
 
 
@@ -204,7 +205,10 @@ def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
 
 
 def test_every_workflow_says_how_long_it_may_take():
-    for name in WORKFLOWS:
-        flow = make_workflow(name, Team.of(["a", "b"]), 2, True)
-        assert isinstance(flow.max_steps, int) and flow.max_steps >= 1
+    teams = {"chain": "quickstart", "mathchat": "mathchat", "solver_verifier": "solver_verifier"}
+    steps = {"chain": 2 * 2, "mathchat": 2 * 4, "solver_verifier": 2 * 2}
+    assert teams.keys() <= WORKFLOWS.keys()
+    for name in teams:
+        flow = make_workflow(name, Team.load(PROFILES / f"{teams[name]}.json"), 2, True)
+        assert flow.max_steps == steps[name]
     assert issubclass(MathEnv, Env)

@@ -30,6 +30,9 @@ FORBIDDEN_VALUES = {"shell": True, "weights_only": False, "allow_pickle": True, 
 
 # A process of their own, which holds nothing and is thrown away.
 SEPARATE_PROCESSES = {"envs/math/_worker.py": {"runs what a model wrote", "hides an error"}}
+# These go to the sandbox as text.
+SEPARATE_PROCESSES |= {f"envs/code/inside/{name}.py": {"runs code"} for name in ("asserts", "calls", "stdin")}
+SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "look", "probe")}
 PRINTING = ("scripts/", "mafrt/bench/")
 
 

@@ -17,17 +17,19 @@ FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "
 LAYERS = (
     "scripts bench",
     "runners envs teaching",
-    "learner rollout valuation mixing tally coach checkpoint loadable rundir metrics report",
-    "policy lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
-    "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state",
-    "types errors version",
+    "learner stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
+    "policy sharding quantised lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
+    "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state"
+    " processes wire zero",
+    "types errors version toolcalls",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}
 
-ENVS_KNOW = {"envs", "env", "types", "errors", "team", "sandbox"}
+ENVS_KNOW = {"envs", "env", "types", "errors", "team", "sandbox", "toolcalls"}
 CREDIT_KNOWS = {"credit", "losses", "types", "errors"}
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors", "numpy", "pandas", "math_verify", "sympy"}
 HEAVY |= {"pyarrow", "datasets", "tensorboard", "yaml", "wandb", "openai", "anthropic", "vllm", "deepspeed", "tqdm"}
+HEAVY |= {"google", "tenacity"}
 
 
 @cache

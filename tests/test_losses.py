@@ -314,9 +314,12 @@ def test_adaptive_kl_by_hand():
 def test_truncated_importance_weights_by_hand():
     # log-ratios log 1.5, log .5, log 3: token level min(., 2) = 1.5, .5, 2
     old, engine = logs(1.5, 0.5, 3.0), t(0, 0, 0)
-    assert truncated_importance_weights(old, engine).tolist() == pytest.approx([1.5, 0.5, 2.0])
+    weights, stats = truncated_importance_weights(old, engine)
+    assert weights.tolist() == pytest.approx([1.5, 0.5, 2.0])
+    assert (int(stats["count"]), float(stats["weight"]), int(stats["capped"])) == (3, pytest.approx(4.0), 1)
     # turns {0, 2} and {1}: 4.5 -> 2 and .5
-    got = truncated_importance_weights(old, engine, segment=torch.tensor([7, 3, 7]))
-    assert got.tolist() == pytest.approx([2.0, 0.5, 2.0])
-    sick = truncated_importance_weights(old, t(0, -math.inf, 0))
+    weights, stats = truncated_importance_weights(old, engine, segment=torch.tensor([7, 3, 7]))
+    assert weights.tolist() == pytest.approx([2.0, 0.5, 2.0]) and int(stats["capped"]) == 2
+    sick, stats = truncated_importance_weights(old, t(0, -math.inf, 0))
     assert sick[1].isnan() and not sick[[0, 2]].isnan().any()
+    assert (int(stats["count"]), int(stats["nonfinite"]), float(stats["weight"])) == (2, 1, pytest.approx(3.5))

@@ -33,7 +33,7 @@ def said(base, agent: str, index: int, prompt: str, text: str) -> Turn:
 
 
 def batch(base, rewards=(0.25, 0.5, 1.0)) -> list[Episode]:
-    """Episodes of two joint steps; in the second only `first` speaks. Each step's first turn earns the reward."""
+    """Episodes of two joint steps: both together, then `first` alone. Each step's first turn earns the reward."""
     found = []
     for i, reward in enumerate(rewards):
         turns = [
@@ -43,13 +43,14 @@ def batch(base, rewards=(0.25, 0.5, 1.0)) -> list[Episode]:
         ]
         for turn, worth in zip(turns, (reward, 0.0, 2 * reward), strict=True):
             turn.returns = [worth] * len(turn.action_ids)
+            turn.env_step = int(turn is turns[2])
         found.append(Episode(str(i), "p", turns))
     return found
 
 
-def mixing(kind: str = "qmix", gamma: float = 0.5, **learn) -> Mixing:
+def mixing(kind: str = "qmix", gamma: float = 0.5, td_lambda: float = 0.0, **learn) -> Mixing:
     wanted = {"critic_hidden_size": 16, "critic_lr": 1e-2, "critic_epoch": 4, **learn}
-    return Mixing(tiny_base(), LearnConfig(**wanted), AGENTS, kind, gamma, seed=3)
+    return Mixing(tiny_base(), LearnConfig(**wanted), AGENTS, kind, gamma, td_lambda, seed=3)
 
 
 def annotate(stage: Mixing, episodes: list[Episode], *, reference: bool = False):
@@ -127,7 +128,7 @@ def test_who_is_silent_counts_nothing_and_learns_nothing():
 
 
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
-def test_features_are_the_last_tokens_hidden_states(kind):
+def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
     stage = mixing(kind)
     episodes = batch(stage.base)
     features = annotate(stage, episodes, reference=True)
@@ -137,7 +138,10 @@ def test_features_are_the_last_tokens_hidden_states(kind):
     turn = episodes[1].turns[1]
     with torch.no_grad():  # alone, without padding
         ids = torch.tensor([[*turn.prompt_ids, *turn.action_ids]])
-        alone = stage.base.forward(ids, None, torch.tensor([-1]))[0, -1].float()
+        states = stage.base.forward(ids, None, torch.tensor([-1]))[0].float()
+        begin = len(turn.prompt_ids)
+        parts = states[begin - 1], states[begin:].mean(0)
+        alone = torch.cat([(part - part.mean()) / (part.var(correction=0) + 1e-5).sqrt() for part in parts])
         want = stage.net.heads[1](alone).item()
     assert torch.allclose(steps.x[2, 1], alone, atol=1e-5)
     assert turn.values == pytest.approx([want] * 4, abs=1e-5)
@@ -172,6 +176,25 @@ def test_one_step_of_temporal_differences_by_hand():
     want = sum(e * e / 2 for e in errors) / 2
     metrics = stage.update(features, 0)
     assert metrics["value_loss"] == pytest.approx(want, abs=1e-6) and metrics["replay_steps"] == 2.0
+
+
+def test_targets_by_hand():
+    """gamma .5, lambda .8; two episodes of two steps with r = .25, .5 and 1, 2. y of a last step is its reward.
+
+    y of a first step: r + .5 (.2 Q' + .8 y'), and r + .5 Q' where the next step's reward is not known.
+    """
+    stage = mixing("vdn", td_lambda=0.8, critic_epoch=1)
+    episodes = batch(stage.base, rewards=(0.25, 1.0))
+    features = annotate(stage, episodes)
+    q = [episode.turns[2].values[0] for episode in episodes]
+    stage.net.requires_grad_(False).heads[0].out.bias.add_(9.0)  # the target is a copy: this must not be read
+    steps = features.steps
+    steps.reward, steps.known = torch.tensor([0.25, 0.5, 1.0, 2.0]), torch.tensor([True] * 4)
+    stage.memory = steps
+    first = [0.25 + 0.5 * (0.2 * q[0] + 0.8 * 0.5), 1.0 + 0.5 * (0.2 * q[1] + 0.8 * 2.0)]
+    assert stage._targets().tolist() == pytest.approx([first[0], 0.5, first[1], 2.0], abs=1e-6)
+    steps.known[3] = False
+    assert stage._targets()[:3].tolist() == pytest.approx([first[0], 0.5, 1.0 + 0.5 * q[1]], abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
@@ -270,6 +293,7 @@ def test_what_it_needs_is_said_before_a_model_is_loaded():
         return resolve_rule(TrainConfig.of(n_rollout_threads=8, **changes), Team.of(list(agents)))
 
     assert rule(algorithm="qmix", n_samples=4, gamma=0.9).credit["gamma"] == 0.9
+    assert rule(algorithm="vdn", n_samples=4, gae_lambda=0.5, residual_weight=0.0).credit["residual_weight"] == 0.0
     with pytest.raises(ConfigError, match="at least 2 per problem"):
         rule(algorithm="vdn")
     with pytest.raises(ConfigError, match="several agents"):

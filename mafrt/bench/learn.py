@@ -2,7 +2,9 @@
 
 The margin of a rule is the mean over held-out tasks and seeds of (score after - score before), with a 95% interval
 from resampling (seed, task) pairs. A rule passes if its margin is at least `--margin` and the interval lies above 0.
-Rules for teams that answer in rounds play a debate of two solvers, all others the Reasoner -> Actor chain.
+Each family has a task of its own (`mafrt.bench._tasks`): rules that compare samples play rounds in which agents are
+paid apart and unequally, VDN and QMIX two solvers who are told only what they earned together, MAPoRL a debate, and
+all others the Reasoner -> Actor chain.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mafrt import credit
@@ -22,7 +23,9 @@ from mafrt.seeding import seed_of
 
 GROUP = 8
 """samples per task for rules that compare them"""
-DEBATES = frozenset({"maporl"})
+TASK_OF = {"group": "rounds", "gigpo": "rounds", "mixed": "pair", "maporl": "debate"}
+"""family -> task; all others play the chain"""
+TASKS = ("chain", "rounds", "pair", "debate")
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
     "max_new_tokens": 48,
@@ -31,8 +34,12 @@ COMMON: Mapping[str, Any] = {
     "eval_episodes": 0,
     "save_interval": 0,
 }
+PAID: Mapping[str, Mapping[str, Any]] = {"rounds": {"outcome_weight": 0.0}, "debate": {"outcome_weight": 0.0}}
+"""tasks that pay every turn: the outcome would count a second time"""
 OWN: Mapping[str, Mapping[str, Any]] = {
-    "maporl": {"outcome_weight": 0.0, "n_rollout_threads": 48},
+    "maporl": {"n_rollout_threads": 48},
+    # As many tasks and samples of each turn as the other rules that compare samples.
+    "at_grpo": {"n_samples": 1, "tree_samples": GROUP, "n_rollout_threads": 64 // GROUP},
     # One agent learns at a time, so each gets as many iterations as with the other rules.
     "marft": {"iterations": 2.0},
 }
@@ -52,32 +59,31 @@ class Result:
     """of training, evaluations left out"""
 
 
-def train(rule: str, seed: int, iterations: int, tasks: int, samples: int) -> Result:
+def task_of(rule: str) -> str:
+    """The task that a rule is trained on unless another is asked for."""
+    return TASK_OF.get(credit.algorithm(rule).family, "chain")
+
+
+def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task: str | None = None) -> Result:
     """Train with one rule and one seed, and evaluate on held-out tasks before and after."""
     import torch
 
-    from mafrt.bench._debate import TEAM, Debate
-    from mafrt.env import Env
-    from mafrt.envs.math import MathEnv
+    from mafrt.bench import _tasks
     from mafrt.policy import SharedBase
     from mafrt.runners.evaluation import evaluate
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.signals import StopRequest
-    from mafrt.team import Team
 
+    task = task or task_of(rule)
     own = dict(OWN.get(rule, {}))
     rounds = round(iterations * own.pop("iterations", 1.0))
     groups = {"n_samples": GROUP} if credit.algorithm(rule).needs_groups else {}
-    config = TrainConfig.of(**{**COMMON, **groups, **own, "algorithm": rule, "seed": seed, "iterations": rounds})
-    env: Env
-    held_out: Env
-    if rule in DEBATES:
-        team, env, held_out = TEAM, Debate("train"), Debate("test")
-    else:
-        team = Team.load(Path(__file__).parents[2] / "profiles" / "quickstart.json")
-        env, held_out = MathEnv(team=team, split="train"), MathEnv(team=team, split="test")
+    named = {"algorithm": rule, "seed": seed, "iterations": rounds}
+    config = TrainConfig.of(**{**COMMON, **PAID.get(task, {}), **groups, **own, **named})
+    kind: Any = {"chain": _tasks.Chain, "rounds": _tasks.Rounds, "pair": _tasks.Pair, "debate": _tasks.Debate}[task]
+    held_out = kind("test")
     torch.manual_seed(seed)
-    runner = OnPolicy(env, team, SharedBase.load("teaching-base"), config)
+    runner = OnPolicy(kind("train"), kind.team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
 
     def worth() -> dict[str, float]:
@@ -91,7 +97,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int) -> Re
             seed=seed_of(seed, "bench learn"),
         )
         assert found is not None
-        return {task: sum(scores) / len(scores) for task, scores in found.scores.items()}
+        return {name: sum(scores) / len(scores) for name, scores in found.scores.items()}
 
     before = worth()
     started = time.perf_counter()
@@ -110,7 +116,7 @@ def margin(results: Sequence[Result], resamples: int = 2000) -> dict[str, float]
     return {"margin": float(gains.mean()), "low": float(low), "high": float(high)}
 
 
-def row(rule: str, results: Sequence[Result], least: float) -> dict[str, Any]:
+def row(rule: str, task: str, results: Sequence[Result], least: float) -> dict[str, Any]:
     """One line of the table."""
 
     def mean(values: Sequence[float]) -> float:
@@ -119,6 +125,7 @@ def row(rule: str, results: Sequence[Result], least: float) -> dict[str, Any]:
     found = margin(results)
     return {
         "rule": rule,
+        "task": task,
         "seeds": [r.seed for r in results],
         "before": round(mean([mean(list(r.before.values())) for r in results]), 3),
         "after": round(mean([mean(list(r.after.values())) for r in results]), 3),
@@ -130,9 +137,12 @@ def row(rule: str, results: Sequence[Result], least: float) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as Markdown."""
-    lines = ["| rule | before | after | margin (95% interval) | seconds a seed | learns |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| rule | task | before | after | margin (95% interval) | seconds a seed | learns |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [
-        f"| `{r['rule']}` | {r['before']:.3f} | {r['after']:.3f} | +{r['margin']:.3f} ({r['low']:.3f} to "
+        f"| `{r['rule']}` | {r['task']} | {r['before']:.3f} | {r['after']:.3f} | +{r['margin']:.3f} ({r['low']:.3f} to "
         f"{r['high']:.3f}) | {r['seconds']:.0f} | {'yes' if r['learns'] else 'no'} |"
         for r in rows
     ]
@@ -143,6 +153,7 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     """The benchmark; `python -m mafrt.bench learn --algorithm all` is the whole table."""
     parser = argparse.ArgumentParser(prog="mafrt.bench learn", description=__doc__, allow_abbrev=False)
     parser.add_argument("--algorithm", nargs="+", default=["all"], help="rules by name, or all")
+    parser.add_argument("--task", choices=TASKS, help="what all of them play; default: each family its own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--iterations", type=int, default=16, help="of a run")
     parser.add_argument("--tasks", type=int, default=128, help="held-out tasks")
@@ -164,8 +175,8 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     keep_freed_memory()
     rows = []
     for name in names:
-        results = [train(name, seed, args.iterations, args.tasks, args.samples) for seed in args.seeds]
-        rows.append(row(name, results, args.margin))
+        results = [train(name, seed, args.iterations, args.tasks, args.samples, args.task) for seed in args.seeds]
+        rows.append(row(name, args.task or task_of(name), results, args.margin))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     print("\n" + table(rows))
     return {

@@ -21,7 +21,16 @@ from mafrt.credit.settings import choice, unknown
 from mafrt.credit.stats import mean, no_spread
 from mafrt.types import Episode
 
-__all__ = ["ALGORITHMS", "Algorithm", "algorithm", "assign", "check_needs", "groups_without_spread", "settings_of"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "algorithm",
+    "assign",
+    "check_needs",
+    "groups_without_spread",
+    "settings_of",
+    "turn_rewards",
+]
 
 
 def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> dict[str, float]:
@@ -34,8 +43,9 @@ def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> d
             which centres and scales the finished advantages, token by token. They go before the preset's.
 
     Returns:
-        `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, counts of turns
-        out of the loss, and how many groups there were and could teach nothing.
+        `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, `ref_kl/AGENT` (where
+        the reference's log-probabilities are filled), counts of turns out of the loss, and how many groups there were
+        and could teach nothing.
 
     Raises:
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
@@ -60,17 +70,29 @@ def groups_without_spread(episodes: Sequence[Episode], rule: str, **settings: An
     """Groups that can teach nothing: all samples are worth the same, or fewer than two are of known worth. Sorted.
 
     A sample's worth is the mean reward of its turns, the overlong penalty left out: DAPO (2503.14476, eq. 11) asks
-    whether answers differ in being right, and a group of wrong answers of unequal length does not. Takes what
-    `assign` takes, and like it leaves advantages and returns to be filled.
+    whether answers differ in being right, and a group of wrong answers of unequal length does not. So is a penalty for
+    the divergence from the reference. Takes what `assign` takes, and like it leaves advantages and returns to be
+    filled.
     """
     _, rewarding, _ = _read(rule, settings)
-    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, overlong_buffer=0.0))
+    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, overlong_buffer=0.0, kl_coef=0.0))
     worth: dict[str, list[float]] = {episode.group: [] for episode in episodes}
     for episode, rows in zip(episodes, trajectories, strict=True):
         known = [row.reward for row in rows if row.dropped is None]
         if known:
             worth[episode.group].append(mean(known))
     return sorted(group for group, numbers in worth.items() if len(numbers) < 2 or no_spread(numbers))
+
+
+def turn_rewards(episodes: Sequence[Episode], rule: str, **settings: Any) -> list[list[float | None]]:
+    """The reward of each turn of each episode, as `assign` would see it; None where it is not known.
+
+    A penalty for the divergence from the reference is left out. Takes what `assign` takes, and like it leaves
+    advantages and returns to be filled.
+    """
+    _, rewarding, _ = _read(rule, settings)
+    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, kl_coef=0.0))
+    return [[None if row.dropped else row.reward for row in rows] for rows in trajectories]
 
 
 def _read(rule: str, settings: Mapping[str, Any]) -> tuple[Any, RewardSettings, str]:

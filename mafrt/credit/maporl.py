@@ -86,12 +86,15 @@ def maporl(trajectories: Sequence[Sequence[Row]], settings: MaporlSettings) -> d
         at = joint_steps_of([row.turn.agent for row in rows])
         rounds: list[Round] = [{} for _ in range(at[-1] + 1)]
         for row, t in zip(rows, at, strict=True):
-            rounds[t][row.turn.agent] = row.reward
+            rounds[t][row.turn.agent] = row.reward - total(row.kl_rewards)
         for row, t in zip(rows, at, strict=True):
             bonus = _bonus(rounds, t, row.turn.agent, settings)
             bonuses.append(bonus)
-            row.reward = _ahead(rounds, t, row.turn.agent, settings.round_gamma) + bonus
-            row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): row.reward}
+            score = _ahead(rounds, t, row.turn.agent, settings.round_gamma) + bonus
+            # A divergence from the reference is the turn's own: no other round is paid for it.
+            row.reward, row.token_rewards = score + total(row.kl_rewards), dict(enumerate(row.kl_rewards))
+            last = max(len(row.turn.action_ids) - 1, 0)
+            row.token_rewards[last] = row.token_rewards.get(last, 0.0) + score
     return gae(trajectories, settings.gae()) | ({"round_bonus": mean(bonuses)} if bonuses else {})
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mafrt.credit.rewards import Row
 from mafrt.credit.stats import mean, standardise, std, total
+from mafrt.types import Turn
 
 
 def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, eps: float = 1e-8) -> None:
@@ -32,21 +34,33 @@ def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, eps: float = 1e-8
 
 
 def credit_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """Per agent: mean reward of its turns, mean and deviation of its advantages over tokens. Of all turns: how many
-    there are, and how many of them are out of the loss and why."""
+    """Per agent: mean reward of its turns, mean and deviation of its advantages over tokens, mean divergence from the
+    reference per token (k3) where that is filled. Of all turns: how many there are, and how many of them are out of
+    the loss and why."""
     rewards: dict[str, list[float]] = {}
     advantages: dict[str, list[float]] = {}
+    divergence: dict[str, list[float]] = {}
     for row in rows:
         if row.dropped is None:
             rewards.setdefault(row.turn.agent, []).append(row.reward)
             advantages.setdefault(row.turn.agent, []).extend(row.turn.advantages or ())
+            divergence.setdefault(row.turn.agent, []).extend(_k3(row.turn))
     out: dict[str, float] = {}
     for agent in sorted(rewards):
         out[f"reward/{agent}"] = mean(rewards[agent])
         if advantages[agent]:
             out[f"advantage_mean/{agent}"] = mean(advantages[agent])
             out[f"advantage_std/{agent}"] = std(advantages[agent], unbiased=False)
+        if divergence[agent]:
+            out[f"ref_kl/{agent}"] = mean(divergence[agent])
     out["turns"] = float(len(rows))
     for why in ("unjudged", "nonfinite"):
         out[f"turns_{why}"] = float(total(row.dropped == why for row in rows))
     return out
+
+
+def _k3(turn: Turn) -> list[float]:
+    """exp(d) - d - 1 with d = log pi_ref - log pi per action token, finite ones only; empty without a reference."""
+    old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
+    gaps = [ref - own for own, ref in zip(old, turn.ref_logprobs or (), strict=False)]
+    return [math.exp(min(gap, 20.0)) - gap - 1.0 for gap in gaps if math.isfinite(gap)]

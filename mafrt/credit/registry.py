@@ -46,7 +46,7 @@ class Algorithm:
     credit: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the family and of the rewards that differ from their defaults."""
     loss: Mapping[str, Any] = field(default_factory=dict)
-    """What the loss should be: `level`, `clip_low`, `clip_high`, `denominator` (token, turn or constant)..."""
+    """What the loss should be: `level`, `clip_low`, `clip_high`, `denominator` (token, turn or constant), `kl_in`..."""
     schedule: str = "concurrent"
     critic: Literal["context", "transcript"] | None = None
     """What its critic reads: the turn's own context, the whole transcript so far and the speaker's name, or none."""
@@ -58,10 +58,13 @@ class Algorithm:
     """Iterations per agent (`round_robin`) or per casting (`swap`) where the run names none."""
     sampling_rounds: int = 0
     """Rounds of fresh tasks in place of those whose samples are all worth the same (DAPO), where the run names none."""
+    tree_samples: int | None = None
+    """Alternatives of every turn (AT-GRPO), where the run has one sample per task and names none; None: no trees."""
 
     def needs_reference(self, settings: Mapping[str, Any]) -> bool:
         """Whether these credit settings read `ref_logprobs`."""
-        return self.family == "reinforce_pp" and bool({**self.credit, **settings}.get("beta", 0.0))
+        chosen = {**self.credit, **settings}
+        return bool(chosen.get("beta", 0.0) or chosen.get("kl_coef", 0.0))
 
 
 _PAID_ALL = {"outcome_to": "all"}
@@ -145,6 +148,7 @@ _LIST = (
         "REINFORCE++ (2501.03262)",
         "reinforce_pp",
         _PAID_ALL,
+        {"kl_in": "reward"},
     ),
     Algorithm(
         "reinforce_pp_baseline",
@@ -152,6 +156,7 @@ _LIST = (
         "REINFORCE++ (2501.03262)",
         "reinforce_pp",
         {**_PAID_ALL, "baseline": True},
+        {"kl_in": "reward"},
         needs_groups=True,
     ),
     Algorithm(
@@ -199,11 +204,12 @@ _LIST = (
     ),
     Algorithm(
         "at_grpo",
-        "a turn against the same agent's at the same turn of its problem",
+        "a turn against its alternatives from the same state, or the same agent's at the same turn of its problem",
         "AT-GRPO (2510.11062)",
         "group",
         {**_PAID_ALL, "unit": "row", "group": "turn"},
         needs_groups=True,
+        tree_samples=4,
     ),
     Algorithm(
         "gigpo",
@@ -287,5 +293,6 @@ def check_needs(
         raise ConfigError(f"algorithm {name!r} needs several agents and the team has {agents}; take 'gae'.")
     if chosen.needs_reference(settings or {}) and not reference:
         raise ConfigError(
-            f"algorithm {name!r} with beta > 0 needs the reference's log-probs; turn them on or set beta=0."
+            f"algorithm {name!r} with a KL penalty in the reward needs the reference's log-probs; turn them on, or set "
+            "its weight (kl_coef, or beta of reinforce_pp) to 0."
         )

@@ -2,9 +2,10 @@
 
     r = reward_weight * turn.reward + process_weight * score / 10 (+ outcome_weight * episode.outcome)
 
-The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to the last turn of every agent
-(`"each"`) or to every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's
-reward"). Rules that see tokens place a verdict's spans on the last token of each span instead of its overall score.
+The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to all turns of the step that ended
+it (`"end"`, which `mafrt.tree` scores alternatives by), to the last turn of every agent (`"each"`) or to every turn
+(`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's reward"). Rules that see tokens
+place a verdict's spans on the last token of each span instead of its overall score.
 
 With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome is one summand then: it is
 counted once, whatever `outcome_to` says, since a sum over "all" would weigh it by the number of turns.
@@ -14,6 +15,10 @@ A turn that nearly or fully uses up its token limit can be punished for it (`ove
     penalty * min(0, (limit - buffer - tokens) / buffer)          buffer = overlong_buffer * limit
 
 which is 0 up to limit - buffer tokens and -penalty at the limit. It is the turn's own: it is added after sharing.
+
+So is the divergence from the reference, with `kl_coef` above 0: every action token earns
+-kl_coef * (log pi - log pi_ref), Schulman's k1 (Ziegler 2019, 1909.08593), and the turn the sum of it. log pi is
+`old_logprobs`, or the sampler's where that is None.
 
 A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
 coach is on (`None` and `Unscored` alike), or a part of its reward is NaN or infinite. It never becomes a number.
@@ -28,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mafrt.credit.settings import choice, flag, number
+from mafrt.credit.stats import total
 from mafrt.errors import ConfigError
 from mafrt.types import Episode, Scored, Turn
 
@@ -44,8 +50,8 @@ class RewardSettings:
     """Weight of the coach's score, which is divided by 10 first."""
     outcome_weight: float = 1.0
     """Weight of the task's verdict for the team."""
-    outcome_to: Literal["last", "each", "all"] = "last"
-    """Who gets the outcome: the episode's last turn, every agent's last turn, or every turn."""
+    outcome_to: Literal["last", "end", "each", "all"] = "last"
+    """Who gets the outcome: the episode's last turn, all of its last step, every agent's last turn, or every turn."""
     outcome_veto: bool = False
     """Take positive process rewards away where the task's verdict is 0 (or less)."""
     share: Literal["own", "sum"] = "own"
@@ -56,6 +62,8 @@ class RewardSettings:
     """What a turn loses that uses its limit up."""
     token_limits: Mapping[str, int] | None = None
     """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
+    kl_coef: float = 0.0
+    """Weight of the divergence from the reference in the reward; 0 needs no reference."""
     coach: bool | None = None
     """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
     then goes unseen, so the runner says True)."""
@@ -66,10 +74,11 @@ class RewardSettings:
         number("reward_weight", self.reward_weight)
         number("process_weight", self.process_weight)
         number("outcome_weight", self.outcome_weight)
-        choice("outcome_to", self.outcome_to, ("last", "each", "all"))
+        choice("outcome_to", self.outcome_to, ("last", "end", "each", "all"))
         choice("share", self.share, ("own", "sum"))
         number("overlong_buffer", self.overlong_buffer, 0.0, 1.0)
         number("overlong_penalty", self.overlong_penalty, 0.0)
+        number("kl_coef", self.kl_coef, 0.0)
         flag("outcome_veto", self.outcome_veto)
         if self.coach is not None:
             flag("coach", self.coach)
@@ -86,7 +95,9 @@ class Row:
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
     token_rewards: dict[int, float] = field(default_factory=dict)
-    """Token index -> reward, for rules that see tokens; differs from `reward` only where a verdict has spans."""
+    """Token index -> reward, for rules that see tokens; they add up to `reward` unless a verdict has spans."""
+    kl_rewards: list[float] = field(default_factory=list)
+    """The divergence's part of both, one number per action token; empty without such a penalty."""
     dropped: Literal["unjudged", "nonfinite"] | None = None
     """Why the turn is out of the loss; None if it is in."""
 
@@ -122,6 +133,9 @@ def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[
         if settings.overlong_buffer:
             for row in rows:
                 _shorten(row, settings)
+        if settings.kl_coef:
+            for row in rows:
+                _penalise(row, settings.kl_coef)
         trajectories.append(rows)
     return trajectories, spans_lost
 
@@ -133,6 +147,8 @@ def _payees(episode: Episode, outcome_to: str) -> set[int]:
         return set(positions)
     if outcome_to == "last":
         return set(positions[-1:])
+    if outcome_to == "end":
+        return {i for i in positions if episode.turns[i].env_step == episode.turns[-1].env_step}
     return set({episode.turns[i].agent: i for i in positions}.values())
 
 
@@ -194,6 +210,25 @@ def _shorten(row: Row, settings: RewardSettings) -> None:
         last = max(len(turn.action_ids) - 1, 0)
         row.reward -= settings.overlong_penalty * share
         row.token_rewards[last] = row.token_rewards.get(last, 0.0) - settings.overlong_penalty * share
+
+
+def _penalise(row: Row, coef: float) -> None:
+    """Take the divergence from the reference off the turn's reward, token by token."""
+    turn = row.turn
+    if not turn.action_ids:
+        return
+    if turn.ref_logprobs is None:
+        raise ConfigError(
+            f"kl_coef={coef} in the reward needs a reference: turn {turn.turn} of agent {turn.agent!r} has no "
+            "ref_logprobs; fill them first, or set kl_coef to 0."
+        )
+    old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
+    row.kl_rewards = [coef * (ref - own) for own, ref in zip(old, turn.ref_logprobs, strict=True)]
+    row.reward += total(row.kl_rewards)
+    for token, paid in enumerate(row.kl_rewards):
+        row.token_rewards[token] = row.token_rewards.get(token, 0.0) + paid
+    if not math.isfinite(row.reward):
+        row.drop("nonfinite")
 
 
 def _last_token(turn: Turn, quote: str, decode: Decode | None) -> int | None:

@@ -1,0 +1,332 @@
+"""Several processes: what one would have learnt, one writer, and an end for all when one is gone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy import make, settings, train
+
+from mafrt import wire
+from mafrt.errors import BudgetSpentError, ConfigError, DataError, MafrtError
+from mafrt.processes import ALONE, Processes, packed_error, unpacked_error
+from mafrt.runners.preflight import check_processes
+from mafrt.runners.tasks import TaskStream
+from mafrt.runners.together import own_slots
+from mafrt.types import Episode, Evidence, Scored, Turn, Unscored
+
+SCRIPT = Path(__file__).with_name("toy_processes.py")
+# Adam divides by the gradient's size: a larger epsilon keeps the rounding of gradients near zero from being magnified.
+SHORT = {"iterations": 3, "save_interval": 0, "eval_episodes": 4, "opti_eps": 1e-5}
+NEED_DEEPSPEED = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: ZeRO is NOT tested here"
+)
+LAYOUTS = ("ddp", "fsdp", *(pytest.param(f"zero{n}", marks=NEED_DEEPSPEED) for n in (1, 2, 3)))
+RULES: dict[str, dict[str, Any]] = {
+    "ppo": {"num_mini_batch": 2, "target_kl": 10.0},
+    "action": {"level": "action", "kl_coef": 0.01, "entropy_coef": 0.01},
+    "happo": {"algorithm": "happo"},
+    "grpo": {"algorithm": "grpo", "n_samples": 4},
+    "dapo": {"algorithm": "dapo", "n_samples": 2, "dynamic_sampling_rounds": 2, "max_new_tokens": 2},
+    "reinforce_pp": {"algorithm": "reinforce_pp", "episode_length": 2},
+    "qmix": {"algorithm": "qmix", "n_samples": 2},
+    "cory": {"algorithm": "cory"},
+}
+
+
+def start(job: dict[str, Any], size: int = 2) -> list[subprocess.Popen[str]]:
+    """`size` processes that find each other, as a launcher would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    found = []
+    for rank in range(size):
+        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        found.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), json.dumps(job)],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return found
+
+
+def finish(some: list[subprocess.Popen[str]], timeout: float = 240.0) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each; whoever is still there after `timeout` fails the test."""
+    found = []
+    try:
+        for process in some:
+            out, err = process.communicate(timeout=timeout)
+            found.append((process.returncode, out, err))
+    finally:
+        for process in some:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return found
+
+
+def run(out: Path, layout: str, runs: list[dict[str, Any]], size: int = 2) -> list[dict[str, Any]]:
+    """Let `size` processes do all `runs`; what each of them found."""
+    ended = finish(start({"layout": layout, "out": str(out), "runs": runs}, size))
+    assert [code for code, _, _ in ended] == [0] * size, ended[0][2] + ended[-1][2]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[key] - other[key]).abs().max().item() for key in one)
+
+
+def adapters(runner: Any) -> dict[str, torch.Tensor]:
+    found = {}
+    for name in ("first", "second"):
+        found |= {f"{name}/{key}": value for key, value in runner.base.adapter_state(name).items()}
+    return found
+
+
+def alone(**changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """The adapters that one process learns, and the run's summary."""
+    runner = make(None, **{**SHORT, **changes})
+    before = adapters(runner)
+    summary = runner.run()
+    assert gap(before, adapters(runner)) > 1e-2, "it has to move, or the comparison means nothing"
+    return adapters(runner), summary
+
+
+# ------------------------------------------------------------------------------------------------- two are like one
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns_with_every_kind_of_rule(tmp_path):
+    runs = [{"name": name, "settings": {**SHORT, **changes}} for name, changes in RULES.items()]
+    told = run(tmp_path, "ddp", runs)
+    for name, changes in RULES.items():
+        expected, summary = alone(**changes)
+        mine, other = (load_file(tmp_path / f"{name}.{rank}.safetensors") for rank in (0, 1))
+        assert gap(mine, other) == 0.0, name
+        assert gap(mine, expected) < 2e-5, (name, gap(mine, expected))
+        for one in told:
+            assert one[name]["before"] == pytest.approx(summary.before) and one[name]["iterations"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_number(tmp_path, layout):
+    often = {"iterations": 4, "save_interval": 2, "eval_episodes": 0, "keep_last": 9, "gradient_checkpointing": True}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(whole, **often)
+    expected = load_all(whole / "checkpoints" / "step_000004")
+    train(cut, **{**often, "iterations": 2})  # one process ...
+    runs = [
+        {"name": "all", "run_dir": str(tmp_path / "all"), "settings": often},
+        {"name": "on", "run_dir": str(cut), "load_path": str(cut), "settings": often},  # ... then two
+    ]
+    told = run(tmp_path / "out", layout, runs)
+    for name in ("all", "on"):
+        mine, other = (load_file(tmp_path / "out" / f"{name}.{rank}.safetensors") for rank in (0, 1))
+        assert gap(mine, other) == 0.0
+        assert gap(mine, flat(expected)) < 2e-5, (name, gap(mine, flat(expected)))
+    train(tmp_path / "back", tmp_path / "all" / "checkpoints" / "step_000002", **often)  # and two, then one
+    assert gap(flat(load_all(tmp_path / "back" / "checkpoints" / "step_000004")), flat(expected)) < 2e-5
+    # One writer: rank 1 was given a folder of its own and left it alone.
+    assert not (tmp_path / "all.1").exists() and not (tmp_path / "cut.1").exists()
+    lines = (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [1, 2, 3, 4]
+    assert same_lines(tmp_path / "all", whole)
+    held, numbers = [one["all"]["held"] for one in told], told[0]["all"]["numbers"]
+    if layout in ("fsdp", "zero3"):
+        assert sum(held) == numbers and max(held) < 0.52 * numbers, "the parts add up to one base"
+    else:
+        assert held == [numbers, numbers]
+    moments = [one["all"]["moments"] for one in told]
+    if layout.startswith("zero"):
+        assert max(moments) < 0.52 * sum(moments), "each process has half of the moments"
+    else:
+        assert moments[0] == moments[1]
+
+
+def load_all(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: load_file(checkpoint / name / "adapter_model.safetensors") for name in ("first", "second")}
+
+
+def flat(adapters: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{name}/{key}": value for name, state in adapters.items() for key, value in state.items()}
+
+
+def same_lines(run: Path, other: Path) -> bool:
+    """Whether both played the same: who said what, token for token, and what came of it to five digits."""
+
+    def read(path: Path) -> list[Any]:
+        return [json.loads(line, parse_float=lambda text: round(float(text), 4)) for line in path.open()]
+
+    def said(path: Path) -> list[Any]:
+        return [(e["id"], e["group"], e["outcome"], [t["text"] for t in e["turns"]]) for e in read(path)]
+
+    return said(run / "episodes.jsonl") == said(other / "episodes.jsonl")
+
+
+# ---------------------------------------------------------------------------------------------------- when one is gone
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for found in process.stdout:
+        if line in found:
+            return
+    raise AssertionError(f"no {line!r} came: {process.stderr.read() if process.stderr else ''}")
+
+
+LONG = {"iterations": 400, "save_interval": 2, "eval_episodes": 0}
+
+
+def long_job(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    runs = [{"name": "long", "run_dir": str(tmp_path / "run"), "settings": LONG}]
+    return {"layout": "ddp", "out": str(tmp_path / "out"), "timeout_s": 30, "runs": runs, **changes}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_killed_ends_the_others_with_one_line_and_one_process_goes_on(tmp_path, victim):
+    some = start(long_job(tmp_path))
+    wait_for(some[0], "iteration 5")
+    some[victim].kill()
+    began = time.monotonic()
+    ended = finish(some, timeout=40)
+    assert time.monotonic() - began < 40
+    code, _, err = ended[1 - victim]
+    assert code == 2 and ended[victim][0] == -signal.SIGKILL
+    lines = [line for line in err.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and "another of the 2 processes is gone" in lines[0] and "--load_path" in lines[0]
+    assert "Traceback" not in err
+    newest = max(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step_??????"))
+    until = newest + 2
+    train(tmp_path / "run", tmp_path / "run", **{**LONG, "iterations": until})
+    train(tmp_path / "whole", **{**LONG, "iterations": until})
+    found, expected = (load_all(tmp_path / name / "checkpoints" / f"step_{until:06d}") for name in ("run", "whole"))
+    assert gap(flat(found), flat(expected)) < 5e-4  # rounding grows from step to step
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(1, until + 1))
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
+    some = start(long_job(tmp_path, timeout_s=6))
+    wait_for(some[0], "iteration 3")
+    os.kill(some[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        _, err = some[0].communicate(timeout=40)
+    finally:
+        some[1].kill()
+        some[1].wait()
+    assert some[0].returncode == 2 and time.monotonic() - began < 30
+    assert "silent for 6 s (process_timeout_s)" in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_all_with_a_checkpoint(tmp_path):
+    some = start(long_job(tmp_path))
+    wait_for(some[0], "iteration 3")
+    some[1].terminate()
+    ended = finish(some, timeout=60)
+    assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
+    told = [json.loads((tmp_path / "out" / f"{rank}.json").read_text())["long"] for rank in (0, 1)]
+    assert {one["stopped_by"] for one in told} == {"SIGTERM"}
+    assert told[0]["iterations"] == told[1]["iterations"] >= 3
+    assert (tmp_path / "run" / "checkpoints" / f"step_{told[0]['iterations']:06d}").is_dir()
+
+
+# --------------------------------------------------------------------------------------------------------- the parts
+
+
+def test_alone_everything_is_a_no_op():
+    tensor = torch.tensor([1.0])
+    ALONE.sum([tensor])
+    assert ALONE.gather((1, 2)) == [(1, 2)] and ALONE.main and ALONE.lead(lambda: 3) == 3 and tensor.item() == 1.0
+    assert ALONE.share([1, 2, 3]) == [1, 2, 3] and ALONE.any(True) and not ALONE.any(False)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    ALONE.sum_gradients([parameter])
+    assert parameter.grad is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_blocks_of_samples_are_shared_whole_and_each_once(size):
+    slots = [own_slots(Processes(rank, size), 24, 4) for rank in range(size)]
+    assert sorted(slot for some in slots for slot in some) == list(range(24))
+    owner = {slot: rank for rank, some in enumerate(slots) for slot in some}
+    assert all(owner[slot] == owner[slot - slot % 4] for slot in range(24))
+    assert max(map(len, slots)) - min(map(len, slots)) <= 4
+
+
+def test_what_is_different_is_named():
+    class Two(Processes):
+        def gather(self, value):
+            return [value, {**value, "settings": {"lr": 2.0, "seed": 1}}]
+
+    Two(0, 2).same({"settings": {"lr": 2.0, "seed": 1}}, "the run")
+    with pytest.raises(ConfigError, match=r"the run: settings: lr differs .*process 0 has 1\.0, process 1 has 2\.0"):
+        Two(0, 2).same({"settings": {"lr": 1.0, "seed": 1}}, "the run")
+
+
+def test_episodes_cross_whole_and_bit_for_bit():
+    turn = Turn("a", [1, 2], [3, 4], [-0.1, float("-inf")], "eos", "x\ud800\U0001f600", 0, 1, 7, reward=1 / 3)
+    turn.coach = Scored(7.5, "good", (("x", 3.0), ("y", 0.1)))
+    turn.evidence = Evidence("42", Scored(10.0), {"status": "ok", "files": [["a", 2]]})
+    turn.values = [0.1 + 0.2, 1e-300]
+    other = Turn("b", [1], [], [], "length", "", 1, 2, 7, coach=Unscored("no answer"))
+    episode = Episode("e", "g", [turn, other], outcome=0.5, info={"task": "ash", "level": None})
+    crossed = wire.unpack(json.loads(json.dumps(wire.pack(episode))))
+    assert crossed == episode and isinstance(crossed.turns[0].coach, Scored)
+    verdicts = json.loads(json.dumps(wire.pack_verdicts([episode])))
+    for one in crossed.turns:
+        one.coach = None
+    wire.unpack_verdicts([crossed], verdicts)
+    assert crossed == episode
+
+
+def test_errors_cross_with_their_class():
+    for error in (DataError("no file"), BudgetSpentError("spent")):
+        again = unpacked_error(json.loads(json.dumps(packed_error(error))))
+        assert type(again) is type(error) and str(again) == str(error)
+    assert type(unpacked_error({"kind": "Popen", "text": "x"})) is MafrtError
+
+
+def test_more_processes_than_tasks_and_feedback_are_refused():
+    with pytest.raises(ConfigError, match=r"makes 4 tasks in an iteration, too few for 8 processes; raise it to .* 32"):
+        check_processes(Processes(0, 8), settings(n_rollout_threads=16, n_samples=4))
+    check_processes(Processes(0, 4), settings(n_rollout_threads=16, n_samples=4))
+    with pytest.raises(ConfigError, match="coach_feedback"):
+        check_processes(Processes(0, 2), settings(coach="rules", coach_feedback=True))
+
+
+def test_a_stream_played_in_two_parts_deals_the_same_episodes_as_in_one():
+    """What `play_together` relies on: starts depend on the slot, not on who else plays."""
+
+    def deal(slots):
+        stream = TaskStream(
+            slots=8, n_samples=2, turns=2, num_tasks=5, seed=3, iteration=1, drawn=10
+        )
+        return [stream.next_start(slot, None) for slot in slots], stream.drawn
+
+    whole, drawn = deal(range(8))
+    parts = [deal(own_slots(Processes(rank, 2), 8, 2)) for rank in (0, 1)]
+    key = lambda start: start.id  # noqa: E731
+    assert sorted((start for some, _ in parts for start in some), key=key) == sorted(whole, key=key)
+    assert max(position for _, position in parts) == drawn
