@@ -26,7 +26,7 @@ class PlayConfig:
     """How episodes are played."""
 
     n_rollout_threads: int = 32
-    """environments played side by side in one process"""
+    """environments played side by side; several processes share them"""
     n_samples: int = 1
     """episodes played of each task; they form its group"""
     stratify: str | None = None
@@ -49,6 +49,8 @@ class PlayConfig:
     """keep the k likeliest tokens; 0 keeps all"""
     max_batch_rows: int = 256
     """rows that one forward pass of the local engine may hold"""
+    async_steps: int = 0
+    """1: sample the next batch while this one is learnt from, one update behind and corrected for; 0: in turn"""
     reasoning: Literal["auto", "on", "off"] = "auto"
     """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
     sandbox: str = "bwrap"
@@ -62,6 +64,8 @@ class PlayConfig:
             _at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:
             _at_least(self, 0, "dynamic_sampling_rounds")
+        if self.async_steps not in (0, 1):
+            raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
         if self.temperature <= 0:
             raise ConfigError(f"temperature is {self.temperature}, but sampling for training needs a value above 0.")
         if not 0 < self.top_p <= 1:
@@ -271,7 +275,7 @@ class CoachConfig:
     """Who scores each turn, and what that may cost."""
 
     coach: str = "none"
-    """none, rules, local, openai:MODEL, anthropic:MODEL, google:MODEL, vertex:MODEL, or one's own package.module:Class"""
+    """none, rules, local, openai:MODEL, anthropic:MODEL, google:MODEL, vertex:MODEL, or own package.module:Class"""
     coach_base_url: str | None = None
     """server to ask instead of the provider's own, such as http://127.0.0.1:8000/v1; default: the provider's"""
     coach_rubric: str | None = None

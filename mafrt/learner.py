@@ -13,15 +13,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mafrt.batch import Batch, collate, dealt, in_step, split
 from mafrt.config import LearnConfig
-from mafrt.losses import entropy_loss, kl_loss, policy_loss, truncated_importance_weights
+from mafrt.objective import Counts, Loss, Objective, Part, PolicyLoss
 from mafrt.seeding import permutation
 from mafrt.stepping import Steps, make_steps
 from mafrt.tally import Tally
@@ -31,36 +30,6 @@ if TYPE_CHECKING:
     from mafrt.policy import SharedBase
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Counts:
-    """What an adapter said in a mini-batch: the denominators of its loss."""
-
-    tokens: int = 0
-    turns: int = 0
-    ratios: int = 0
-    """denominator of the policy loss: tokens, turns, or tokens as the objective counts them"""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The shape of the policy loss."""
-
-    level: Literal["token", "action"] = "token"
-    """what one probability ratio spans"""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    normalize: Literal["sum", "token", "word"] = "token"
-    """action level: how a turn's log-ratio is divided"""
-    turn_tokens: Mapping[str, int] | None = None
-    """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
-    kl_coef: float = 0.0
-    """weight of the k3 estimate of the KL to the reference"""
-    importance_cap: float | None = None
-    """bound of the importance weight where `old_logprobs` differ from what the sampler says; None: no weights"""
-    cut: frozenset[str] = frozenset()
-    """agents that sample from a cut support (top-p, top-k), where the two differ by design: no weights for them"""
 
 
 class Learner:
@@ -75,6 +44,7 @@ class Learner:
         objective: the shape of the policy loss.
         seed: of the mini-batches.
         steps: makes the optimizer steps; by default those of `learn`, the same in every process.
+        loss: of a micro-batch; by default the clipped policy loss of `objective`.
     """
 
     def __init__(
@@ -87,6 +57,7 @@ class Learner:
         objective: Objective,
         seed: int,
         steps: Steps | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.base = base
         self.adapter_of = adapter_of
@@ -98,6 +69,7 @@ class Learner:
         self.optimizers = self.steps.optimizers
         self.kl_coef = objective.kl_coef
         """weight of the KL to the reference in the loss; may be set anew between updates"""
+        self.loss = loss or PolicyLoss(objective, learn)
         self.micro_batch_tokens = learn.micro_batch_tokens
 
     @torch.no_grad()
@@ -176,7 +148,7 @@ class Learner:
 
     def _step(self, turns: list[Turn], adapters: Sequence[str], weight: Callable[[Turn], float] | None) -> Tally:
         """One optimizer step per adapter from the mini-batch `turns`."""
-        counts = {name: _Counts() for name in adapters}
+        counts = {name: Counts() for name in adapters}
         for turn in turns:
             count, fixed = counts[self.adapter_of[turn.agent]], self.objective.turn_tokens
             count.tokens += len(turn.action_ids)
@@ -214,7 +186,7 @@ class Learner:
     def _backward(
         self,
         turns: list[Turn],
-        counts: Mapping[str, _Counts],
+        counts: Mapping[str, Counts],
         tally: Tally | None,
         weight: Callable[[Turn], float] | None,
     ) -> None:
@@ -222,63 +194,14 @@ class Learner:
 
         Without a tally the turns are another process's, and the pass is only made because all have to make it.
         """
-        learn = self.learn
-        batch = self._collate(turns)
+        batch = self._collate(self.loss.rows(turns))
         logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
         if tally is None:
             (0.0 * logprobs.sum()).backward()
             return
-        old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
-        advantages = batch.gather([turn.advantages for turn in turns])
-        reference = batch.gather([turn.ref_logprobs for turn in turns]) if self.kl_coef else None
-        weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
-        engine = batch.gather([turn.logprobs for turn in turns]) if self._other_engine(turns) else None
-        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
-        owners = [self.adapter_of[turn.agent] for turn in turns]
-        total = logprobs.new_zeros(())
-        for name in dict.fromkeys(owners):
-            at = torch.tensor([owner == name for owner in owners], device=old.device)[batch.row].nonzero().squeeze(-1)
-            factors = None if weights is None else weights[at]
-            if engine is not None and self.objective.importance_cap is not None:
-                same = torch.tensor([turn.agent in self.objective.cut for turn in turns], device=old.device)[batch.row]
-                trust, stats = truncated_importance_weights(
-                    old[at],
-                    torch.where(same, old, engine)[at],
-                    cap=self.objective.importance_cap,
-                    segment=batch.row[at] if self.objective.level == "action" else None,
-                )
-                tally.add(name, "importance", stats)
-                factors = trust if factors is None else trust * factors
-            loss, stats = policy_loss(
-                logprobs[at],
-                old[at],
-                advantages[at],
-                denominator=counts[name].ratios,
-                level=self.objective.level,
-                segment=batch.row[at],
-                clip_low=self.objective.clip_low,
-                clip_high=self.objective.clip_high,
-                dual_clip=learn.dual_clip,
-                normalize=self.objective.normalize,
-                words=words[at],
-                weights=factors,
-            )
-            tally.add(name, "policy", stats)
-            extra, stats = entropy_loss(entropy[at], coef=learn.entropy_coef, denominator=counts[name].tokens)
-            tally.add(name, "entropy", stats)
-            loss = loss + extra
-            if reference is not None:
-                extra, stats = kl_loss(logprobs[at], reference[at], coef=self.kl_coef, denominator=counts[name].tokens)
-                tally.add(name, "reference", stats)
-                loss = loss + extra
-            tally.add_loss(name, loss)
-            total = total + loss
-        total.backward()
-
-    def _other_engine(self, turns: Sequence[Turn]) -> bool:
-        """Whether what sampled some of the turns may differ from the trainer; the others' weights are then 1."""
-        cap, cut = self.objective.importance_cap, self.objective.cut
-        return cap is not None and any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns)
+        owners = [self.adapter_of[turn.agent] for turn in batch.turns]
+        part = Part(turns, batch, owners, logprobs, entropy, counts, tally, weight, self.kl_coef)
+        self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -191,17 +192,26 @@ class LoraContext:
     """Holds the plan of the forward that is running; all layers of one base share it. None: the bare base."""
 
     def __init__(self) -> None:
-        self.plan: Plan | None = None
+        self._plans: dict[int, Plan | None] = {}
         self.sharded = False
         """whether another library brings the frozen weights when a layer is called, and takes them away afterwards"""
 
+    @property
+    def plan(self) -> Plan | None:
+        """Of this thread: one may sample while another learns."""
+        return self._plans.get(threading.get_ident())
+
     @contextmanager
     def use(self, plan: Plan | None) -> Iterator[None]:
-        before, self.plan = self.plan, plan
+        before, thread = self.plan, threading.get_ident()
+        self._plans[thread] = plan
         try:
             yield
         finally:
-            self.plan = before
+            if before is None:
+                del self._plans[thread]
+            else:
+                self._plans[thread] = before
 
 
 class Piece(NamedTuple):
@@ -436,11 +446,12 @@ class StackedLoRALinear(nn.Module):
             pairs = [self.pairs[k] if plan.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
             return [torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)]
         key = (tuple(here), dtype)
-        if self._fused is None or self._fused[0] != key:
+        fused = self._fused  # another thread may drop it at any moment
+        if fused is None or fused[0] != key:
             a = torch.cat([self.pairs[k][0] for k in here]).to(dtype)
             b = torch.cat([self.pairs[k][1] for k in here], 1).to(dtype)
-            self._fused = (key, a, b)
-        return [self._fused[1], self._fused[2]]
+            self._fused = fused = (key, a, b)
+        return [fused[1], fused[2]]
 
 
 def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> None:

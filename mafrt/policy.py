@@ -363,13 +363,15 @@ class SharedBase:
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
         with self.context.use(self._plan_for(index, rows, steps, learn)):
             return self._run(
-                lambda: self.inner(
-                    input_ids=input_ids,
-                    attention_mask=attention_mask,
-                    position_ids=position_ids,
-                    past_key_values=past_key_values,
-                    use_cache=past_key_values is not None,
-                ).last_hidden_state
+                lambda: (
+                    self.inner(
+                        input_ids=input_ids,
+                        attention_mask=attention_mask,
+                        position_ids=position_ids,
+                        past_key_values=past_key_values,
+                        use_cache=past_key_values is not None,
+                    ).last_hidden_state
+                )
             )
 
     __call__ = forward
@@ -392,23 +394,26 @@ class SharedBase:
             return hidden.view(rows, steps, -1)
         with self.context.use(self._make_plan(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
             packed = self._run(
-                lambda: self.inner(
-                    input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
-                    # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
-                    attention_mask=input_ids.new_zeros(1, 1, 1, 1),
-                    position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
-                    use_cache=False,
-                    packing=packing,
-                ).last_hidden_state
+                lambda: (
+                    self.inner(
+                        input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
+                        # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
+                        attention_mask=input_ids.new_zeros(1, 1, 1, 1),
+                        position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
+                        use_cache=False,
+                        packing=packing,
+                    ).last_hidden_state
+                )
             )
         return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
 
     def _plan_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
         """The plan of the last forward where this one is alike, as decode steps are."""
         key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
-        if self._plan is None or self._plan[0] != key:
-            self._plan = (key, self._make_plan(index, rows, steps, learn))
-        return self._plan[1]
+        last = self._plan  # another thread may put its own there at any moment
+        if last is None or last[0] != key:
+            self._plan = last = (key, self._make_plan(index, rows, steps, learn))
+        return last[1]
 
     def _make_plan(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
         layers = self._layers.values()

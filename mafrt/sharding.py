@@ -39,8 +39,8 @@ class Root(nn.Module):
 class Sharding:
     """What a `SharedBase` needs of the library that shards it."""
 
-    def __init__(self, root: nn.Module) -> None:
-        self.root: Any = root
+    def __init__(self, root: Any) -> None:
+        self.root = root
         self.together = False
         """whether the base is whole in every process at the moment"""
         self.gathered = 0
@@ -121,7 +121,7 @@ class FullyShard(Sharding):
 def decoder_blocks(inner: nn.Module) -> list[nn.Module]:
     """The decoder layers of a Hugging Face model."""
     lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=len, default=nn.ModuleList()))
+    return [*max(lists, key=lambda blocks: len(blocks), default=nn.ModuleList())]
 
 
 class Zero3(Sharding):

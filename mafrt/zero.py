@@ -37,7 +37,8 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
     """
     settings = _read(path)
     zero = settings.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, Mapping) else None
+    zero = zero if isinstance(zero, Mapping) else {}
+    stage = zero.get("stage")
     if stage not in (1, 2, 3):
         raise ConfigError(f"{path}: zero_optimization.stage is {stage!r}; expected 1, 2 or 3.")
     for name, instead in _OURS.items():
@@ -92,4 +93,4 @@ def _enabled(section: Any) -> bool:
 def _agrees(path: Path, name: str, settings: Mapping[str, Any], ours: float, why: str) -> None:
     value = settings.get(name, "auto")
     if value not in ("auto", ours):
-        raise ConfigError(f"{path}: {name} is {value!r}, but {why}; write {ours!r} or \"auto\".")
+        raise ConfigError(f'{path}: {name} is {value!r}, but {why}; write {ours!r} or "auto".')

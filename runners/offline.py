@@ -138,7 +138,7 @@ class Offline:
         run, after, seconds = self.config.run, None, 0.0
         everything = [*self._all(), *self.held_out]
         if any(record.reference is None for record in everything):
-            self.rule.refer(everything, self.learner)
+            self.learner.refer(everything)
         while not self.stop.requested:
             if self.held_out and self.iteration in (0, self.iterations):
                 found = self._evaluate(writer)

@@ -6,12 +6,14 @@ checkpoint holds, and why a resumed run repeats exactly what an uninterrupted on
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mafrt import credit, wire
 from mafrt import engine as engines
@@ -32,9 +34,11 @@ from mafrt.errors import (
 )
 from mafrt.loadable import Loadable
 from mafrt.metrics import MetricsWriter
+from mafrt.processes import Processes
 from mafrt.random_state import seed_random_state
 from mafrt.rollout import Player, PlayStats
 from mafrt.rundir import RunDir, episode_record
+from mafrt.runners.ahead import STATE, Ahead, check_async, staleness
 from mafrt.runners.coaching import Coaching, prepare_coach
 from mafrt.runners.dynamic_sampling import resample
 from mafrt.runners.evaluation import Evaluation, evaluate, measures_of, score
@@ -73,6 +77,10 @@ class Progress:
     """of the iteration"""
     metrics: Mapping[str, float]
     """everything that `metrics.jsonl` has of it"""
+
+
+Batch: TypeAlias = "tuple[list[Episode], PlayStats, int]"
+"""Episodes, what else happened, and the position in the data afterwards."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,8 @@ class OnPolicy:
         self.env, self.eval_env = env, eval_env or env
         self.team, self.base, self.config = team, base, config
         self.processes = base.processes
+        self._beside = base.processes.beside() if config.play.async_steps else base.processes
+        """for play, which may go on in a thread of its own"""
         check_processes(self.processes, config)
         self.run_dir = Path(run_dir) if run_dir else None
         self.resume = resume
@@ -156,6 +166,8 @@ class OnPolicy:
         coach = coach or self._own_coach
         if coach is not None:
             coach.load(base)
+        check_async(config, sharded=base.sharded)
+        self.ahead = Ahead[Batch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, self.context_window)
         self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
         check_tree(env, self.rule.tree_samples, coach if config.credit.process_weight else None)
@@ -166,6 +178,7 @@ class OnPolicy:
             if config.coach.coach_feedback:
                 self.player.feedback = self.coaching.feedback
             if isinstance(self.player, TreePlayer):
+                check_processes(self.processes, config, judged=True)
                 self.player.judge = self.coaching.feedback
         self.credit = {**self.rule.credit, **(self.coaching.credit if self.coaching else {})}
         self.kl = make_kl_control(config)
@@ -177,6 +190,8 @@ class OnPolicy:
         self.saved: int | None = None
         if resume is not None:
             restore(resume, self.state, base, team, self.valuation, self.learner)
+            if self.ahead is not None:
+                self.ahead.load(resume.path / "state" / STATE)
             if self.kl is not None and self.state.kl_coef is not None:
                 self.kl.coef = self.state.kl_coef
 
@@ -239,6 +254,8 @@ class OnPolicy:
         while not self._stopping():
             # Evaluations come before the iteration, not after: a run that is stopped amid one repeats it, exactly.
             if self._evaluation_due():
+                if self.ahead is not None:
+                    self.ahead.wait()  # one engine, one voice
                 try:
                     found = self._evaluate(disk, writer)
                 except EngineDownError as error:
@@ -252,7 +269,7 @@ class OnPolicy:
                 break
             started = time.perf_counter()
             try:
-                episodes, stats, drawn = self._play()
+                episodes, stats, drawn = self._batch()
             except CoachInterruptedError:
                 break
             except EngineDownError as error:
@@ -273,7 +290,11 @@ class OnPolicy:
             if self._stopping():
                 break  # half an iteration teaches nothing; the resumed run plays it again, and whole
             played = time.perf_counter()
-            engines.rest(self.engine)
+            if self.ahead is None:
+                engines.rest(self.engine)
+            elif state.iteration + 1 < run.iterations:
+                self.ahead.take()
+                self.ahead.start(partial(self._play, state.iteration + 1, drawn))
             metrics = self._learn(episodes, stats)
             state.iteration, state.drawn, state.tokens = state.iteration + 1, drawn, state.tokens + stats.tokens
             learnt = time.perf_counter()
@@ -302,6 +323,8 @@ class OnPolicy:
                     metrics,
                 )
             )
+        if self.ahead is not None:
+            self.ahead.wait()
         self._checkpoint(disk)
         return Summary(state.before, after, state.iteration, seconds, self.run_dir, self.stop.reason, paused)
 
@@ -316,10 +339,28 @@ class OnPolicy:
         run, done = self.config.run, self.state.iteration
         return run.eval_episodes > 0 and (done in (0, run.iterations) or _divides(run.eval_interval, done))
 
-    def _play(self) -> tuple[list[Episode], PlayStats, int]:
-        """The iteration's episodes, what else happened, and the position in the data afterwards."""
+    def _batch(self) -> Batch:
+        """The batch of this iteration, played now or, one step behind, while the last one was learnt from."""
+        return self._play() if self.ahead is None else self.ahead.batch(self._play)
+
+    def _play(self, iteration: int | None = None, drawn: int | None = None) -> Batch:
+        """An iteration's episodes, what else happened, and the position in the data afterwards.
+
+        Args:
+            iteration: whose batch it is, by default the next one's.
+            drawn: the position in the data before it, by default where the run stands.
+        """
         play, rule = self.config.play, self.rule
-        self.cast()
+        iteration = self.state.iteration if iteration is None else iteration
+        drawn = self.state.drawn if drawn is None else drawn
+        cast = self.rule.schedule.plan(iteration).adapters
+        player = self.player
+        if self.ahead is None:
+            player.adapters = cast
+        else:
+            player = copy.copy(player)  # its own, since evaluations cast the other
+            player.adapters = self.ahead.adapters(cast)
+        processes = self._beside
 
         def stream(tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
             return TaskStream(
@@ -328,7 +369,7 @@ class OnPolicy:
                 turns=turns,
                 num_tasks=self.env.num_tasks,
                 seed=self.config.run.seed,
-                iteration=self.state.iteration + 1,
+                iteration=iteration + 1,
                 drawn=drawn,
                 rounds=dealt,
                 order=self.order,
@@ -336,13 +377,13 @@ class OnPolicy:
 
         def play_through(starts: TaskStream) -> tuple[list[Episode], PlayStats]:
             with self.base.whole():
-                found = play_together(self.processes, self.player, self.envs, starts, lambda: self.stop.requested)
+                found = play_together(processes, player, self.envs, starts, lambda: self.stop.requested)
                 if self.coaching is not None:
-                    self._judge(self.coaching, found[0])
+                    self._judge(self.coaching, found[0], processes)
             return found
 
         blocks = play.n_rollout_threads // play.n_samples
-        first = stream(blocks, self.state.drawn, 0, turns=play.episode_length * len(self.team.agents))
+        first = stream(blocks, drawn, 0, turns=play.episode_length * len(self.team.agents))
         episodes, stats = play_through(first)
         if not episodes and not self.stop.requested:
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
@@ -362,7 +403,7 @@ class OnPolicy:
         stats.sampling_rounds, stats.groups_replaced = found.rounds, found.replaced
         return found.episodes, stats, found.drawn
 
-    def _judge(self, coaching: Coaching, episodes: list[Episode]) -> None:
+    def _judge(self, coaching: Coaching, episodes: list[Episode], processes: Processes) -> None:
         """Have the batch judged, by one process for all."""
 
         def judge() -> list[Any]:
@@ -372,8 +413,8 @@ class OnPolicy:
                 coaching.save(self.run_dir)
             return wire.pack_verdicts(episodes)
 
-        verdicts = self.processes.lead(judge)
-        if not self.processes.main:
+        verdicts = processes.lead(judge)
+        if not processes.main:
             wire.unpack_verdicts(episodes, verdicts)
 
     def _stopping(self) -> bool:
@@ -393,14 +434,16 @@ class OnPolicy:
         turns = [turn for episode in learnt for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
         features: Any = self.valuation.annotate(learnt, heat, values=rule.critic is not None, reference=rule.reference)
-        foreign = engines.is_foreign(self.engine) or self.base.quantised
+        foreign = engines.is_foreign(self.engine) or self.base.quantised or self.ahead is not None
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
+        stale = {} if self.ahead is None else staleness(turns, self.base.versions, plan.adapters)
         kl_coef = self.kl.coef if self.kl is not None else config.learn.kl_coef
         if rule.kl_in == "loss":
             self.learner.kl_coef = kl_coef
         of_batch = {**rule.kl_settings(kl_coef), **features.credit}
         metrics = credit.assign(learnt, rule=rule.name, **{**self.credit, **of_batch})
+        metrics |= stale
         show_advantages(episodes)
         if foreign:
             metrics |= engine_gap(turns, self.sampling)
@@ -450,6 +493,8 @@ class OnPolicy:
         ratio = CompoundRatio(episodes)
         metrics: dict[str, float] = {}
         for group in plan.learners:
+            for agent in group:
+                metrics |= ratio.spread(agent)
             found = self.learner.update(turns, group, iteration, weight=ratio.factor)
             metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
             mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
@@ -485,7 +530,8 @@ class OnPolicy:
             return
         adapters = digest(self.base, self.team.adapters)
         self.processes.same(adapters, f"what was learnt until iteration {self.state.iteration}")
-        save(disk, self.state, self.base, self.team, self.valuation, self.learner, self.config.run)
+        extra = {} if self.ahead is None else {STATE: self.ahead.state()}
+        save(disk, self.state, self.base, self.team, self.valuation, self.learner, self.config.run, extra)
         self.saved = self.state.iteration
 
 

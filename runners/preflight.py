@@ -28,7 +28,7 @@ def check_team(env: Env, team: Team) -> None:
         )
 
 
-def check_processes(processes: Processes, config: TrainConfig) -> None:
+def check_processes(processes: Processes, config: TrainConfig, *, judged: bool = False) -> None:
     """Raise ConfigError unless every process has tasks to play, and nothing is asked for that one process must do."""
     play = config.play
     groups = play.n_rollout_threads // play.n_samples
@@ -38,10 +38,11 @@ def check_processes(processes: Processes, config: TrainConfig) -> None:
             f"tasks in an iteration, too few for {processes.size} processes; raise it to at least "
             f"{processes.size * play.n_samples}, or start fewer processes."
         )
-    if processes.size > 1 and config.coach.coach_feedback:
+    if processes.size > 1 and (judged or config.coach.coach_feedback):
         raise ConfigError(
-            f"coach_feedback judges in the middle of play, and {processes.size} processes would each have a budget "
-            "and a cache of their own; switch it off, or start one process."
+            f"{'this rule needs a coach' if judged else 'coach_feedback judges'} in the middle of play, and "
+            f"{processes.size} processes would each have a budget and a cache of their own; "
+            f"{'' if judged else 'switch it off, or '}start one process."
         )
 
 

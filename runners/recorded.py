@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from mafrt.env import Env
 from mafrt.errors import DataError, EnvError
-from mafrt.prompts import encode_prompt
+from mafrt.prompts import encode_prompt, opens_thought
 from mafrt.runners.records import agent_of, brief, check_number, closed, keys_of, lines, text_of, turn_of
 from mafrt.runners.tasks import task_at
 from mafrt.seeding import seed_of
 from mafrt.team import Team
+from mafrt.toolcalls import visible
 from mafrt.types import Evidence, Observation, Scored, Turn
 
 Episodes = list[tuple[str, dict[str, Any]]]
@@ -166,7 +167,7 @@ def _replayed(
     """Prompt and action of every turn, or None if playing the episode again does not give what is on record."""
     assert env is not None
     try:
-        seen = _observations(episode, env, seed)
+        seen = _observations(episode, env, seed, opens_thought(tokenizer))
     except EnvError:
         return None  # the caller counts it
     tokens = []
@@ -178,8 +179,11 @@ def _replayed(
     return tokens if seen is not None else None
 
 
-def _observations(episode: Mapping[str, Any], env: Env, seed: int) -> list[Observation] | None:
-    """What the speaker of each turn saw; None if the episode comes out otherwise. Raises EnvError."""
+def _observations(episode: Mapping[str, Any], env: Env, seed: int, opened: bool) -> list[Observation] | None:
+    """What the speaker of each turn saw; None if the episode comes out otherwise. Raises EnvError.
+
+    `opened`: whether the chat template begins every answer inside a thought, which the environment did not hear.
+    """
     named = _GROUP.fullmatch(str(episode["group"]))
     if named is None:
         return None
@@ -201,7 +205,7 @@ def _observations(episode: Mapping[str, Any], env: Env, seed: int) -> list[Obser
         if [turn["agent"] for turn in now] != list(showing):
             return None
         seen += [showing[turn["agent"]] for turn in now]
-        result = env.step({turn["agent"]: turn["text"] for turn in now})
+        result = env.step({turn["agent"]: visible(turn["text"], opened=opened) for turn in now})
         showing, outcome = dict(result.observations), result.info.get("outcome", outcome)
     return seen if _equal(outcome, episode["outcome"]) else None
 

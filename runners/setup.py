@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt import credit
 from mafrt.config import TrainConfig
-from mafrt.learner import Learner, Objective
+from mafrt.learner import Learner
 from mafrt.losses import AdaptiveKL
 from mafrt.mixing import Mixing
+from mafrt.objective import Objective
 from mafrt.policy import SharedBase
 from mafrt.processes import Processes
 from mafrt.runners.rule import Rule
@@ -45,14 +46,20 @@ def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule
     return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
 
 
-def make_learner(
-    base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
-) -> Learner:
-    """The learner, with each adapter's own learning rate (of the first agent that sets one)."""
-    rates = dict.fromkeys(team.adapters, config.learn.lr)
+def rates_of(team: Team, default: float) -> dict[str, float]:
+    """Learning rate of each adapter: of the first of its agents that sets one, else `default`."""
+    rates = dict.fromkeys(team.adapters, default)
     for agent in reversed(team.agents):
         if agent.lr is not None:
             rates[agent.adapter] = agent.lr
+    return rates
+
+
+def make_learner(
+    base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
+) -> Learner:
+    """The learner, with each adapter's own learning rate."""
+    rates = rates_of(team, config.learn.lr)
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
     return Learner(
         base,

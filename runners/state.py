@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +57,15 @@ def save(
     valuation: Valuation | Mixing,
     learner: Learner,
     run: RunConfig,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write checkpoint `state.iteration`. Raises CheckpointError, with earlier ones untouched, if it cannot.
 
-    All processes call it, since optimizer state may be spread over them; the one that has `disk` writes.
+    All processes call it, since optimizer state may be spread over them; the one that has `disk` writes. `extra` are
+    further files of tensors among the state, by name.
     """
-    optimizers = {"adapters": learner.state(), "critic": valuation.state()}
-    base.processes.lead(lambda: _write(disk, state, base, team, valuation, optimizers, run) if disk else None)
+    tensors = {"optimizers.pt": {"adapters": learner.state(), "critic": valuation.state()}, **(extra or {})}
+    base.processes.lead(lambda: _write(disk, state, base, team, valuation, tensors, run) if disk else None)
 
 
 def _write(
@@ -72,7 +74,7 @@ def _write(
     base: SharedBase,
     team: Team,
     valuation: Valuation | Mixing,
-    optimizers: dict[str, Any],
+    tensors: Mapping[str, Any],
     run: RunConfig,
 ) -> None:
     writers: dict[str, checkpoint.Writer] = {
@@ -80,7 +82,8 @@ def _write(
         for name in team.adapters
     }
     writers["critic.pth"] = valuation.save
-    writers["state/optimizers.pt"] = lambda path: files.save_tensors(path, optimizers)
+    for name, content in tensors.items():
+        writers[f"state/{name}"] = lambda path, content=content: files.save_tensors(path, content)  # type: ignore[misc]
     versions = {name: base.versions[name] for name in team.adapters}
     writers["state/run.json"] = lambda path: files.save_json(
         path, {**asdict(state), "versions": versions, "random": random_state.random_state()}

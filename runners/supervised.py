@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from mafrt.config import LearnConfig
-from mafrt.learner import Learner, Objective
+from mafrt.learner import Learner
 from mafrt.losses import Stats, mean_stats
 from mafrt.losses_preference import sft_loss
+from mafrt.objective import Objective, Part
 from mafrt.policy import SharedBase
 from mafrt.runners.recorded import Said
 from mafrt.runners.records import Record
-from mafrt.tally import Tally
+from mafrt.runners.setup import rates_of
 from mafrt.team import Team
 from mafrt.types import Turn
 
@@ -79,22 +80,51 @@ def examples_of(said: Sequence[Said], min_return: float) -> list[Record]:
     return list(found.values())
 
 
-class RecordLearner(Learner):
-    """The learner's optimizers, micro-batches and safety net under a loss on records.
+class RecordLoss:
+    """A rule on records as the learner's loss. A record is known to the learner by its longest turn; both answers of a
+    pair lie in the same micro-batch."""
 
-    A record is known to `Learner` by its longest turn; both answers of a pair lie in the same micro-batch.
-    """
+    def __init__(self, rule: RecordRule) -> None:
+        self.rule = rule
+        self.records: dict[int, Record] = {}
+        """`id` of a record's longest turn -> the record, of the mini-batch"""
+        self.sizes: dict[str, int] = {}
+        """adapter -> denominator of the mini-batch"""
+
+    def rows(self, turns: list[Turn]) -> list[Turn]:
+        return [row for turn in turns for row in self.records[id(turn)].turns]
+
+    def of(self, part: Part) -> Tensor:
+        """Also notes the log-probabilities that the gradient is taken at."""
+        rows = part.batch.turns
+        for turn, values in zip(rows, part.batch.scatter(part.logprobs), strict=True):
+            turn.old_logprobs = values
+        pieces = part.logprobs.split([len(turn.action_ids) for turn in rows])
+        each = dict(zip(map(id, rows), pieces, strict=True))
+        owner = dict(zip(map(id, rows), part.owners, strict=True))
+        mine: dict[str, list[Record]] = {}
+        for turn in part.turns:
+            mine.setdefault(owner[id(turn)], []).append(self.records[id(turn)])
+        total = part.logprobs.new_zeros(())
+        for name, records in mine.items():
+            answers = [each[id(turn)] for record in records for turn in record.turns]
+            loss, _ = self.rule.loss(records, answers, self.sizes[name])
+            part.tally.add_loss(name, loss)
+            total = total + loss
+        return total
+
+
+class RecordLearner:
+    """Steps and measurements on records, by a learner whose loss is the rule's."""
 
     def __init__(self, base: SharedBase, team: Team, learn: LearnConfig, rule: RecordRule, seed: int) -> None:
-        rates = dict.fromkeys(team.adapters, learn.lr)
-        rates |= {agent.adapter: agent.lr for agent in team.agents if agent.lr is not None}
+        rates = rates_of(team, learn.lr)
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
         one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, target_kl=None, micro_batch_tokens=tokens)
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
-        super().__init__(base, adapter_of, dict.fromkeys(team.names, 1.0), rates, one_step, Objective(), seed)
-        self.rule = rule
-        self._records: dict[int, Record] = {}
-        self._sizes: dict[str, int] = {}
+        heat = dict.fromkeys(team.names, 1.0)
+        self.rule, self.loss = rule, RecordLoss(rule)
+        self.learner = Learner(base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss)
 
     def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:
         """One optimizer step of every adapter that has a record among `records`; all others stay bit-identical.
@@ -106,17 +136,28 @@ class RecordLearner(Learner):
         longest = [max(record.turns, key=lambda turn: len(turn.action_ids)) for record in records]
         for turn in longest:
             turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
-        self._records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
-        self._sizes = {name: self.rule.size(part) for name, part in mine.items()}
-        found = self.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
+        self.loss.records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
+        self.loss.sizes = {name: self.rule.size(part) for name, part in mine.items()}
+        found = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
         kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}
         return kept | self._metrics(mine)
 
     @torch.no_grad()
     def measure(self, records: Sequence[Record]) -> dict[str, float]:
         """`loss/ADAPTER` and what else the rule tells, on `records`, with the adapters as they are."""
-        self.recompute_logprobs([turn for record in records for turn in record.turns])
+        self.learner.recompute_logprobs([turn for record in records for turn in record.turns])
         return self._metrics(self._by_adapter(records))
+
+    def refer(self, records: Sequence[Record]) -> None:
+        """Fill `reference` of every record."""
+        self.rule.refer(records, self.learner)
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state of every adapter."""
+        return self.learner.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state(state)
 
     def _metrics(self, mine: Mapping[str, Sequence[Record]]) -> dict[str, float]:
         """The rule's numbers from `old_logprobs`, which are dropped."""
@@ -137,23 +178,5 @@ class RecordLearner(Learner):
     def _by_adapter(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         found: dict[str, list[Record]] = {}
         for record in records:
-            found.setdefault(self.adapter_of[record.agent], []).append(record)
+            found.setdefault(self.learner.adapter_of[record.agent], []).append(record)
         return found
-
-    def _backward(self, turns: list[Turn], counts: Any, tally: Tally, weight: Any) -> None:
-        """Add the gradient of some records of a mini-batch; note the log-probabilities it was taken at."""
-        records = [self._records[id(turn)] for turn in turns]
-        rows = [turn for record in records for turn in record.turns]
-        batch = self._collate(rows)
-        logprobs, _ = self._logprobs(batch, list(self._sizes))
-        for turn, values in zip(rows, batch.scatter(logprobs), strict=True):
-            turn.old_logprobs = values
-        pieces = logprobs.split([len(turn.action_ids) for turn in rows])
-        each = dict(zip(map(id, rows), pieces, strict=True))
-        total = logprobs.new_zeros(())
-        for name, part in self._by_adapter(records).items():
-            mine = [each[id(turn)] for record in part for turn in record.turns]
-            loss, _ = self.rule.loss(part, mine, self._sizes[name])
-            tally.add_loss(name, loss)
-            total = total + loss
-        total.backward()

@@ -74,7 +74,7 @@ def play_together(
     starts.rounds = max(one["rounds"] for one in found)
     together = PlayStats()
     for one in found:
-        error = None if one["last_error"] is None else EnvError(one["last_error"])
-        together.add(PlayStats(**one["stats"], last_error=error))
+        last = None if one["last_error"] is None else EnvError(one["last_error"])
+        together.add(PlayStats(**one["stats"], last_error=last))
     whole = [wire.unpack(record) for one in found for record in one["episodes"]]
     return sorted(whole, key=lambda episode: episode.id), together

@@ -15,6 +15,7 @@ from mafrt.scripts import train as train_any
 from mafrt.scripts import train_code, train_dsbench, train_math
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, load_team, resolve, stored_args
+from mafrt.scripts._processes import only_one
 from mafrt.scripts._settings import ModelSettings, PlaceSettings
 from mafrt.scripts._train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
 from mafrt.team import Team
@@ -131,6 +132,7 @@ class Source:
 def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Task]) -> int:
     """Read settings and records, go on if asked to, train, and say what came of it. Returns the exit code."""
     settings = command.read(argv)
+    only_one(command.name)
     loaded, stored = _start(command, resolve(settings))
     settings = command.read(argv, below=stored)
     own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}

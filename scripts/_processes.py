@@ -78,6 +78,13 @@ def join(settings: Settings, config: TrainConfig) -> Spread:
     return replace(spread, processes=connect(cpu=settings["device"] == "cpu", timeout_s=scale.process_timeout_s))
 
 
+def only_one(command: str) -> None:
+    """ConfigError if a launcher started several processes of a command that knows of one."""
+    size = started()[1]
+    if size > 1:
+        raise ConfigError(f"{command} runs in one process, and {size} were started; start it without a launcher.")
+
+
 def check_extras(config: TrainConfig, bits: int | None) -> None:
     """MissingExtraError if bitsandbytes is asked for and not installed."""
     if (bits or config.learn.optimizer != "adamw") and importlib.util.find_spec("bitsandbytes") is None:

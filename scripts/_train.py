@@ -81,6 +81,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     for note in stage.notes:
         say(note)
+    if coach is not None:
+        say(f"Turns are judged by: {coach.name}")
     say(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings, together)
 

@@ -14,6 +14,7 @@ from mafrt.engine.options import check_engine, reach_servers
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
+from mafrt.scripts._processes import only_one
 from mafrt.scripts._settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
 from mafrt.scripts.train_math import math_env, problems
 from mafrt.team import LoraSpec, Team
@@ -39,6 +40,7 @@ COMMAND = Command(
 def evaluate(argv: Sequence[str]) -> int:
     """Read the settings, load what they name, play, print a table."""
     settings = COMMAND.read(argv)
+    only_one(COMMAND.name)
     loaded = resolve(settings)
     stored = stored_args(loaded)
     settings = COMMAND.read(argv, below={k: v for k, v in stored.items() if k not in NOT_CARRIED_OVER})

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -36,6 +36,20 @@ class InfoSettings:
     """list the learning rules that --algorithm takes"""
     environments: bool = False
     """list the built-in environments that --env takes"""
+    memory: str | None = None
+    """say what a model needs on a GPU: a known name, such as Qwen/Qwen3-4B, or the folder of one; default: nothing"""
+    agents: tuple[int, ...] = (1, 3, 8)
+    """memory: numbers of agents to compute it for"""
+    gpus: int = 8
+    """memory: processes, one a GPU"""
+    lora_rank: int = 8
+    """memory: rank of the adapters"""
+    micro_batch_tokens: int = 8192
+    """memory: tokens of one backward pass"""
+    rows: int = 64
+    """memory: answers that are decoded at a time; 0 where vLLM servers decode elsewhere"""
+    context: int = 2048
+    """memory: tokens of prompt and answer together"""
 
 
 COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,))
@@ -53,6 +67,9 @@ def info(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(InfoSettings)
     if settings.algorithms or settings.environments:
         print(algorithms() if settings.algorithms else environments())
+        return 0
+    if settings.memory is not None:
+        print(memory(settings.memory, settings))
         return 0
     rows = [("mafrt", f"{__version__} in {Path(__file__).resolve().parent.parent}")]
     rows += [("python", platform.python_version()), ("system", platform.platform()), ("cores", str(os.cpu_count()))]
@@ -84,6 +101,38 @@ def algorithms() -> str:
         needs += ["several agents"] if rule.needs_several_agents else []
         rows.append((name, f"{rule.summary} [{rule.paper}]" + (f"; needs {' and '.join(needs)}" if needs else "")))
     return columns(rows)
+
+
+def memory(model: str, settings: InfoSettings) -> str:
+    """What fits: bytes by purpose, for several numbers of agents and ways to spread them."""
+    from mafrt.fit import Use, table
+
+    use = Use(
+        rank=settings.lora_rank,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        rows=settings.rows,
+        context=settings.context,
+    )
+    variants = []
+    for agents in settings.agents:
+        own = replace(use, agents=agents)
+        who = f"{agents} agent{'s' if agents > 1 else ''}"
+        variants.append((f"{who}, bf16", own))
+        variants.append((f"{who}, bf16, no checkpointing", replace(own, gradient_checkpointing=False)))
+        variants.append((f"{who}, 4 bits", replace(own, bits=4)))
+        if settings.gpus > 1:
+            spread = replace(own, processes=settings.gpus)
+            variants.append((f"{who}, bf16, ZeRO-2 on {settings.gpus}", replace(spread, layout="zero2")))
+            variants.append((f"{who}, bf16, ZeRO-3 or FSDP on {settings.gpus}", replace(spread, layout="zero3")))
+            servers = replace(spread, layout="zero3", rows=0)
+            variants.append((f"{who}, the same, vLLM elsewhere", servers))
+    rows = table(model, use, variants)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    return f"{model}: GB on each GPU (docs/scale.md says what is counted)\n" + "\n".join(lines)
 
 
 def environments() -> str:

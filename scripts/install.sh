@@ -32,6 +32,17 @@ else
   "$found" -m venv .venv || fail "$found cannot make a virtual environment; $no_pip"
 fi
 
+# What agents write runs in bubblewrap; everything else works without it.
+if ! command -v bwrap >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing bubblewrap, in which programs of agents run ..."
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y bubblewrap; } >/dev/null ||
+      echo "note: bubblewrap could not be installed; for workflows that run programs, 'apt-get install -y bubblewrap' is needed." >&2
+  else
+    echo "note: found no bubblewrap; for workflows that run programs, have 'apt-get install -y bubblewrap' run as root." >&2
+  fi
+fi
+
 torch=$(grep -E '^torch==' requirements.txt)
 if [ -n "$(nvidia-smi -L 2>/dev/null || true)" ]; then build=cuda; else build=cpu; fi
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import load_team, team_for
-from mafrt.scripts._settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings
+from mafrt.scripts._settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts._train import Stage, train
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 COMMAND = Command(
     "train_code",
     "Train a Coder, alone or with a Tester, to write programs; the outcome is the fraction of tests that pass.",
-    (CodeSettings, ModelSettings, PlaceSettings, *TRAIN),
+    (CodeSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/code_single.json"},
 )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.errors import ConfigError, DataError
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import load_team, team_for
-from mafrt.scripts._settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings
+from mafrt.scripts._settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts._train import Stage, train
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HELD_OUT_SHARE = 0.1
 COMMAND = Command(
     "train_dsbench",
     "Train three agents to solve tabular modelling tasks by programs that run in one workspace.",
-    (DsbenchSettings, ModelSettings, PlaceSettings, *TRAIN),
+    (DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/dsbench.json", "stratify": "data_type", "max_new_tokens": 4096},
     epilog="Without --data_root or --dataset_path, twelve built-in tasks are made: 8 to train on, 4 held out.",
 )

@@ -13,4 +13,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from helpers_sandbox import NOT_RUN
 
     for tier, why in NOT_RUN.items():
-        terminalreporter.write_line(f"NOT RUN: the hostile set on the sandbox tier {tier!r}: {why}", red=True, bold=True)
+        terminalreporter.write_line(f"NOT RUN: the hostile set on the sandbox {tier!r}: {why}", red=True, bold=True)

@@ -368,12 +368,14 @@ def gamed(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_gamed_sets_off_the_alarm(gamed):
     assert gamed[False][-1]["coach_alarm"] == 1
     assert gamed[False][0]["coach_correlation/second"] < -0.2
     assert gamed[False][-1]["coach_rejected_score"] > 5
 
 
+@pytest.mark.slow
 def test_the_veto_stops_it(gamed):
     def late(veto: bool) -> float:
         return sum(line["score"] for line in gamed[veto][-4:]) / 4
@@ -419,6 +421,7 @@ def test_the_commands_exit_codes_files_and_words(tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         assert train_script.main(command(tmp_path, *coach, "--seed", "2", "--run_dir", "dead")) == 3
         said = capsys.readouterr().out
+        assert "Turns are judged by: openai:judge-1, rubric general" in said
         assert "Paused after iteration 0: the coach openai:judge-1 refuses: it does not accept the key" in said
         assert "--load_path dead" in said
         good[0] = True

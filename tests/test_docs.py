@@ -76,7 +76,9 @@ def test_commands_parse(document, line):
         if Path(words[0]).parent.name == "reproduce":  # these have parsers of their own
             assert callable(importlib.import_module(f"mafrt.scripts.reproduce.{Path(words[0]).stem}").main)
             return
-        name = {"quickstart": "train_math"}.get(Path(words[0]).stem, Path(words[0]).stem)
+        name = {"quickstart": "train_math", "quickstart_dsbench": "train_dsbench"}.get(
+            Path(words[0]).stem, Path(words[0]).stem
+        )
     argv = words[1:]
     if name in ("test", "install", "bench", "make_base") or argv == ["--help"]:  # these have parsers of their own
         return
@@ -118,6 +120,8 @@ def test_yaml_snippets_are_settings():
 def test_flags_that_the_text_names_exist():
     """`--name` in running text is a flag of some command, or of a tool that is named there."""
     of_others = {"logdir", "editable", "no-deps", "version", "help", "debug", "config", "check"}
+    of_others |= {"multi_gpu", "mixed_precision", "use_fsdp", "fsdp_version"}  # of accelerate's launcher
+    of_others |= {"model"}  # of vLLM's server
     known = set(of_others)
     for name in console.COMMANDS:
         module = importlib.import_module(f"mafrt.scripts.{name}")

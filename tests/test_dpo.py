@@ -227,7 +227,7 @@ def test_only_adapters_with_pairs_move_and_all_else_is_bit_identical():
 def test_a_pair_that_is_not_finite_teaches_nothing_and_is_counted():
     pairs = make_pairs()
     learner = RecordLearner(make_base(), TEAM, LEARN, Dpo(), seed=0)
-    learner.rule.refer(pairs, learner)
+    learner.refer(pairs)
     kept, _ = gradients(pairs, Dpo())
     pairs[1].reference = (float("nan"), 0.0)
     seen, metrics = gradients(pairs, Dpo())
@@ -243,7 +243,7 @@ def test_references_are_taken_before_the_first_step(reference, monkeypatch):
     monkeypatch.setattr("mafrt.runners.preference._AT_ONCE", 4)
     base, pairs = make_base(), make_pairs()
     learner = RecordLearner(base, TEAM, LEARN, Dpo(0.1, reference), seed=0)
-    learner.rule.refer(pairs, learner)
+    learner.refer(pairs)
     with torch.no_grad():
         for pair in pairs:
             adapter = None if reference == "base" else pair.agent

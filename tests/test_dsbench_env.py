@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -15,7 +16,8 @@ from mafrt.env import check_env
 from mafrt.envs.dsbench import DSBenchEnv, bench, rules
 from mafrt.envs.dsbench.bench import Shape
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER, ROLES, says_done
+from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
 from mafrt.errors import ConfigError, EnvError, SandboxError
@@ -36,7 +38,7 @@ def env(tasks):
 @pytest.fixture
 def brief(env):
     small = env.spawn()
-    small.style, small.lab = "brief", True
+    small.style, small.lab, small.word = "brief", True, APPROVE
     return small
 
 
@@ -65,12 +67,10 @@ def test_a_competent_team_beats_the_baseline(env, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [RIDES, FLOWERS])
-def test_the_helper_module_does_the_same_in_few_words(brief, number):
-    team = {
-        ENGINEER: [program("fill()\ncode()\nsave()")],
-        MODELER: [program("fit()")],
-        ANALYST: [program("write(answer())")],
-    }
+@pytest.mark.parametrize("wordy", [False, True])
+def test_the_helper_module_does_the_same_in_few_words(brief, number, wordy):
+    words = [GOOD[role][0] for role in ROLES] if wordy else ["fill()\ncode()\nsave()", "fit()", "write(answer())"]
+    team = {role: [f"```python\n{code}\n```\n{APPROVE}"] for role, code in zip(ROLES, words, strict=True)}
     results = play(brief, team, number)
     assert len(results) == 3
     assert results[-1].info["outcome"] > 0.7
@@ -337,3 +337,47 @@ def test_rules_of_the_analyst(tasks):
 def test_who_is_to_blame(tasks, files, probe, score, blamed):
     found = rules.root_cause(rules.Work(tasks[RIDES], files, probe, score))
     assert (found[0] if found else None) == blamed
+
+
+# Demonstrations for very small models.
+
+
+@pytest.mark.slow
+def test_careless_programs_cost_what_they_are_to_cost(brief):
+    """Each careless choice, alone among good ones, leaves the team with less than the good ones get."""
+
+    def outcome(team):
+        texts = {role: [f"```python\n{code}\n```\n{APPROVE}"] * 4 for role, code in team.items()}
+        return play(brief, texts, RIDES)[-1].info
+
+    good = {role: GOOD[role][0] for role in ROLES}
+    best = outcome(good)
+    assert best["outcome"] > 0.7
+    invalid = 0
+    for role in ROLES:
+        for code in BAD[role]:
+            found = outcome({**good, role: code})
+            invalid += not found["measures"]["success"]
+            if code != "Write(Give())":  # rmsle takes plain predictions; other metrics do not
+                assert found["outcome"] < 0.2, code
+    assert invalid == 7  # all but a constant model, zeros, and plain predictions
+
+
+def test_demonstrators_are_careless_half_of_the_time():
+    rng = random.Random(0)
+    task = [{"role": "user", "content": "Problem: mae"}]
+    for role in ROLES:
+        texts = [says(rng, role, task) for _ in range(600)]
+        programs = [text.split("```")[1].removeprefix("python\n").strip() for text in texts]
+        assert set(programs) == {*GOOD[role], *BAD[role]}
+        assert 0.44 < sum(code in BAD[role] for code in programs) / 600 < 0.56
+        assert 0.85 < sum(says_done(text, APPROVE) for text in texts) / 600 < 0.95
+
+
+def test_demonstrations_are_what_agents_see_and_say(env):
+    records = demonstrations(env.tasks[:1], 3, seed=0)
+    assert records == demonstrations(env.tasks[:1], 3, seed=0)
+    assert {record["agent"] for record in records} == set(ROLES)
+    assert records[0]["messages"] == [{"role": "user", "content": "Problem: roc_auc\ntest 171 train 398 missing 82"}]
+    for record in records:
+        assert record["response"].startswith(("```python\n", APPROVE))

@@ -198,7 +198,7 @@ def crowd(base: SharedBase) -> list[Request]:
 
 def test_more_prompts_than_fit_into_a_step(base, engine):
     asked = crowd(base)
-    assert sum(len(request.prompt_ids) for request in asked) > 6000
+    assert sum(len(request.prompt_ids) for request in asked) > 5000  # vLLM takes 4096 by default
     assert worst_gap(base, asked, engine.generate(asked)) <= NATS
 
 
@@ -290,7 +290,8 @@ def test_servers_give_the_logprobs_of_the_distribution_sampled_from(served):
 def test_more_prompts_than_fit_into_a_step_of_a_server(served):
     base, engine = served
     asked = crowd(base)
-    assert worst_gap(base, asked, engine.generate(asked)) <= NATS
+    with engine.only(next(iter(engine.servers))):
+        assert worst_gap(base, asked, engine.generate(asked)) <= NATS
 
 
 def test_every_server_passes_the_self_check(served):

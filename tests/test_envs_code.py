@@ -286,8 +286,10 @@ def test_the_contract(tasks, team):
 # ------------------------------------------------------------------------------------------------- the shipped ones
 
 
-@pytest.mark.parametrize(("name", "split", "count"), [("functions", "train", 48), ("functions", "test", 16),
-                                                      ("programs", "train", 300), ("programs", "test", 100)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "split", "count"),
+    [("functions", "train", 48), ("functions", "test", 16), ("programs", "train", 300), ("programs", "test", 100)],
+)
 def test_every_reference_solution_passes_its_tests(name, split, count):
     shipped = load_tasks(name, split=split)
     assert len(shipped) == count

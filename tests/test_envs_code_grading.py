@@ -60,7 +60,9 @@ HOSTILE = {
         "class Liar(int):\n    __eq__ = lambda *a: True\n    __sub__ = lambda *a: 0\n    __lt__ = lambda *a: True\n"
         "    __hash__ = int.__hash__\ndef f(x): return Liar(5)"
     ),
-    "equals as a text": "class Liar(str):\n    __eq__ = lambda *a: True\n    upper = lambda s: 'X'\ndef f(x): return Liar('no')",
+    "equals as a text": (
+        "class Liar(str):\n    __eq__ = lambda *a: True\n    upper = lambda s: 'X'\ndef f(x): return Liar('no')"
+    ),
     "forges the results": (
         "import json\nopen('results.jsonl', 'w').write('{\"ready\": true}\\n' + '{\"passed\": true}\\n' * 3)\n"
         "open('outcome.json', 'w').write(json.dumps({'missed': [], 'passed': [True] * 3, 'unusable': None}))\n"
@@ -69,13 +71,16 @@ HOSTILE = {
     "forges nonsense": "import os\nopen('results.jsonl', 'wb').write(b'\\xff[[[' * 9 + b'[' * 100000)\nos._exit(0)",
     "replaces the harness": (
         "import sys\nm = sys.modules['__main__']\nfor n in ('encode', 'write', 'main'):\n"
-        "    setattr(m, n, lambda *a: True)\nimport json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef f(x): return 1"
+        "    setattr(m, n, lambda *a: True)\n"
+        "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef f(x): return 1"
     ),
     "reads all files": (
-        "import glob, re\nfound = ''\nfor name in glob.glob('**', recursive=True) + ['/proc/self/cmdline', '/proc/self/environ']:\n"
+        "import glob, re\nfound = ''\n"
+        "for name in glob.glob('**', recursive=True) + ['/proc/self/cmdline', '/proc/self/environ']:\n"
         "    try: found += open(name).read()\n    except Exception: pass\n"
         "numbers = [int(n) for n in re.findall(r'\\d{7}', found)] or [0]\n"
-        "words = re.findall(r'[Qq]uok\\w+', found)\ndef f(x): return words[0] if x == 3 and words else max(numbers) - (x == 1)"
+        "words = re.findall(r'[Qq]uok\\w+', found)\n"
+        "def f(x): return words[0] if x == 3 and words else max(numbers) - (x == 1)"
     ),
     "searches memory": (
         "import gc, sys\nnumbers = []\n"
@@ -101,7 +106,10 @@ HOSTILE = {
         "def f(x): return (int(found[0]) + x - 1 if found[0].isdigit() else found[0].decode()) if found else 0"
     ),
     "calls itself success": "raise SystemExit(0)",
-    "throws away the alarm": "import signal\nsignal.signal = lambda *a: None\nsignal.setitimer(signal.ITIMER_REAL, 0)\nraise KeyboardInterrupt",
+    "throws away the alarm": (
+        "import signal\nsignal.signal = lambda *a: None\nsignal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "raise KeyboardInterrupt"
+    ),
 }
 
 
@@ -116,7 +124,9 @@ def test_nothing_is_gained_by_cheating(grader, calls, code, name):
 def test_tests_that_are_code_see_plain_data_only(grader, tmp_path):
     """A value cannot act where the tests run; what it is worth as data counts."""
     task = make(tmp_path, text="x", test_list=["assert sorted(f(1)) == [1, 2]", "assert f(2).count('a') == 3"])
-    grade = grader.grade(task, "class L(list):\n    count = lambda *a: 3\n    __eq__ = lambda *a: True\ndef f(x): return L([9])")
+    grade = grader.grade(
+        task, "class L(list):\n    count = lambda *a: 3\n    __eq__ = lambda *a: True\ndef f(x): return L([9])"
+    )
     assert grade.passed == 0
     grade = grader.grade(task, "def f(x):\n    return {2, 1} if x == 1 else 'banana'")
     assert grade.passed == 2
@@ -128,7 +138,9 @@ def test_programs_that_hang(grader, calls):
     assert (grade.passed, grade.status) == (0, "timeout") and "OutOfTime" in grade.trace
     # Two calls may run out of time; the third is not made.
     assert time.monotonic() - started < 4
-    grade = grader.grade(calls, "import signal\ndef f(x):\n    signal.setitimer(signal.ITIMER_REAL, 0)\n    while True: pass")
+    grade = grader.grade(
+        calls, "import signal\ndef f(x):\n    signal.setitimer(signal.ITIMER_REAL, 0)\n    while True: pass"
+    )
     assert (grade.passed, grade.status) == (0, "timeout")
     grade = grader.grade(calls, f"def f(x):\n    while x == 1: pass\n    return {SECRET + 1} if x == 2 else 'quokka'")
     assert grade.passed == 2
@@ -142,7 +154,9 @@ def test_helpers_loops_and_expected_errors(grader, tmp_path):
         "        assert candidate(twice(n)) == n\n    assert candidate(7) == 3.5\n"
         "    try:\n        candidate('a')\n        assert False\n    except TypeError:\n        pass\n"
     )
-    task = make(tmp_path, task_id="h", prompt=prompt, entry_point="half", test=test, canonical_solution="    return x / 2\n")
+    task = make(
+        tmp_path, task_id="h", prompt=prompt, entry_point="half", test=test, canonical_solution="    return x / 2\n"
+    )
     assert grader.grade(task, task.reference).passed == 3
     assert grader.grade(task, "def half(x):\n    return x // 2").passed == 2
     assert grader.grade(task, "def half(x):\n    return 0").passed == 0  # nothing is raised either
@@ -153,8 +167,13 @@ def test_helpers_loops_and_expected_errors(grader, tmp_path):
 
 
 def test_calls_that_build_on_others_and_arguments_that_change(grader, tmp_path):
-    tests = ["assert dec(enc('abc')) == 'abc'", "xs = [3, 1]\norder(xs)\nassert xs == [1, 3]", "assert list(gen(3)) == [0, 1, 2]"]
-    code = "def enc(s): return s[::-1]\ndef dec(s): return s[::-1]\ndef order(xs): xs.sort()\ndef gen(n): yield from range(n)"
+    tests = [
+        "assert dec(enc('abc')) == 'abc'",
+        "xs = [3, 1]\norder(xs)\nassert xs == [1, 3]",
+        "assert list(gen(3)) == [0, 1, 2]",
+    ]
+    code = "def enc(s): return s[::-1]\ndef dec(s): return s[::-1]\ndef order(xs): xs.sort()\n"
+    code += "def gen(n): yield from range(n)"
     task = make(tmp_path, text="x", test_list=tests, code=code)
     assert task.asserts is not None and task.asserts.names == ("dec", "enc", "order", "gen")
     assert grader.grade(task, code).passed == 3
@@ -177,7 +196,7 @@ def test_programs_that_read_and_print(grader):
     assert grader.grade(task, right.replace("print(", "print('  ', ")).passed == 3  # spaces at the ends
     assert grader.grade(task, "print(5)").passed == 1
     grade = grader.grade(task, "a, b = map(int, input().split())\nprint(a + b)")
-    assert (grade.passed, grade.status) == (2, "error") and "EOFError" in grade.trace or "ValueError" in grade.trace
+    assert (grade.passed, grade.status) == (2, "error") and "EOFError" in grade.trace
     assert grader.grade(task, "import os\nos.write(1, b'5\\n')").passed == 1
     assert grader.grade(task, "import os\nos.write(1, b'5\\n')\nos._exit(0)").passed == 0  # nobody saw what it wrote
     assert grader.grade(task, "print(5)\nraise SystemExit(1)").passed == 0
@@ -207,13 +226,24 @@ def test_how_printed_lines_are_compared(grader, printed, expected, same):
 
 def test_how_returned_values_are_compared(grader, tmp_path):
     """As Python's == does; APPS lets tuples equal lists, and floats differ in the seventh digit."""
-    task = make(tmp_path, text="x", test_list=["assert f(1) == [1, 2]", "assert f(2) == 0.3", "assert f(3) == {1: (2, None)}"])
+    task = make(
+        tmp_path, text="x", test_list=["assert f(1) == [1, 2]", "assert f(2) == 0.3", "assert f(3) == {1: (2, None)}"]
+    )
     assert grader.grade(task, "def f(x): return {1: [1, 2], 2: 0.3, 3: {1: (2, None)}}[x]").passed == 3
     assert grader.grade(task, "def f(x): return {1: (1, 2), 2: .1 + .2, 3: {1: [2, None]}}[x]").passed == 0
-    loose = make(tmp_path, question="x", input_output={"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [[[1, 2]], [0.3], 5]})
+    loose = make(
+        tmp_path,
+        question="x",
+        input_output={"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [[[1, 2]], [0.3], 5]},
+    )
     assert grader.grade(loose, "def f(x): return {1: (1, 2), 2: .1 + .2, 3: 5}[x]").passed == 3
     assert grader.grade(loose, "def f(x): return {1: (1, 2, 3), 2: '0.3', 3: True}[x]").passed == 0
-    assert grader.grade(task, "import numpy as np\ndef f(x): return np.array([1, 2]) if x == 1 else np.float64(0.3)").passed == 2
+    assert (
+        grader.grade(
+            task, "import numpy as np\ndef f(x): return np.array([1, 2]) if x == 1 else np.float64(0.3)"
+        ).passed
+        == 2
+    )
 
 
 class Broken:

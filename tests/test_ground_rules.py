@@ -29,7 +29,10 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_VALUES = {"shell": True, "weights_only": False, "allow_pickle": True, "trust_remote_code": True}
 
 # A process of their own, which holds nothing and is thrown away.
-SEPARATE_PROCESSES = {"envs/math/_worker.py": {"runs what a model wrote", "hides an error"}}
+SEPARATE_PROCESSES = {
+    "envs/math/_worker.py": {"runs what a model wrote", "hides an error"},
+    "mafrt/sandbox/inside/snippet.py": {"runs code"},
+}
 # These go to the sandbox as text.
 SEPARATE_PROCESSES |= {f"envs/code/inside/{name}.py": {"runs code"} for name in ("asserts", "calls", "stdin")}
 SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "look", "probe")}

@@ -17,10 +17,10 @@ FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "
 LAYERS = (
     "scripts bench",
     "runners envs teaching",
-    "learner stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
+    "learner objective stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
     "policy sharding quantised lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
     "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state"
-    " processes wire zero",
+    " processes wire zero fit",
     "types errors version toolcalls",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}

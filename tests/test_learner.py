@@ -11,7 +11,8 @@ from helpers_models import tiny_base
 
 from mafrt.batch import collate, split
 from mafrt.config import LearnConfig
-from mafrt.learner import Learner, Objective
+from mafrt.learner import Learner
+from mafrt.objective import Objective
 from mafrt.team import LoraSpec
 from mafrt.transcript import central_prompts
 from mafrt.types import Episode, Turn

@@ -16,7 +16,8 @@ from mafrt import credit
 from mafrt.config import LearnConfig, TrainConfig
 from mafrt.credit import assign
 from mafrt.errors import ConfigError
-from mafrt.learner import Learner, Objective
+from mafrt.learner import Learner
+from mafrt.objective import Objective
 from mafrt.runners.rule import resolve_rule
 from mafrt.team import Team
 from mafrt.types import Episode, Turn

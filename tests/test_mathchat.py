@@ -48,7 +48,10 @@ def play(env, said):
 
 def scores(results):
     return [
-        (agent, evidence.rules.score) for r in results for agent, evidence in r.info["evidence"].items() if evidence.rules
+        (agent, evidence.rules.score)
+        for r in results
+        for agent, evidence in r.info["evidence"].items()
+        if evidence.rules
     ]
 
 
@@ -294,7 +297,10 @@ def test_settings_are_checked():
     for kwargs, words in [
         ({"team": PAIR, "workflow": "mathchat"}, "is played by three agents"),
         ({"team": Team.of(["a", "b"]), "workflow": "solver_verifier"}, "needs an agent that answers"),
-        ({"team": Team((AgentSpec("a", with_answer=True),)), "workflow": "solver_verifier"}, "judges without answering"),
+        (
+            {"team": Team((AgentSpec("a", with_answer=True),)), "workflow": "solver_verifier"},
+            "judges without answering",
+        ),
         ({"team": Team.of(["a", "tool"])}, "no agent may be called 'tool'"),
         ({"sees": "nothing"}, "choose one of all, previous, problem"),
         ({"tool_turns": 2}, "workflow 'chain' has no setting tool_turns"),

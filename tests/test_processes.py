@@ -320,9 +320,7 @@ def test_a_stream_played_in_two_parts_deals_the_same_episodes_as_in_one():
     """What `play_together` relies on: starts depend on the slot, not on who else plays."""
 
     def deal(slots):
-        stream = TaskStream(
-            slots=8, n_samples=2, turns=2, num_tasks=5, seed=3, iteration=1, drawn=10
-        )
+        stream = TaskStream(slots=8, n_samples=2, turns=2, num_tasks=5, seed=3, iteration=1, drawn=10)
         return [stream.next_start(slot, None) for slot in slots], stream.drawn
 
     whole, drawn = deal(range(8))

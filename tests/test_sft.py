@@ -88,15 +88,15 @@ def gradients(records, rule, learn=LEARN, base=None):
     base = base or make_base()
     learner = RecordLearner(base, TEAM, learn, rule, seed=3)
     if any(record.reference is None for record in records):
-        rule.refer(records, learner)
+        learner.refer(records)
     seen = {}
     for name in TEAM.adapters:
 
-        def step(name=name, original=learner.optimizers[name].step):
+        def step(name=name, original=learner.learner.optimizers[name].step):
             seen[name] = [p.grad.clone() for p in base.adapter_parameters(name)]
             return original()
 
-        learner.optimizers[name].step = step
+        learner.learner.optimizers[name].step = step
     metrics = learner.step(records, 0)
     return seen, metrics
 
@@ -195,7 +195,7 @@ def test_agents_that_share_an_adapter_share_its_mean():
     team = Team((AgentSpec("ann", adapter="both"), AgentSpec("bob", adapter="both", lr=3e-3)))
     base, records = make_base(team), make_records()
     learner = RecordLearner(base, team, LEARN, Sft(), seed=3)
-    assert learner.optimizers["both"].param_groups[0]["lr"] == 3e-3
+    assert learner.learner.optimizers["both"].param_groups[0]["lr"] == 3e-3
     metrics = learner.step(records, 0)
     with torch.no_grad():
         base = make_base(team)

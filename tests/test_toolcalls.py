@@ -1,4 +1,4 @@
-"""Reading what agents said: thoughts, tool calls, long outputs; and how tool messages and thoughts meet chat templates."""
+"""Reading what agents said: thoughts, tool calls, long outputs; tool messages and thoughts in chat templates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ FENCE = "```"
         (f"{FENCE}\nprint(1)\n{FENCE}", "print(1)\n"),
         (f"{FENCE}python\nprint(1)\n{FENCE}\n{FENCE}python\nprint(2)\n{FENCE}", "print(2)\n"),  # the last one counts
         (f"{FENCE}python\nprint(1)\n{FENCE}\n{FENCE}text\nnot this\n{FENCE}", "print(1)\n"),
-        (f"{FENCE}`python\ns = '''\n{FENCE}\n'''\n{FENCE}`", f"s = '''\n{FENCE}\n'''\n"),  # a longer fence holds a shorter
+        (
+            f"{FENCE}`python\ns = '''\n{FENCE}\n'''\n{FENCE}`",
+            f"s = '''\n{FENCE}\n'''\n",
+        ),  # a longer fence holds a shorter
         (f"  {FENCE}python\n  print(1)\n  {FENCE}", "  print(1)\n"),
         ('<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>', "print(1)"),
         ('<tool_call>{"name": "python", "arguments": "{\\"code\\": \\"print(1)\\"}"}</tool_call>', "print(1)"),
@@ -43,7 +46,8 @@ def test_programs_are_found(text, code):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "The result is 7.", "`print(1)`", f"{FENCE}json\n{{}}\n{FENCE}", f"{FENCE}python print(1){FENCE}", "<tool"]
+    "text",
+    ["", "The result is 7.", "`print(1)`", f"{FENCE}json\n{{}}\n{FENCE}", f"{FENCE}python print(1){FENCE}", "<tool"],
 )
 def test_texts_without_a_call(text):
     assert find_call(text) is None and find_code(text) is None
@@ -58,7 +62,10 @@ def test_texts_without_a_call(text):
         ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "is not JSON"),
         ('<tool_call>["python"]</tool_call>', "found something else"),
         ('<tool_call>{"name": "search", "arguments": {"q": "x"}}</tool_call>', "no tool 'search'; there is 'python'"),
-        ('<tool_call>{"name": "python", "arguments": {"q": "x"}}</tool_call>', "needs a program as its argument 'code'"),
+        (
+            '<tool_call>{"name": "python", "arguments": {"q": "x"}}</tool_call>',
+            "needs a program as its argument 'code'",
+        ),
         (f"{FENCE}python\n\n{FENCE}", "needs a program"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "is not JSON"),
     ],
@@ -123,7 +130,8 @@ def test_a_tool_message_goes_through_the_template_of_the_shipped_base():
 
 
 DROPS = (
-    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% endfor %}"
     "[assistant]"
 )
 REFUSES = (
@@ -136,7 +144,12 @@ REFUSES = (
 def test_a_template_without_tool_messages_gets_them_as_the_user_s(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
-    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7"), tool_message("8")]
+    chat = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+        tool_message("7"),
+        tool_message("8"),
+    ]
     said = tokenizer.decode(encode_prompt(tokenizer, "", chat))
     tools = "<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response>"
     assert said == f"[user]q[assistant]a[user]{tools}[assistant]"

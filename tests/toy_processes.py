@@ -57,7 +57,9 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
     spread(base, processes, zero, fsdp=layout == "fsdp")
     load = run.get("load_path")
     # Rank 1 is given another folder: nothing may ever appear there.
-    where = None if run.get("run_dir") is None else Path(run["run_dir"] + (f".{processes.rank}" if processes.rank else ""))
+    where = (
+        None if run.get("run_dir") is None else Path(run["run_dir"] + (f".{processes.rank}" if processes.rank else ""))
+    )
     runner = OnPolicy(
         Digits(),
         Team.of(Digits.agents),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.envs.dsbench.env import DSBenchEnv
-from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.types import Message
 
@@ -27,23 +27,24 @@ SAID_DONE = 0.9
 PLAYED_AT_ONCE = 4
 
 GOOD: dict[str, tuple[str, ...]] = {
-    ENGINEER: ("fill()\ncode()\nsave()", "code()\nfill()\nsave()"),
-    MODELER: ("fit()", 'fit("linear")'),
-    ANALYST: ("write(answer())",),
+    ENGINEER: ("Check()\nPlan()\nWrite()", "Plan()\nCheck()\nWrite()"),
+    MODELER: ("Solve()", "Solve(2)"),
+    ANALYST: ("Write(Conclude())",),
 }
 BAD: dict[str, tuple[str, ...]] = {
-    ENGINEER: ("code()\nsave()", "fill()\nsave()", "drop()\ncode()\nsave()", "fill()\ncode()\nsave(test=False)"),
-    MODELER: ('fit("mean")', "fit(write=False)"),
-    ANALYST: ("answer()", "write(answer()[:9])", "write(labels())", "write(zeros())"),
+    ENGINEER: ("Plan()\nWrite()", "Check()\nWrite()", "reject()\nPlan()\nWrite()", "Check()\nPlan()\nWrite(1)"),
+    MODELER: ("Solve(0)", "Propose()"),
+    ANALYST: ("Conclude()", "Write(Conclude(9))", "Write(Give())", "Write(0)"),
 }
+"""In the words of the helper module that the teaching base knows."""
 
 
 def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
     """What a demonstrator says; where its files are there, it may just say so."""
     if chat[-1]["role"] == "tool" and chat[-1]["content"] == "there":
-        return DONE
+        return APPROVE
     programs = BAD if rng.random() < CARELESS else GOOD
-    done = f"\n{DONE}" if rng.random() < SAID_DONE else ""
+    done = f"\n{APPROVE}" if rng.random() < SAID_DONE else ""
     return f"```python\n{rng.choice(programs[role])}\n```{done}"
 
 

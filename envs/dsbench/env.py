@@ -13,7 +13,7 @@ from mafrt.config import unknown
 from mafrt.env import Env
 from mafrt.envs.dsbench import rules, views
 from mafrt.envs.dsbench.bench import INSIDE, LAB, Bench, Shape
-from mafrt.envs.dsbench.roles import ANALYST, REQUIRED, ROLES, says_done
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score, score_submission
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.errors import ConfigError, DataError
@@ -89,6 +89,7 @@ class DSBenchEnv(Env):
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise ConfigError(f"turns must be a whole number of at least 1, found {turns!r}")
         self.turns, self.style = turns, style
+        self.word = APPROVE if style == "brief" else DONE
         self.lab = style == "brief" if lab is None else lab
         self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else _read(
             dataset_path, data_root, task_metrics, split
@@ -137,9 +138,10 @@ class DSBenchEnv(Env):
     def step(self, actions: dict[str, str]) -> StepResult:
         role, text = self.stage.role, actions[self.stage.role]
         code, status, output, changed = self._run(text)
-        self.shapes |= changed
+        # What a program has deleted is gone.
+        self.shapes = {name: shape for name, shape in self.shapes.items() if name in self.files} | changed
         work = self._work(scored=role == ANALYST)
-        missing, done = work.missing(role), says_done(text)
+        missing, done = work.missing(role), says_done(text, self.word)
         left = self.turns - self.stage.turns - 1
         evidence = {role: self._evidence(role, work, status, code, done, output)}
         if (done and not missing) or not left:

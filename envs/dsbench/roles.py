@@ -14,11 +14,13 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 
 DONE = "DONE"
 """An agent says so on a line of its own."""
+APPROVE = "Verdict: approve"
+"""What it says instead in the brief style: words that the teaching base knows."""
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
-_DONE = re.compile(rf"^[\s*_#>]*{DONE}[\s*_.!]*$", re.MULTILINE)
+_DONE = {word: re.compile(rf"^[\s*_#>]*{word}[\s*_.!]*$", re.MULTILINE) for word in (DONE, APPROVE)}
 
 
-def says_done(text: str) -> bool:
+def says_done(text: str, word: str = DONE) -> bool:
     """Whether a text says, outside its programs, that the stage is done."""
-    return bool(_DONE.search(_FENCE.sub("\n", text)))
+    return bool(_DONE[word].search(_FENCE.sub("\n", text)))

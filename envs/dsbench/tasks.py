@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """the record's metadata, as it is; `data_type` is what tasks are stratified by"""
 
-    @cached_property
+    @property
     def files(self) -> dict[str, bytes]:
         """What lies in the workspace at the start: name -> content. Raises DataError."""
         try:
-            return {"train.csv": self.train_path.read_bytes(), "test.csv": self.test_path.read_bytes()}
+            return {"train.csv": _content(self.train_path), "test.csv": _content(self.test_path)}
         except OSError as error:
             raise DataError(f"task {self.id}: {error.filename} cannot be read ({error.strerror})") from error
 
@@ -43,6 +43,12 @@ class Task:
     def size_mib(self) -> float:
         """of the tables of the workspace"""
         return (self.train_path.stat().st_size + self.test_path.stat().st_size) / 2**20
+
+
+@lru_cache(maxsize=16)
+def _content(path: Path) -> bytes:
+    """A table's bytes, shared by all episodes of a task that are under way; those of every task would be too many."""
+    return path.read_bytes()
 
 
 def load_task(

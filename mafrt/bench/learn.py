@@ -13,13 +13,16 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mafrt import credit
 from mafrt.bench._measure import machine
 from mafrt.config import TrainConfig
-from mafrt.errors import ConfigError
+from mafrt.errors import ConfigError, MafrtError
 from mafrt.seeding import seed_of
+
+if TYPE_CHECKING:
+    from mafrt.runners.on_policy import Summary
 
 GROUP = 8
 """samples per task for rules that compare them"""
@@ -56,12 +59,21 @@ class Result:
     """mean score of the sampled episodes, by task"""
     after: Mapping[str, float]
     seconds: float
-    """of training, evaluations left out"""
+    """of this process's CPU time in training, evaluations left out: what others do on the machine does not count"""
 
 
 def task_of(rule: str) -> str:
     """The task that a rule is trained on unless another is asked for."""
     return TASK_OF.get(credit.algorithm(rule).family, "chain")
+
+
+def whole_or_nothing(summary: Summary, iterations: int) -> None:
+    """Raise MafrtError if a run was stopped early: what half of it has learnt is no result."""
+    if summary.stopped_by is not None:
+        raise MafrtError(
+            f"the run was stopped by {summary.stopped_by} after {summary.iterations} of {iterations} iterations, so it "
+            "has no result; start it again."
+        )
 
 
 def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task: str | None = None) -> Result:
@@ -100,9 +112,9 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
         return {name: sum(scores) / len(scores) for name, scores in found.scores.items()}
 
     before = worth()
-    started = time.perf_counter()
-    runner.run()
-    seconds = time.perf_counter() - started
+    started = time.process_time()
+    whole_or_nothing(runner.run(), rounds)
+    seconds = time.process_time() - started
     return Result(rule, seed, before, worth(), seconds)
 
 
@@ -138,7 +150,7 @@ def row(rule: str, task: str, results: Sequence[Result], least: float) -> dict[s
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| rule | task | before | after | margin (95% interval) | seconds a seed | learns |",
+        "| rule | task | before | after | margin (95% interval) | CPU seconds a seed | learns |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [

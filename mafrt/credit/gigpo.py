@@ -70,7 +70,7 @@ def gigpo(trajectories: Sequence[Sequence[Row]], settings: GigpoSettings) -> dic
     tally = GroupTally()
     for members in problems.values():
         totals = [total(row.reward for row in rows) for rows in members]
-        tally.add(totals)
+        tally.add(totals, (row.turn.agent for rows in members for row in rows))
         for rows, advantage in zip(members, relative(totals, scale=scale, eps=settings.eps), strict=True):
             episode_part[rows[0].episode] = advantage
 
@@ -84,7 +84,7 @@ def gigpo(trajectories: Sequence[Sequence[Row]], settings: GigpoSettings) -> dic
     steps = GroupTally()
     for pairs in step_groups.values():
         returns = [value for _, value in pairs]
-        steps.add(returns)
+        steps.add(returns, (row.turn.agent for row, _ in pairs))
         for (row, value), part in zip(pairs, relative(returns, scale=scale, eps=settings.eps), strict=True):
             tokens = len(row.turn.action_ids)
             row.fill([episode_part[row.episode] + settings.step_weight * part] * tokens, [value] * tokens)

@@ -22,8 +22,8 @@ Deviations: `eps` is 1e-6 as in verl and Dr. MAS (TRL: 1e-4). The leave-one-out 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mafrt.credit.rewards import Row
@@ -73,7 +73,7 @@ def group(trajectories: Sequence[Sequence[Row]], settings: GroupSettings) -> dic
     for group_rows in members.values():
         rewards = [fold([row.reward for row in rows]) for rows in group_rows]
         advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps)
-        tally.add(rewards)
+        tally.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
         for rows, reward, advantage in zip(group_rows, rewards, advantages, strict=True):
             for row in rows:
                 tokens = len(row.turn.action_ids)
@@ -97,22 +97,32 @@ def relative(rewards: Sequence[float], *, scale: bool, baseline: str = "mean", e
 
 @dataclass
 class GroupTally:
-    """How many groups could teach something."""
+    """How many groups could teach something, in all and to each agent."""
 
     groups: int = 0
     alone: int = 0
     flat: int = 0
+    of_agent: dict[str, list[bool]] = field(default_factory=dict)
+    """Agent -> of each group of two and more that it is in, whether it has no spread."""
 
-    def add(self, rewards: Sequence[float]) -> None:
-        """Count one group."""
+    def add(self, rewards: Sequence[float], agents: Iterable[str]) -> None:
+        """Count one group, in which `agents` have turns."""
         self.groups += 1
-        self.alone += len(rewards) == 1
-        self.flat += len(rewards) > 1 and no_spread(rewards)
+        if len(rewards) == 1:
+            self.alone += 1
+            return
+        flat = no_spread(rewards)
+        self.flat += flat
+        for agent in set(agents):
+            self.of_agent.setdefault(agent, []).append(flat)
 
     def metrics(self, name: str = "groups") -> dict[str, float]:
-        """`groups`, `groups_of_one` (counts) and `groups_no_spread` (fraction of the groups of two and more)."""
+        """`groups`, `groups_of_one` (counts) and `groups_no_spread` (fraction of the groups of two and more), the last
+        one also of the groups that an agent has turns in, `groups_no_spread/AGENT`."""
         fraction = self.flat / max(self.groups - self.alone, 1)
-        return {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
+        found = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
+        each = {f"{name}_no_spread/{agent}": sum(flat) / len(flat) for agent, flat in sorted(self.of_agent.items())}
+        return found | each
 
 
 def drop_incomplete(trajectories: Sequence[Sequence[Row]]) -> None:

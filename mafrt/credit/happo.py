@@ -77,6 +77,11 @@ class CompoundRatio:
             ratio = math.exp(max(-20.0, min(20.0, log_ratio)))
             self._factors[step] = max(self.low, min(self.high, self._factors[step] * ratio))
 
+    def spread(self, agent: str) -> dict[str, float]:
+        """`compound_std/AGENT`: the spread of M, as it is now, over the turns of an agent that is to be updated."""
+        factors = [self.factor(turn) for episode in self._episodes for turn in episode.turns if turn.agent == agent]
+        return {f"compound_std/{agent}": std(factors, unbiased=False)} if factors else {}
+
     def metrics(self) -> dict[str, float]:
         """Mean, spread and extremes of M over the joint steps; turns whose ratio was not finite."""
         factors = list(self._factors.values())

@@ -92,7 +92,7 @@ def mixed(trajectories: Sequence[Sequence[Row]], settings: MixedSettings) -> dic
         # Sorted, so that the order of the episodes does not even change a rounding of the mixer's.
         alternatives = sorted(_own(row) for row, _ in members)
         advantages = [_against(row, alternatives, settings) + residual for row, residual in members]
-        tally.add(advantages)
+        tally.add(advantages, (row.turn.agent for row, _ in members))
         for (row, _), advantage in zip(members, advantages, strict=True):
             row.turn.advantages = [advantage] * len(row.turn.action_ids)
     return tally.metrics()

@@ -86,7 +86,7 @@ def _subtract_mean(rows: Sequence[Row], settings: ReinforceSettings) -> dict[str
     tally = GroupTally()
     for members in groups.values():
         rewards = [total(row.token_rewards.values()) for row in members]
-        tally.add(rewards)
+        tally.add(rewards, (row.turn.agent for row in members))
         centre = mean(rewards)
         for row in members:
             # Spread over the places where the turn is paid, so that spans lose the mean once and not once each.

@@ -69,6 +69,8 @@ class _Server:
     probe: Completion | None = None
     """what it said to the probe prompt when it was checked"""
     handing: asyncio.Lock | None = None
+    era: int = 0
+    """how often it was found to have been started again"""
 
 
 class ServerEngine:
@@ -228,10 +230,11 @@ class ServerEngine:
             parcel = parcels[request.adapter]
             try:
                 await self._hand_over(client, server, list(parcels.values()))
+                era = server.era
                 try:
                     found[place] = await self._ask(client, server, request, parcel.name)
                 except _UnknownModelError:
-                    await self._again(client, server, list(parcels.values()), parcel)
+                    await self._again(client, server, list(parcels.values()), era)
                     found[place] = await self._ask(client, server, request, parcel.name)
             except (_LostError, _UnknownModelError) as error:
                 queue.append(place)
@@ -253,13 +256,12 @@ class ServerEngine:
                 if parcel.name not in server.loaded:
                     await self._load(client, server, parcel)
 
-    async def _again(
-        self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel], missing: Parcel
-    ) -> None:
+    async def _again(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel], era: int) -> None:
         """A server that does not know an adapter it was given was started again; it may hold another base by now."""
         assert server.handing is not None
         async with server.handing:
-            if missing.name in server.loaded:
+            if server.era == era:  # nobody else has noticed
+                server.era += 1
                 server.loaded.clear()
                 await self._verify(client, server)
         await self._hand_over(client, server, parcels)

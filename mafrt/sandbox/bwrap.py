@@ -19,7 +19,7 @@ SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def command(control: int, tell: int) -> tuple[list[str], dict[str, str]]:
+def command(control: int, tell: int, libraries: bool) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment; raises SandboxError where bubblewrap is not installed."""
     program = shutil.which("bwrap")
     if program is None:
@@ -27,10 +27,10 @@ def command(control: int, tell: int) -> tuple[list[str], dict[str, str]]:
             "found no bubblewrap, without which code that a model wrote is not run; "
             "install it with: apt-get install -y bubblewrap"
         )
-    arguments = [program, *_namespaces(), *_root(), "--info-fd", str(tell)]
+    arguments = [program, *_namespaces(), *root(), "--info-fd", str(tell)]
     arguments += ["--chdir", "/", "--remount-ro", "/dev", "--remount-ro", "/", "--", os.path.abspath(sys.executable)]
     environment = {**ENVIRONMENT, "HOME": confine.WORKDIR, "TMPDIR": "/tmp"}
-    return [*arguments, *interpreter("bwrap", control, INSIDE)], environment
+    return [*arguments, *interpreter("bwrap", control, INSIDE, libraries)], environment
 
 
 def _namespaces() -> Iterator[str]:
@@ -44,7 +44,8 @@ def _namespaces() -> Iterator[str]:
         yield from ("--cap-add", capability)
 
 
-def _root() -> Iterator[str]:
+def root() -> Iterator[str]:
+    """Options for all that is to be seen in there; for the benchmark too."""
     for folder in SYSTEM:
         if os.path.islink(folder):
             yield from ("--symlink", os.readlink(folder), folder)

@@ -14,10 +14,13 @@ from mafrt.sandbox.process import ENVIRONMENT, interpreter
 log = logging.getLogger(__name__)
 
 
-def command(control: int, tell: int) -> tuple[list[str], dict[str, str]]:
+def command(control: int, tell: int, libraries: bool) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment of a zygote on this machine itself."""
     inside = str(Path(landlock.__file__).parent)
-    return [os.path.abspath(sys.executable), *interpreter("degraded", control, inside)], {**ENVIRONMENT, "HOME": "/"}
+    return [os.path.abspath(sys.executable), *interpreter("degraded", control, inside, libraries)], {
+        **ENVIRONMENT,
+        "HOME": "/",
+    }
 
 
 def announce() -> None:

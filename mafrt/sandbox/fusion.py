@@ -7,10 +7,8 @@ what it cannot do or does not say is no verdict about the code but a SandboxErro
 from __future__ import annotations
 
 import base64
-import binascii
 import http.client
 import json
-import threading
 import time
 import urllib.error
 import urllib.parse
@@ -21,6 +19,7 @@ from typing import Any
 
 from mafrt.errors import ConfigError, SandboxError
 from mafrt.sandbox.inside import launcher, limits, names
+from mafrt.sandbox.slots import Slots
 from mafrt.sandbox.text import readable
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
 from mafrt.sandbox.warm import Counts, checked_request
@@ -48,7 +47,7 @@ class FusionSandbox:
             raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")
         self.url = url.rstrip("/")
         self.counts = Counts()
-        self._slots = threading.BoundedSemaphore(workers)
+        self._slots = Slots(workers)
         # No proxy of the environment: what models write goes to this server and nowhere else.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._launcher = Path(launcher.__file__).read_text(encoding="utf-8")
@@ -131,7 +130,7 @@ class FusionSandbox:
         try:
             answer = json.loads(data)
             status = answer["status"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise SandboxError(f"{where} sent what is not an answer to run_code: {data[:100]!r}") from error
         if status not in ("Success", "Failed"):
             raise SandboxError(f"{where} failed: {status}: {str(answer.get('message'))[:300]}")
@@ -169,7 +168,7 @@ class FusionSandbox:
                 seconds=float(result["seconds"]),
                 tier=self.tier,
             )
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, binascii.Error) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise SandboxError(
                 f"the SandboxFusion server at {self.url} sent a result that is not as agreed: {error!r}"
             ) from error

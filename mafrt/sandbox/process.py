@@ -21,19 +21,20 @@ log = logging.getLogger(__name__)
 START_S = 120.0
 """How long imports may take, on a machine that is very busy."""
 
-Command = Callable[[int, int], tuple[list[str], dict[str, str]]]
-"""From two descriptors (the control socket; where bubblewrap writes what it did) to arguments and environment."""
+Command = Callable[[int, int, bool], tuple[list[str], dict[str, str]]]
+"""From two descriptors (the control socket; where bubblewrap writes what it did), and whether libraries are imported
+beforehand, to arguments and environment."""
 
 
 class Zygote:
     """One warm interpreter. It lives until `end`, or until this process is gone."""
 
-    def __init__(self, command: Command) -> None:
-        self._messages: IO[bytes] = tempfile.TemporaryFile()
+    def __init__(self, command: Command, libraries: bool = True) -> None:
+        self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tell = os.pipe()
         try:
-            arguments, environment = command(theirs.fileno(), tell)
+            arguments, environment = command(theirs.fileno(), tell, libraries)
             self._process = subprocess.Popen(
                 arguments,
                 env=environment,
@@ -128,21 +129,21 @@ class Zygote:
         return f" It said: {lines[-1][:300]}" if lines else ""
 
 
-def interpreter(tier: str, control: int, inside: str) -> Sequence[str]:
+def interpreter(tier: str, control: int, inside: str, libraries: bool) -> Sequence[str]:
     """Arguments after the interpreter's name: start the zygote from the folder `inside`, wherever that is there."""
-    return ["-s", "-B", "-c", _BOOT, inside, tier, str(control)]
+    return ["-s", "-B", "-c", _BOOT, inside, tier, str(control), "warm" if libraries else "bare"]
 
 
 # By its path, so that nothing beside it is importable, now or for a snippet.
 _BOOT = """
 import importlib.util, sys
-place, tier, control = sys.argv[1:]
+place, tier, control, libraries = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("inside", place + "/__init__.py", submodule_search_locations=[place])
 sys.modules["inside"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 del sys.path[0], sys.argv[1:]
 from inside.zygote import main
-main(tier, int(control))
+main(tier, int(control), libraries == "warm")
 """
 
 ENVIRONMENT = {

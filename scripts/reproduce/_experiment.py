@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.bench.learn import whole_or_nothing
 from mafrt.config import TrainConfig
 from mafrt.scripts.reproduce._figure import need_matplotlib
 from mafrt.seeding import seed_of
@@ -88,7 +89,7 @@ def train(args: argparse.Namespace, seed: int, env: Env | None = None, **setting
         found.metrics.append(dict(progress.metrics))
 
     runner.progress = keep
-    runner.run()
+    whole_or_nothing(runner.run(), args.iterations)
     found.after = worth(runner, held_out, args.tasks, seed)
     return found
 

@@ -21,8 +21,17 @@ def need_matplotlib() -> None:
         ) from error
 
 
-def curves(title: str, arms: Mapping[str, Sequence[Sequence[float]]], ylabel: str) -> str:
-    """An SVG chart: per arm the curves of its seeds (thin) and their mean (thick), over iterations from 1 on."""
+def curves(
+    title: str,
+    arms: Mapping[str, Sequence[Sequence[float]]],
+    ylabel: str,
+    xlabel: str = "iteration",
+    steps: Sequence[int] | None = None,
+) -> str:
+    """An SVG chart: per arm the curves of its seeds (thin) and their mean (thick), over `steps`, by default from 1 on.
+
+    The vertical axis begins at 0 over iterations, and below the curves where `steps` are given.
+    """
     need_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -36,14 +45,16 @@ def curves(title: str, arms: Mapping[str, Sequence[Sequence[float]]], ylabel: st
         axes = figure.add_subplot()
         for colour, (name, runs) in zip(COLOURS, arms.items(), strict=False):
             for run in runs:
-                axes.plot(range(1, len(run) + 1), run, color=colour, linewidth=0.8, alpha=0.35)
+                axes.plot((steps or range(1, len(run) + 1))[: len(run)], run, color=colour, linewidth=0.8, alpha=0.35)
             shortest = min(map(len, runs))
             mean = [statistics.fmean(run[i] for run in runs) for i in range(shortest)]
-            axes.plot(range(1, shortest + 1), mean, color=colour, linewidth=2.4, label=name)
+            places = (steps or range(1, shortest + 1))[:shortest]
+            axes.plot(places, mean, color=colour, linewidth=2.4, label=name)
         axes.set_title(title, loc="left")
-        axes.set_xlabel("iteration")
+        axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        if steps is None:
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", color="#dddddd")
         axes.set_axisbelow(True)

@@ -5,6 +5,7 @@ time-out, knows no list of files, follows links, and does not say which signal e
 """
 
 import base64
+import contextlib
 import json
 import os
 import resource
@@ -72,7 +73,7 @@ def gather(order):
     for name in candidates(order):
         count += 1
         if count > order["fetch_files"]:
-            refused["*"] = "more than %d files; the rest was left" % order["fetch_files"]
+            refused["*"] = f"more than {order['fetch_files']} files; the rest was left"
             break
         try:
             kind = os.lstat(name)
@@ -84,7 +85,7 @@ def gather(order):
             elif real != os.path.join(os.path.realpath("."), os.path.normpath(name)):
                 refused[name] = "its folder is a link"
             elif kind.st_size > order["fetch_file_bytes"]:
-                refused[name] = "%d bytes; at most %d are taken" % (kind.st_size, order["fetch_file_bytes"])
+                refused[name] = f"{kind.st_size} bytes; at most {order['fetch_file_bytes']} are taken"
             elif kind.st_size > room:
                 refused[name] = "all files together are too large"
             else:
@@ -97,7 +98,7 @@ def gather(order):
         except FileNotFoundError:
             pass
         except OSError as error:
-            refused[name] = "cannot be read: %s" % error.strerror
+            refused[name] = f"cannot be read: {error.strerror}"
     return files, refused
 
 
@@ -128,10 +129,8 @@ def main():
     except subprocess.TimeoutExpired:
         late = True
     seconds = time.monotonic() - began
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
     process.wait()
     for stream in streams:
         stream.thread.join(1.0)

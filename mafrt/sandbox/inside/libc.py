@@ -77,6 +77,11 @@ def unmount(target: str) -> None:
     checked(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"unmount {target}")
 
 
+def advise(address: int, size: int, advice: int) -> bool:
+    """Whether the kernel took the advice on this memory."""
+    return _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(advice)) == 0
+
+
 def set_capabilities(mask: int) -> None:
     """Exactly these, effective and permitted, none inheritable. Two words of 32 for each of the three sets."""
     low, high = mask & 0xFFFFFFFF, mask >> 32
@@ -86,7 +91,7 @@ def set_capabilities(mask: int) -> None:
 
 
 def fork_into(flags: int) -> int:
-    """`os.fork` whose child is in new namespaces from the start, so that it is the first process of a new pid namespace.
+    """`os.fork` whose child is in new namespaces from the start, and so the first process of a new pid namespace.
 
     Everything that CPython asks of a program that clones itself is done (`PyOS_BeforeFork` and the two after it). The
     caller must have one thread only.

@@ -40,9 +40,7 @@ class Unbuffered(io.BufferedWriter):
         return written
 
 
-def run(
-    orders: socket.socket, workdir: str, confinement: Confinement, streams: tuple[int, int], note: int
-) -> NoReturn:
+def run(orders: socket.socket, workdir: str, confinement: Confinement, streams: tuple[int, int], note: int) -> NoReturn:
     """In a fresh fork: put the walls up, wait for the code and its budget, then become the snippet."""
     status = 1
     try:
@@ -76,7 +74,7 @@ def _settle(workdir: str, streams: tuple[int, int], orders: int, note: int) -> N
     os.closerange(second + 1, 65536)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(workdir)
-    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "replace")
     sys.stdout = _writer(1)
     sys.stderr = _writer(2)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
@@ -98,7 +96,7 @@ def _execute(code: str, note: int) -> int:
     random.seed(0)
     status = 0
     try:
-        exec(compile(code, NAME, "exec", dont_inherit=True), main.__dict__)
+        exec(compile(code, NAME, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
     except BaseException as error:
         status = _report(error, note)
     try:
@@ -116,7 +114,7 @@ def _report(error: BaseException, note: int) -> int:
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
-        print(error.code, file=sys.stderr)
+        sys.stderr.write(f"{error.code}\n")
         return 1
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:

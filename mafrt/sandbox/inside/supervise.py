@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from . import frames, limits, snippet, watch, workdir
 from .confine import UNPRIVILEGED_ID, Confinement

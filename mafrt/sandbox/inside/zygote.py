@@ -15,11 +15,10 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass
 
-from . import frames, libc, supervise, warm
+from . import frames, libc, pages, supervise, warm
 from .confine import UNPRIVILEGED_ID, Confinement, Room, Rules
 
 SPARE = 2
@@ -38,7 +37,7 @@ class Child:
     """When it is ended by force: long after it should have ended its snippet itself."""
 
 
-def main(tier: str, control_fd: int) -> None:
+def main(tier: str, control_fd: int, libraries: bool) -> None:
     """Warm up, say so, then fork a supervisor for every connection that arrives on the control socket."""
     # Python's own handler would let a snippet's signal through to its supervisor, which inherits it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -47,12 +46,13 @@ def main(tier: str, control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     try:
         confinement: Confinement = Rules() if tier == "degraded" else _enter_room()
-        versions = warm.up()
+        versions = warm.up() if libraries else {}
     except Exception as error:
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()[:60000])
         return
     gc.collect()
     gc.freeze()  # a collection in a fork then leaves these pages shared
+    pages.collapse()
     threads = len(os.listdir("/proc/self/task"))
     control.send(json.dumps({"ready": versions, "threads": threads}).encode())
     with contextlib.suppress(ConnectionError):
@@ -153,7 +153,7 @@ def _fork(children: dict[int, Child], confinement: Confinement) -> Child:
                 supervise.supervise(theirs, confinement)
             status = 0
         except BaseException as error:
-            print(f"supervisor: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os.write(2, f"supervisor: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(status)
     theirs.close()

@@ -1,0 +1,68 @@
+"""A few rules on the shipped base, one seed each: they raise the held-out score. The whole table is
+`python -m mafrt.bench learn --algorithm all`."""
+
+from __future__ import annotations
+
+import pytest
+
+from mafrt import credit
+from mafrt.bench import learn
+from mafrt.bench._tasks import Debate, Pair, Rounds
+from mafrt.env import check_env
+
+
+def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
+    assert {learn.task_of(name) for name in credit.ALGORITHMS} == set(learn.TASKS)
+    assert learn.task_of("at_grpo") == learn.task_of("gigpo") == "rounds" and learn.task_of("qmix") == "pair"
+
+
+@pytest.mark.parametrize("kind", [Rounds, Pair, Debate])
+def test_tasks_keep_the_contract_of_environments(kind):
+    check_env(kind("test"), seeds=(0,))
+
+
+def test_rounds_pay_each_turn_at_once_and_unequally():
+    env = Rounds("test")
+    env.reset(seed=1, options={"task": 0})
+    answer = env.task.answer
+    right = env.step({"reasoner": f"Add {answer} and 0."})
+    assert right.rewards == {"reasoner": 10.0} and not right.terminated
+    wrong = env.step({"actor": "\\boxed{-1}"})
+    assert wrong.rewards == {"actor": 0.0} and not wrong.terminated
+    assert env.step({"reasoner": "Think."}).rewards == {"reasoner": 0.0}
+    last = env.step({"actor": f"\\boxed{{{answer}}}"})
+    assert last.rewards == {"actor": 1.0} and last.terminated and last.info["outcome"] == 1.0
+
+
+def test_rules_for_groups_differ_on_their_task_and_would_not_on_the_chain():
+    """Reasoner right and wrong, Actor wrong in both: GRPO blames the Actor as well, Dr. MAS does not."""
+    from mafrt.types import Episode, Turn
+
+    def episode(name: str, plan: float) -> Episode:
+        spoken = [("reasoner", plan), ("actor", 0.0)]
+        turns = [Turn(a, [1], [2], [-1.0], "eos", "x", i, i, 0, reward=r) for i, (a, r) in enumerate(spoken)]
+        return Episode(name, "p", turns, outcome=0.0)
+
+    def actor(rule: str) -> list[float]:
+        episodes = [episode("0", 10.0), episode("1", 0.0)]
+        credit.assign(episodes, rule, outcome_weight=0.0)
+        return [e.turns[1].advantages[0] for e in episodes]
+
+    assert actor("grpo") == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert actor("dr_mas") == actor("at_grpo") == [0.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["reinforce_pp", "qmix", "at_grpo"])
+def test_the_held_out_score_rises(rule):
+    found = learn.margin([learn.train(rule, seed=1, iterations=8, tasks=48, samples=2)])
+    assert found["margin"] >= 0.1 and found["low"] > 0, found
+
+
+def test_a_run_that_was_stopped_has_no_result():
+    from mafrt.errors import MafrtError
+    from mafrt.runners.on_policy import Summary
+
+    learn.whole_or_nothing(Summary(None, None, 16, 1.0, None, None), 16)
+    with pytest.raises(MafrtError, match="stopped by SIGTERM after 7 of 16 iterations"):
+        learn.whole_or_nothing(Summary(None, None, 7, 1.0, None, "SIGTERM"), 16)

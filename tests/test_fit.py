@@ -1,0 +1,127 @@
+"""The memory formula, against what autograd keeps and what a model weighs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_models import ALL, tiny_base
+
+from mafrt.errors import ConfigError
+from mafrt.fit import SHAPES, Shape, Use, activations, adapter_weights, footprint, shape_of
+from mafrt.scripts.info import InfoSettings, main, memory
+from mafrt.team import LoraSpec
+
+
+def shape_like(base) -> Shape:
+    c = base.config
+    return Shape(
+        c.hidden_size,
+        c.num_hidden_layers,
+        c.intermediate_size,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.vocab_size,
+        c.tie_word_embeddings,
+    )
+
+
+def kept(base, tokens: int, checkpointing: bool) -> int:
+    """Bytes that autograd keeps for the backward pass of one forward, weights left out."""
+    base.gradient_checkpointing(checkpointing)
+    weights = [*base.model.parameters(), *base.adapter_parameters("a")]
+    own = {p.untyped_storage().data_ptr() for p in weights}
+    found: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor):
+        alive.append(tensor)
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ids = torch.randint(5, 90, (tokens // 64, 64))
+        alive.append(base.forward(ids, None, torch.zeros(len(ids), dtype=torch.long)))
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("changes", [{}, {"head_dim": 32}, {"intermediate_size": 512}, {"num_key_value_heads": 4}])
+def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes):
+    tokens, counted, computed = 256, [], []
+    for checkpointing in (False, True):
+        sizes = []
+        for layers in (2, 6):
+            base = tiny_base(width=64, layers=layers, **changes)
+            base.model.to(dtype)
+            base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
+            number = 2 if dtype == torch.bfloat16 else 4
+            use = Use(rank=4, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing)
+            sizes.append((kept(base, tokens, checkpointing), activations(shape_like(base), use, number)))
+        # Four blocks more: the rest (embedding, masks, head) is the same in both.
+        counted.append(sizes[1][0] - sizes[0][0])
+        computed.append(sizes[1][1] - sizes[0][1])
+    assert counted[1] == computed[1]
+    assert computed[0] == pytest.approx(counted[0], rel=0.03)
+
+
+def test_weights_are_counted_as_the_model_has_them():
+    base = tiny_base(width=64, layers=3)
+    base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
+    shape = shape_like(base)
+    linear = sum(p.numel() for n, p in base.model.named_parameters() if p.dim() == 2 and "lora" not in n)
+    assert shape.block_weights + shape.other_weights == linear
+    assert adapter_weights(shape, Use(rank=4)) == sum(p.numel() for p in base.adapter_parameters("a"))
+    # Qwen3-4B has 4.02 billion parameters, by its name and its model card.
+    assert SHAPES["Qwen/Qwen3-4B"].block_weights + SHAPES["Qwen/Qwen3-4B"].other_weights == pytest.approx(
+        4.02e9, rel=2e-3
+    )
+    assert SHAPES["Qwen/Qwen3-8B"].block_weights + SHAPES["Qwen/Qwen3-8B"].other_weights == pytest.approx(
+        8.19e9, rel=2e-3
+    )
+
+
+def test_there_is_one_base_however_many_agents_and_shards_divide_it():
+    shape = SHAPES["Qwen/Qwen3-4B"]
+    one, eight = (footprint(shape, Use(agents=k)) for k in (1, 8))
+    assert eight.base == one.base and eight.adapters == 8 * one.adapters
+    # By hand: A = 8 * 36 * (2560+4096 + 2*(2560+1024) + 4096+2560 + 3*(2560+9728)) = 16,515,072 parameters; 4 bytes
+    # each of weights, gradient and last good weights, 8 of moments, 2 of the sampler's copy: 22.
+    assert one.adapters == 16_515_072 * 22
+    third = footprint(shape, Use(processes=8, layout="zero3"))
+    assert third.base == one.base / 8 and third.base_whole == one.base
+    assert footprint(shape, Use(processes=8, layout="zero3", rows=0)).playing < one.base / 4
+    assert footprint(shape, Use(bits=4)).base < 0.4 * one.base
+
+
+def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "intermediate_size": 128,
+                "num_attention_heads": 4,
+                "vocab_size": 99,
+            }
+        )
+    )
+    assert shape_of(str(tmp_path)) == Shape(64, 2, 128, 4, 4, 16, 99, False)
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-4B.*holds no config\.json"):
+        shape_of("Qwen/Qwen3-5B")
+    with pytest.raises(ConfigError, match="layout is 'fdsp'"):
+        footprint(SHAPES["Qwen/Qwen3-4B"], Use(layout="fdsp"))
+    assert main(["--memory", str(tmp_path), "--agents", "2", "--gpus", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "2 agents, bf16" in out and "peak of one GPU" in out and "ZeRO" not in out
+
+
+def test_the_table_of_the_document_is_computed():
+    text = (Path(__file__).parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
+    for model in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B"):
+        assert memory(model, InfoSettings(agents=(4,))) in text, f"run `mafrt info --memory {model} --agents 4`"

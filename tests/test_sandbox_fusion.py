@@ -1,0 +1,160 @@
+"""The tier `fusion` against a server on loopback that speaks its protocol, and that fails in every way it can."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+from helpers_sandbox import ensure_bubblewrap
+
+from mafrt.sandbox import Execution, SandboxError, Workspace, fusion, open_sandbox
+from mafrt.sandbox.inside import launcher
+from mafrt.sandbox.standin import StandIn
+from mafrt.sandbox.warm import WarmSandbox
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StandIn]:
+    ensure_bubblewrap()
+    with WarmSandbox("bwrap", 4, libraries=False) as inner, StandIn(inner) as standin:
+        yield standin
+
+
+@pytest.fixture()
+def client(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> fusion.FusionSandbox:
+    monkeypatch.setattr(fusion, "PAUSE_S", 0.01)
+    server.failures.clear()
+    opened = open_sandbox(f"fusion:{server.url}")
+    assert isinstance(opened, fusion.FusionSandbox)
+    server.requests.clear()
+    return opened
+
+
+def test_the_request_is_that_of_the_protocol(server, client):
+    client.execute("print(1)", {"in.csv": b"a\n"}, ["out.csv"], timeout_s=7, memory_mib=300)
+    (request,) = server.requests
+    assert request.keys() == {
+        *("language", "code", "stdin", "compile_timeout", "run_timeout", "memory_limit_MB", "files", "fetch_files")
+    }
+    assert request["language"] == "python" and request["run_timeout"] == 12
+    assert request["memory_limit_MB"] == 300 + fusion.LAUNCHER_MIB
+    assert base64.b64decode(request["files"]["in.csv"]) == b"a\n"
+    assert request["fetch_files"] == [launcher.RESULT]  # plain names only: no globs, no folders
+
+
+def test_the_stand_in_runs_plain_code_too(server, client):
+    """Without our launcher, as any client of such a server would ask: with its faults."""
+    plain = {"language": "python", "run_timeout": 5, "memory_limit_MB": 256, "files": {}, "fetch_files": ["a", "*"]}
+    answer = server.answer({**plain, "code": "open('a', 'w').write('x'); print(2)"})
+    assert (answer["status"], answer["run_result"]["status"]) == ("Success", "Finished")
+    assert answer["run_result"]["stdout"] == "2\n" and answer["run_result"]["return_code"] == 0
+    assert answer["files"] == {"a": base64.b64encode(b"x").decode()}
+    answer = server.answer({**plain, "code": "print('x' * 150_000)"})
+    assert (answer["status"], answer["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+    assert server.answer({**plain, "code": "1 / 0"})["status"] == "Failed"
+    assert server.answer({**plain, "language": "cobol", "code": ""})["status"] == "SandboxError"
+
+
+def test_long_output_is_no_time_out(client):
+    done = client.execute("print('x' * 150_000)\nprint('end')")
+    assert done.status == "ok" and done.stdout.endswith("end\n") and "bytes left out" in done.stdout
+
+
+FAILURES = [500, 502, 429, 404, "SandboxError", "garbage", "half", "hang"]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_failure_is_survived_and_counted(server, client, failure):
+    server.failures[:] = [failure]
+    server.hang_s = 0.1
+    done = client.execute("print(6 * 7)")
+    assert (done.status, done.stdout) == ("ok", "42\n")
+    assert (client.counts.executions, client.counts.repeated) == (1, 1)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("code", ["print(6 * 7)", "1 / 0"])
+def test_two_failures_are_no_wrong_answer(server, client, failure, code):
+    server.failures[:] = [failure, failure]
+    server.hang_s = 0.1
+    with pytest.raises(SandboxError) as caught:
+        client.execute(code)
+    assert server.url in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_server():
+    with pytest.raises(SandboxError, match="cannot be reached"):
+        open_sandbox("fusion:http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exit_code": "zero"},
+        {"streams": []},
+        {"streams": ["a", "!"]},
+        {"files": {"not/asked/for": ""}},
+        {"files": {"../x": ""}},
+        {"files": []},
+        {"files": {"out": "not base 64"}},
+        {"refused": None},
+        {"seconds": "long"},
+    ],
+)
+def test_a_result_is_not_believed(client, monkeypatch, change):
+    good = {
+        "exit_code": 0, "late": False, "memory": False, "seconds": 0.1, "streams": ["", ""], "files": {}, "refused": {},
+        "gone": [],
+    }  # fmt: skip
+
+    def answer(result: dict) -> dict:
+        packed = base64.b64encode(json.dumps(result).encode()).decode()
+        return {"status": "Success", "run_result": {"status": "Finished"}, "files": {launcher.RESULT: packed}}
+
+    assert client._read(answer(good), ["out"], {}) == Execution("ok", "", "", 0, {}, ("out",), {}, 0.1, "fusion")
+    with pytest.raises(SandboxError, match="not as agreed"):
+        client._read(answer({**good, **change}), ["out"], {})
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [
+        ({"status": "TimeLimitExceeded", "return_code": None, "stdout": "x", "stderr": ""}, "timeout"),
+        ({"status": "Finished", "return_code": 137, "stdout": "", "stderr": "Killed"}, "killed"),
+        ({"status": "Error", "return_code": None, "stdout": None, "stderr": None}, "killed"),
+    ],
+)
+def test_a_launcher_that_was_ended_too(client, seen, status):
+    done = client._read({"status": "Failed", "run_result": seen, "files": {}}, ["out"], {})
+    assert done.status == status and done.missing == ("out",) and "ended by the server" in done.stderr
+    assert done.exit_code == (137 if seen["return_code"] else None)
+
+
+def test_the_environments_proxy_is_not_asked(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with open_sandbox(f"fusion:{server.url}") as opened:
+        assert opened.execute("print(1)").stdout == "1\n"
+
+
+def test_a_workspace_on_a_server(client):
+    workspace = Workspace(client)
+    workspace.run("import os\nopen('a', 'w').write('1')\nos.mkdir('d')\nopen('d/b', 'w').write('2')")
+    assert workspace.files == {"a": b"1", "d/b": b"2"}
+    done = workspace.run("import os\nprint(open('d/b').read())\nos.remove('a')\nos.symlink('/etc/passwd', 'd/c')")
+    assert done.stdout == "2\n" and workspace.files == {"d/b": b"2"}
+    assert done.refused == {"d/c": "a symbolic link"}
+
+
+def test_a_server_that_is_no_sandbox_server():
+    with StandIn(_Mute()) as mute, pytest.raises(SandboxError, match="does not run Python"):
+        open_sandbox(f"fusion:{mute.url}")
+
+
+class _Mute:
+    tier = "mute"
+
+    def execute(self, code, files, fetch, timeout_s, memory_mib):
+        return Execution("error", "", "python3: not found", 127)
