@@ -111,7 +111,7 @@ class SharedBase:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from mafrt.quantised import quantisation
+        from mafrt.quantised import keep_differentiable, quantisation
 
         path = str(TEACHING_BASE) if name_or_path == "teaching-base" else str(name_or_path)
         _check_folder(name_or_path, path)
@@ -140,6 +140,8 @@ class SharedBase:
                 f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
                 "expected all weights of a causal language model; take another copy, or a model with a language head"
             )
+        if bits:
+            keep_differentiable(model)
         return cls(model if bits else model.to(device), tokenizer, path)
 
     def shard(self, make: Callable[[SharedBase], Sharding]) -> None:

@@ -33,3 +33,14 @@ def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
         "quantization_config": config,
         "device_map": {"": device.type if index is None else f"{device.type}:{index}"},
     }
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights for inference.
+
+    On CPUs with AVX512-BF16 a layer in eval mode does so in its first pass without gradients, and from then on passes
+    none back: what lies before it would silently learn nothing. Ours samples and learns with the same layers.
+    """
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

@@ -222,6 +222,13 @@ def test_fields_of_the_metadata_win(disk):
     assert (task.answers.metric.name, task.answers.reference, task.answers.baseline) == ("f1", 0.9, 0.25)
 
 
+def test_the_type_comes_from_the_metrics_where_the_record_has_none(disk):
+    del disk.records[0]["metadata"]["data_type"]
+    disk.metrics["sound"]["task_type"] = "regression"
+    [task] = disk.load().tasks
+    assert task.data_type == "regression"
+
+
 def test_files_that_cannot_be_read_at_all(disk):
     path = disk.write()
     path.write_text("[{]")

@@ -160,6 +160,13 @@ def test_ordinal_classes():
     assert "whole numbers from 3 to 8" in problem(answers, csv({"y": [3, 4, 7.5, 4]}))
 
 
+def test_what_is_too_large_to_be_read_or_to_be_scored():
+    answers = make("rmse", [1.0, 2.0])
+    assert "lines; expected 2 rows" in problem(answers, b"id,y\n" + b"100,1\n" * 400)
+    assert "MiB; expected at most 128" in problem(answers, b"x" * (129 * 2**20))
+    assert "rmse is not finite" in problem(answers, csv({"y": [1e308, -1e308]}))
+
+
 def test_rmsle_takes_nothing_below_zero():
     answers = make("rmsle", [1.0, 2.0])
     assert "expected numbers from 0 on" in problem(answers, csv({"y": [1.0, -0.5]}))

@@ -167,6 +167,17 @@ def test_a_server_that_dies_amid_a_rollout_is_made_up_for(caplog):
     assert sum("is lost" in line for line in caplog.messages) == 1
 
 
+def test_a_connection_that_breaks_is_not_the_servers_end():
+    base = team_base()
+    asked = requests(3)
+    with StandIn(tiny_base, hiccups=3) as server:
+        engine = engine_on(base, server)
+        said = engine.generate(asked)
+        assert engine.servers == {server.url: True}
+        assert len(server.completed) == len(asked)
+    assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
+
+
 def test_a_server_that_says_nothing_is_dead_after_the_timeout():
     base = team_base()
     with StandIn(tiny_base) as one, StandIn(tiny_base) as two:

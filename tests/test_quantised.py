@@ -47,9 +47,7 @@ def test_adapters_on_a_quantised_base_get_nearly_the_gradients_of_the_whole_one(
                     b.copy_(0.02 * torch.randn(b.shape, generator=generator))
             base.bump(name)
         with torch.no_grad():
-            logprobs(
-                base, ids, index
-            )  # on a CPU, weights in 4 bits are packed anew by the first pass without gradients
+            logprobs(base, ids, index)  # after which bitsandbytes would pass no gradients back, if it were let
         logprobs(base, ids, index).sum().backward()
         grads.append(torch.cat([p.grad.flatten() for name in ("a", "b") for p in base.adapter_parameters(name)]))
         prints.append(base.fingerprint())
@@ -74,8 +72,7 @@ def test_a_team_learns_on_a_quantised_base_and_the_samplers_rounding_is_correcte
     after = dict(base.model.named_parameters())
     for name, old in zip(names, before, strict=True):
         new = after.get(name, after.get(name.replace(".weight", ".base_layer.weight")))
-        if bits == 8 or new.dtype != torch.uint8:  # 4-bit weights may have been packed anew
-            assert new is not None and torch.equal(new.float(), old.float()), name
+        assert new is not None and torch.equal(new, old), name
     assert runner.base.versions["first"] > 0
     line = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
     assert '"importance_weight_mean/first"' in line and '"engine_gap/first"' in line
@@ -84,7 +81,8 @@ def test_a_team_learns_on_a_quantised_base_and_the_samplers_rounding_is_correcte
 @needed
 @pytest.mark.slow
 def test_the_8_bit_optimizer_steps_and_goes_on_exactly(tmp_path):
-    changes = {"optimizer": "paged_adamw_8bit", "lora_rank": 64, "eval_episodes": 0, "save_interval": 2, "keep_last": 9}
+    changes = {"optimizer": "paged_adamw_8bit", "lora_rank": 128, "eval_episodes": 0}
+    changes |= {"save_interval": 2, "keep_last": 9}
     whole = make(tmp_path / "whole", iterations=4, **changes)
     whole.run()
     state = next(iter(whole.learner.optimizers["first"].state.values()))

@@ -152,7 +152,10 @@ def test_a_file_outside_the_workspace_is_the_callers_mistake(sandbox, name):
         sandbox.execute("pass", {name: b""})
 
 
-@pytest.mark.parametrize("wrong", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"memory_mib": 0}, {"fetch": "a"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"timeout_s": float("inf")}, {"memory_mib": 0}, {"fetch": "a"}],
+)
 def test_settings_that_cannot_be(sandbox, wrong):
     with pytest.raises(DataError, match="expected"):
         sandbox.execute("pass", **wrong)

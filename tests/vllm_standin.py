@@ -26,6 +26,7 @@ class StandIn:
     Knobs, all of which may be changed while it runs:
         die_after: completions after which it closes its door, in the middle of an answer.
         delay_s: pause before every completion.
+        hiccups: completions that break off without an answer, though the server lives.
         answer: makes what is sent out of a completion and the request's body.
         deaf: loads adapters and samples without them.
         frozen: keeps the first weights that it was given for every adapter, by the name before the run's.
@@ -38,6 +39,7 @@ class StandIn:
         self.base = make_base()
         self.die_after: int | None = None
         self.delay_s = 0.0
+        self.hiccups = 0
         self.answer: Callable[[Completion, dict[str, Any]], dict[str, Any]] = _choice
         self.deaf = self.frozen = False
         self.room = 512
@@ -105,6 +107,9 @@ class StandIn:
             self.asked += 1
             if self.die_after is not None and self.asked > self.die_after:
                 return 0, {}
+            if self.hiccups:
+                self.hiccups -= 1
+                return -1, {}
             (said,) = self._engine.generate([Request(body["prompt"], adapter, how, body["seed"])])
             self.completed.append(body)
         return 200, {"choices": [self.answer(said, body)]}
@@ -156,8 +161,10 @@ def _handler(standin: StandIn) -> type[BaseHTTPRequestHandler]:
             else:
                 standin.unloaded.append(body["lora_name"])
                 status, found = (200, {}) if standin.loaded.pop(body["lora_name"], None) else (404, _error("unknown"))
-            if not status:
-                standin.kill()
+            if status < 1:
+                if not status:
+                    standin.kill()
+                self.close_connection = True
                 return None
             return self._send(status, found)
 

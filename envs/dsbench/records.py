@@ -105,7 +105,7 @@ def load_records(
             progress(name)
             if name in seen:
                 raise DataError("occurs a second time; the first record counts")
-            task = _task(name, record, {**entries.get(name, {}), **metadata}, data_root)
+            task = _task(name, record, entries.get(name, {}), data_root)
             seen.add(name)
             tasks.append(task)
         except DataError as error:
@@ -115,8 +115,8 @@ def load_records(
     return Loaded(tuple(tasks), tuple(problems))
 
 
-def _task(name: str, record: Mapping[str, Any], fields: Mapping[str, Any], data_root: Path) -> Task:
-    prompt = record.get("prompt")
+def _task(name: str, record: Mapping[str, Any], entry: Mapping[str, Any], data_root: Path) -> Task:
+    prompt, fields = record.get("prompt"), {**entry, **record["metadata"]}
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError("the record has no prompt")
     for key in ("metric", "target_column", "id_column"):
@@ -139,7 +139,7 @@ def _task(name: str, record: Mapping[str, Any], fields: Mapping[str, Any], data_
         _text(fields, "id_column"),
         baseline=_score(fields, "baseline_score"),
         reference=_score(fields, "reference_score"),
-        meta={"data_type": fields.get("task_type", ""), **dict(record["metadata"])},
+        meta={"data_type": entry.get("task_type", ""), **record["metadata"]},
     )
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import pandas
 
 
+MOST_MIB = 128
+MOST_LINES = 100
+"""lines for each row that is expected; texts may hold line breaks"""
+
+
 @dataclass(frozen=True)
 class Score:
     """What a submission is worth."""
@@ -40,13 +45,24 @@ class Score:
 
 def score_submission(answers: Answers, data: bytes | None) -> Score:
     """The score of a submission; `None` means that there is none."""
+    import numpy as np
+
     if data is None:
         return Score(False, "is missing")
+    # Before it is parsed: what a program wrote may be as large as its workspace.
+    if len(data) > MOST_MIB * 2**20:
+        return Score(False, f"has {len(data) / 2**20:.0f} MiB; expected at most {MOST_MIB}")
+    lines = data.count(b"\n")
+    if lines > MOST_LINES * (len(answers.ids) + 1):
+        return Score(False, f"has {lines} lines; expected {len(answers.ids)} rows, one for each row of test.csv")
     try:
         given = encode(answers, parse_table(data))
     except TableError as error:
         return Score(False, str(error))
-    value = answers.metric.compute(answers.truth, given)
+    with np.errstate(all="ignore"):
+        value = answers.metric.compute(answers.truth, given)
+    if not np.isfinite(value):
+        return Score(False, f"holds numbers so large that {answers.metric.name} is not finite")
     return Score(True, None, value, answers.normalised(value), answers.metric.better(value, answers.baseline))
 
 

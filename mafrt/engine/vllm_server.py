@@ -45,10 +45,12 @@ LORA_COMMAND = (
 class _LostError(Exception):
     """A server that cannot be reached, or cannot go on."""
 
-    def __init__(self, why: str, status: int | None = None) -> None:
+    def __init__(self, why: str, status: int | None = None, *, broken: bool = False) -> None:
         super().__init__(why)
         self.status = status
         """of its answer, if there was one"""
+        self.broken = broken
+        """whether it is a connection that broke, which says little about the server"""
 
 
 class _UnknownModelError(Exception):
@@ -236,6 +238,12 @@ class ServerEngine:
                 except _UnknownModelError:
                     await self._again(client, server, list(parcels.values()), era)
                     found[place] = await self._ask(client, server, request, parcel.name)
+                except _LostError as error:
+                    # The answer is lost, and so was never used: asking once more samples nothing twice.
+                    if not error.broken:
+                        raise
+                    await self._call(client, server, "GET", "/health")
+                    found[place] = await self._ask(client, server, request, parcel.name)
             except (_LostError, _UnknownModelError) as error:
                 queue.append(place)
                 self._bury(server, str(error))
@@ -363,7 +371,7 @@ class ServerEngine:
         except httpx.TimeoutException:
             raise _LostError(f"no answer within {self._config.vllm_timeout:g} s") from None
         except httpx.TransportError as error:
-            raise _LostError(str(error) or type(error).__name__) from None
+            raise _LostError(str(error) or type(error).__name__, broken=True) from None
         if answer.status_code == 200:
             try:
                 return answer.json() if "json" in answer.headers.get("content-type", "") else {}
@@ -383,7 +391,8 @@ class ServerEngine:
 
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self._config.vllm_timeout, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            # A connection each: servers close idle ones, now and then just as the next request goes out.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
 

@@ -19,10 +19,11 @@ from mafrt.sandbox.slots import Slots
 from mafrt.sandbox.text import readable
 from mafrt.sandbox.types import Execution
 
-START_S = 60.0
+START_S = 120.0
 """For a supervisor to be forked and to put the walls up."""
 GRACE_S = 15.0
 """After the deadline, for the supervisor to end the snippet and to answer. Then it is ended itself."""
+DAY_S = 86400.0
 STATUSES = ("ok", "error", "timeout", "memory", "killed")
 
 
@@ -186,8 +187,10 @@ def checked_request(
             raise DataError(f"found {name!r} as the name of a file for the sandbox: {why}; use a plain relative path")
     if isinstance(fetch, str):
         raise DataError(f"found the text {fetch!r} for fetch, expected a list of names")
-    if not timeout_s > 0 or memory_mib < 1:
-        raise DataError(f"found timeout_s={timeout_s} and memory_mib={memory_mib}, expected more than zero")
+    if not 0 < timeout_s <= DAY_S or memory_mib < 1:
+        raise DataError(
+            f"found timeout_s={timeout_s} and memory_mib={memory_mib}, expected more than zero, and at most a day"
+        )
     return {
         # What JSON cannot carry (half of a surrogate pair) would not be Python either.
         "code": code.encode("utf-8", "replace").decode(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -129,6 +130,7 @@ class Rules:
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
         landlock.confine(readable_paths(), [os.path.dirname(workdir), "/dev/null"])
         drop_capabilities(self.keep)
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         seccomp.install(attributes=False, signals_to_others=self.version >= landlock.HAS_SCOPES)
 
     def clean(self, workdir: str) -> None:

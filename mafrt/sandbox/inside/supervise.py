@@ -217,8 +217,10 @@ def _end_all(confinement: Confinement, run: Run | None = None) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, kind)
         try:
-            pid, status = os.waitpid(-1, 0)
-            if run is not None and pid == run.pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                time.sleep(0.001)  # and look again: one may have been born since
+            elif run is not None and pid == run.pid:
                 run.wait_status = status
         except ChildProcessError:
             return

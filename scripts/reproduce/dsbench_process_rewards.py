@@ -1,0 +1,194 @@
+"""Process rewards on DSBench (multiagent-coaching, 2601.23228): Data Engineer, Modeler, Analyst on held-out tasks.
+
+The shipped base first imitates short programs, of which every second is a careless one (configs/dsbench_start.yaml).
+From there the team is trained on the eight built-in tasks with the settings of configs/dsbench.yaml: with
+`--coach rules`, with the outcome alone, and with every agent frozen. The four held-out tasks are played along the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.bench.learn import whole_or_nothing
+from mafrt.config import TrainConfig
+from mafrt.scripts.reproduce._experiment import parse, report, spread
+from mafrt.scripts.reproduce._figure import curves
+from mafrt.seeding import seed_of
+
+if TYPE_CHECKING:
+    from mafrt.envs.dsbench import DSBenchEnv
+    from mafrt.runners.on_policy import OnPolicy
+
+CLAIM = (
+    "Scores for every turn, from the environment's own checks, raise the success rate of the team on held-out tasks."
+)
+CONFIGS = Path(__file__).parents[2] / "configs"
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "rules": {},
+    "outcome only": {"coach": "none"},
+    "frozen": {"freeze": ("all",), "iterations": 1},
+}
+EVERY, SAMPLES = 2, 16
+"""Iterations between evaluations, and episodes of each held-out task in one."""
+
+
+@dataclass
+class Curve:
+    """One arm with one seed, at each evaluation."""
+
+    episodes: list[int] = field(default_factory=list)
+    """played until then"""
+    success: list[float] = field(default_factory=list)
+    """share of held-out episodes with a valid submission"""
+    score: list[float] = field(default_factory=list)
+    """their mean normalised score"""
+    train_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """of this process and of the programs that it ran, evaluations included"""
+
+
+def warm_start(folder: Path) -> Path:
+    """The adapters that imitate; made if they are not there."""
+    adapters = folder / "start" / "adapters"
+    if not adapters.is_dir():
+        from mafrt.scripts import train_dsbench, train_sft
+
+        records = folder / "demonstrations.jsonl"
+        made = train_dsbench.main(["--config", str(CONFIGS / "dsbench.yaml"), "--demonstrations", str(records)])
+        words = ["--config", str(CONFIGS / "dsbench_start.yaml"), "--records_path", str(records)]
+        if made or train_sft.main([*words, "--run_dir", str(folder / "start")]):
+            raise SystemExit(2)
+    return adapters
+
+
+def settings(iterations: int) -> dict[str, Any]:
+    """What configs/dsbench.yaml says, as far as the runner reads it."""
+    from mafrt.scripts._cli import read_yaml
+
+    known = TrainConfig().flat()
+    found = {name: value for name, value in read_yaml(CONFIGS / "dsbench.yaml").items() if name in known}
+    return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
+
+
+def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: Curve) -> None:
+    """Play held-out tasks, in the same way each time, and note what came of it."""
+    from mafrt.runners.evaluation import evaluate
+
+    found = evaluate(
+        held_out, runner.player, tasks=tasks, samples=SAMPLES, greedy=False, seed=seed_of(seed, "reproduce")
+    )
+    assert found is not None and found.avg is not None
+    curve.success.append(found.measures["success"])
+    curve.score.append(found.avg)
+
+
+def train(
+    args: argparse.Namespace, seed: int, arm: Mapping[str, Any], env: DSBenchEnv, held_out: DSBenchEnv, start: Path
+) -> Curve:
+    """Train once, evaluated before, along the way and after."""
+    from mafrt import loadable
+    from mafrt.policy import SharedBase
+    from mafrt.runners.on_policy import OnPolicy, Progress
+    from mafrt.signals import StopRequest
+    from mafrt.team import Team
+
+    used = _cpu()
+    team = Team.load(CONFIGS.parent / "profiles" / "dsbench_brief.json")
+    config = TrainConfig.of(**{**settings(args.iterations), "seed": seed, **arm})
+    runner = OnPolicy(
+        env, team, SharedBase.load("teaching-base"), config, eval_env=held_out, resume=loadable.resolve(start)
+    )
+    runner.stop = StopRequest()
+    curve = Curve(episodes=[0])
+    look(runner, held_out, args.tasks, seed, curve)
+
+    def follow(progress: Progress) -> None:
+        curve.train_seconds += progress.seconds
+        if progress.iteration % EVERY == 0 or progress.iteration == config.run.iterations:
+            curve.episodes.append(progress.iteration * config.play.n_rollout_threads)
+            look(runner, held_out, args.tasks, seed, curve)
+
+    runner.progress = follow
+    whole_or_nothing(runner.run(), config.run.iterations)
+    curve.cpu_seconds = _cpu() - used
+    return curve
+
+
+def _cpu() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def table(found: Mapping[str, Sequence[Curve]]) -> str:
+    """Success rate and normalised score by episodes, mean and range over the seeds."""
+    learning = {name: runs for name, runs in found.items() if name != "frozen"}
+    heads = [f"{name}: {what}" for name in learning for what in ("success", "score")]
+    lines = [f"| episodes | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    first = next(iter(learning.values()))[0]
+    for at, episodes in enumerate(first.episodes):
+        cells = [spread([getattr(run, what)[at] for run in runs]) for runs in learning.values() for what in SHOWN]
+        lines.append(f"| {episodes} | {' | '.join(cells)} |")
+    if "frozen" in found:
+        cells = [spread([getattr(run, what)[-1] for run in found["frozen"]]) for what in SHOWN]
+        lines += ["", f"Frozen, the team stays at success {cells[0]}, score {cells[1]}."]
+    return "\n".join(lines)
+
+
+SHOWN = ("success", "score")
+
+
+def verdict(found: Mapping[str, Sequence[Curve]]) -> str:
+    """Whether the claim holds, seed by seed."""
+    rules, others = found["rules"], found["outcome only"]
+    rises = [run.success[-1] - run.success[0] for run in rules]
+    ahead = sum(
+        statistics.fmean(a.success[1:]) > statistics.fmean(b.success[1:]) for a, b in zip(rules, others, strict=True)
+    )
+    seconds = [run.train_seconds for run in rules]
+    return (
+        f"{'Holds' if min(rises) > 0.1 else 'Does not hold for every seed'}: process rewards raise the success rate "
+        f"by {spread(rises)}; over the whole of training it lies above that of the outcome alone in {ahead} of "
+        f"{len(rules)} seeds. A run with process rewards took {spread([s / 60 for s in seconds])} minutes of training "
+        f"and {spread([run.cpu_seconds / 60 for run in rules])} minutes of processor time in all but the sandbox."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv, __doc__ or "", iterations=12)
+    from mafrt.envs.dsbench import DSBenchEnv
+
+    start = warm_start(args.output / "dsbench")
+    env, held_out = DSBenchEnv(style="brief"), DSBenchEnv(split="eval", style="brief")
+    found: dict[str, list[Curve]] = {name: [] for name in ARMS}
+    for seed in args.seeds:
+        for name, arm in ARMS.items():
+            began = time.perf_counter()
+            # Siblings share what programs came to, so that later arms do not run them again.
+            curve = train(args, seed, arm, env.spawn(), held_out.spawn(), start)
+            found[name].append(curve)
+            shown = " ".join(f"{value:.2f}" for value in curve.success)
+            print(
+                f"{name}, seed {seed}: success {shown}; score {curve.score[0]:.2f} -> {curve.score[-1]:.2f} "
+                f"({curve.train_seconds:.0f} s of training, {time.perf_counter() - began:.0f} s in all)",
+                flush=True,
+            )
+    lines = {name: [run.success for run in runs] for name, runs in found.items() if name != "frozen"}
+    steps = found["rules"][0].episodes
+    figure = curves("DSBench, held-out tasks", lines, "success rate", xlabel="episodes played", steps=steps)
+    facts = {name: [vars(curve) for curve in runs] for name, runs in found.items()}
+    report(args, "dsbench_process_rewards", CLAIM, table(found), figure, verdict(found), facts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
