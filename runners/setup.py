@@ -15,11 +15,13 @@ from mafrt.mixing import Mixing
 from mafrt.objective import Objective
 from mafrt.policy import SharedBase
 from mafrt.processes import Processes
+from mafrt.rollout import Player
 from mafrt.runners.rule import Rule
 from mafrt.seeding import seed_of
 from mafrt.sharding import FullyShard, Zero3
 from mafrt.stepping import make_steps
 from mafrt.team import LoraSpec, Team
+from mafrt.tree import TreePlayer
 from mafrt.types import SamplingParams
 from mafrt.valuation import Valuation
 
@@ -79,6 +81,47 @@ def make_learner(
         ),
         seed_of(config.run.seed, "learner"),
         make_steps(base, rates, config.learn, base.zero),
+    )
+
+
+def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
+    """How an agent samples: its own settings from the team file where it has some, else the run's."""
+    agent, play = team.agent(name), config.play
+
+    def pick(own: Any, default: Any) -> Any:
+        return default if own is None else own
+
+    return SamplingParams(
+        max_new_tokens=pick(agent.max_new_tokens, play.max_new_tokens),
+        temperature=pick(agent.temperature, play.temperature),
+        top_p=pick(agent.top_p, play.top_p),
+        top_k=pick(agent.top_k, play.top_k),
+        stop=tuple(agent.stop or ()),
+    )
+
+
+def make_player(
+    engine: Engine,
+    base: SharedBase,
+    team: Team,
+    config: TrainConfig,
+    rule: Rule,
+    sampling: Mapping[str, SamplingParams],
+    window: int,
+    of_credit: Mapping[str, Any],
+) -> Player:
+    """Who plays: single turns, or trees of alternatives, of which the rule's credit says what each is worth."""
+    if rule.tree_samples == 1:
+        return Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning)
+    return TreePlayer(
+        engine,
+        base.tokenizer,
+        team,
+        sampling,
+        window,
+        config.play.reasoning,
+        samples=rule.tree_samples,
+        worth=lambda some: credit.turn_rewards(some, rule.name, **of_credit),
     )
 
 

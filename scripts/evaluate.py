@@ -59,9 +59,8 @@ def evaluate(argv: Sequence[str]) -> int:
     from mafrt import engine as engines
     from mafrt.rollout import Player
     from mafrt.runners import evaluation
-    from mafrt.runners.on_policy import sampling_of
     from mafrt.runners.preflight import check_prompts, check_window
-    from mafrt.runners.setup import make_engine
+    from mafrt.runners.setup import make_engine, sampling_of
 
     started = time.perf_counter()
     sampling = {name: sampling_of(config, team, name) for name in team.names}

@@ -31,15 +31,15 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
     runner = make(tmp_path / "run", iterations=4, ppo_epoch=2, num_mini_batch=2, **SHORT)
     began: list[dict[str, list[torch.Tensor]]] = []
     seen: list[list] = []
-    learn = runner._learn
+    learn = runner.learning.learn
 
-    def watched(episodes, stats):
+    def watched(episodes, *rest):
         names = runner.team.adapters
         began.append({name: [p.detach().clone() for p in runner.base.adapter_parameters(name)] for name in names})
         seen.append([turn for episode in episodes for turn in episode.turns])
-        return learn(episodes, stats)
+        return learn(episodes, *rest)
 
-    runner._learn = watched
+    runner.learning.learn = watched
     runner.run()
     # Four optimizer steps an iteration; the first batch is the only one that nothing has overtaken.
     assert [{turn.adapter_version for turn in turns} for turns in seen] == [{0}, {0}, {4}, {8}]
@@ -50,7 +50,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
                 for parameter, value in zip(runner.base.adapter_parameters(name), weights, strict=True):
                     parameter.copy_(value)
                 runner.base.bump(name)
-        for turn, found in zip(turns, runner.learner.logprobs(turns), strict=True):
+        for turn, found in zip(turns, runner.learning.learner.logprobs(turns), strict=True):
             assert turn.logprobs == pytest.approx(found, abs=1e-4)
             assert turn.old_logprobs is not None and turn.old_logprobs != pytest.approx(found, abs=1e-4)
     weights = [line["importance_weight_mean/first"] for line in lines(tmp_path / "run")]

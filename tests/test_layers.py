@@ -19,13 +19,13 @@ LAYERS = (
     "runners envs teaching",
     "learner objective stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
     "policy sharding quantised lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
-    "credit losses losses_preference env env_check registry team config seeding prompts signals files random_state"
-    " processes wire zero fit",
+    "credit losses losses_preference env sharing env_check registry team config seeding prompts signals"
+    " files random_state processes wire zero fit",
     "types errors version toolcalls",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}
 
-ENVS_KNOW = {"envs", "env", "types", "errors", "team", "sandbox", "toolcalls"}
+ENVS_KNOW = {"envs", "env", "sharing", "types", "errors", "team", "sandbox", "toolcalls"}
 CREDIT_KNOWS = {"credit", "losses", "types", "errors"}
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors", "numpy", "pandas", "math_verify", "sympy"}
 HEAVY |= {"pyarrow", "datasets", "tensorboard", "yaml", "wandb", "openai", "anthropic", "vllm", "deepspeed", "tqdm"}

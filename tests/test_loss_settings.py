@@ -314,7 +314,7 @@ def test_maporls_settings_reach_the_rule_and_no_other_has_them():
 def test_a_bonus_moves_other_adapters_than_none(tmp_path):
     def moved(**settings):
         runner = make(None, algorithm="maporl", iterations=1, eval_episodes=0, episode_length=2, **settings)
-        env = runner.envs[0]
+        env = runner.playing.envs[0]
 
         def step(self, actions):  # two rounds: each turn is worth the share of digits in it
             [(name, text)] = actions.items()
@@ -325,7 +325,7 @@ def test_a_bonus_moves_other_adapters_than_none(tmp_path):
             seen = {} if over else {other: self.said}
             return StepResult(seen, {name: worth}, over, False, {})
 
-        runner.envs = [type("Rounds", (type(env),), {"step": step})() for _ in runner.envs]
+        runner.playing.envs = [type("Rounds", (type(env),), {"step": step})() for _ in runner.playing.envs]
         runner.run()
         return adapters(runner)
 

@@ -156,13 +156,13 @@ def played(tmp_path_factory):
     """A finished toy run, and the turns as they really were."""
     path = tmp_path_factory.mktemp("runs") / "toy"
     runner = make(path, iterations=2, n_samples=4, eval_episodes=0)
-    turns, learn = {}, runner._learn
+    turns, learn = {}, runner.learning.learn
 
     def watch(episodes, *rest, **more):
         turns.update({episode.id: list(episode.turns) for episode in episodes})
         return learn(episodes, *rest, **more)
 
-    runner._learn = watch
+    runner.learning.learn = watch
     runner.run()
     return path, runner.team, runner.base.tokenizer, turns
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from mafrt.envs.code.state import NOTHING, TOOL, CodeState, Flow
 from mafrt.envs.code.tasks import CodeTask, load_tasks
 from mafrt.envs.tools import PythonTool, Ran
 from mafrt.errors import ConfigError
+from mafrt.sharing import fork_sharing, spawn_sharing
 from mafrt.team import Team
 from mafrt.toolcalls import BadCall, find_code, shorten
 from mafrt.types import Evidence, Observation, Scored, StepResult
@@ -73,22 +73,7 @@ class CodeEnv(Env):
         self.tool = PythonTool(sandbox, timeout_s, memory_mib)
         self.grader = Grader(self.tool)
 
-    def spawn(self) -> CodeEnv:
-        """A sibling on the same tasks; nothing is read again."""
-        sibling = object.__new__(type(self))
-        vars(sibling).update(vars(self))
-        sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
-        return sibling
-
-    def fork(self) -> CodeEnv:
-        """A sibling in the same place; nothing is run again. What an episode changes is replaced, never written to."""
-        if self.done:
-            return super().fork()  # which says what is wrong
-        sibling = object.__new__(type(self))
-        vars(sibling).update(vars(self))
-        sibling.rng, sibling._played = random.Random(), None
-        sibling.rng.setstate(self.rng.getstate())
-        return sibling
+    spawn, fork = spawn_sharing, fork_sharing
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None

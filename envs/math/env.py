@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mafrt.envs.math.verifier import verify, verify_many
 from mafrt.envs.math.workflow import MathState, make_workflow
 from mafrt.envs.tools import PythonTool, Ran
 from mafrt.errors import ConfigError
+from mafrt.sharing import fork_sharing, spawn_sharing
 from mafrt.team import Team
 from mafrt.types import Evidence, Observation, StepResult
 
@@ -79,24 +79,7 @@ class MathEnv(Env):
         self.blocking = getattr(self.workflow, "uses_tools", False)
         self.tool = PythonTool(sandbox) if self.blocking else None
 
-    def spawn(self) -> MathEnv:
-        """A sibling on the same tasks; nothing is read again."""
-        sibling = object.__new__(type(self))
-        # Tasks, team and workflow never change, so they are shared; what an episode changes is its own.
-        vars(sibling).update(vars(self))
-        sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
-        return sibling
-
-    def fork(self) -> MathEnv:
-        """A sibling in the same place. What an episode changes is replaced and never written to, so nothing is copied
-        but the generator."""
-        if self.done:
-            return super().fork()  # which says what is wrong
-        sibling = object.__new__(type(self))
-        vars(sibling).update(vars(self))
-        sibling.rng, sibling._played = random.Random(), None
-        sibling.rng.setstate(self.rng.getstate())
-        return sibling
+    spawn, fork = spawn_sharing, fork_sharing
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None

@@ -17,7 +17,6 @@ and >=1.7x at 8, >=.65 of the bare base; K=1: no slower than PEFT.
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib.util
 import random
 from collections.abc import Callable, Sequence
@@ -27,19 +26,12 @@ import torch
 from torch import Tensor
 
 from mafrt.bench import _measure
+from mafrt.bench._models import build_pair
 from mafrt.engine.local import LocalEngine
 from mafrt.policy import SharedBase
-from mafrt.team import LoraSpec
 from mafrt.types import Request, SamplingParams
 
 Tokens = list[list[int]]
-
-
-class _NoText:
-    """Stands in for a tokenizer: a random model has nothing to say."""
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return ""
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -48,7 +40,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     measured = []
     for count in args.adapters:
-        base, peft = _build(args, count)
+        base, peft = build_pair(args, count, window=args.prompt + args.tokens, spread=0.05)
         for rows in args.rows:
             measured.append(_measure_one(args, base, peft, count, rows))
             print(_line(measured[-1]), flush=True)
@@ -83,46 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     return parser
-
-
-def _build(args: argparse.Namespace, count: int) -> tuple[SharedBase, Any]:
-    """The shared base and a PEFT model with the same random weights and adapters."""
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=args.vocab,
-        hidden_size=args.width,
-        intermediate_size=args.mlp,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.width // 64),
-        num_key_value_heads=max(1, args.width // 128),
-        head_dim=64,
-        max_position_embeddings=args.prompt + args.tokens,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    config._attn_implementation = "sdpa"
-    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
-    twin = copy.deepcopy(model)
-    base = SharedBase(model, _NoText(), "random Qwen3")
-    spec = LoraSpec(rank=args.rank, alpha=2.0 * args.rank)
-    peft: Any = None
-    for k in range(count):
-        name = f"agent{k}"
-        base.add_adapter(name, spec, seed=k)
-        with torch.no_grad():
-            for _, b in base.adapter_layers(name).values():
-                b.normal_(0, 0.05)
-        base.bump(name)
-        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(spec.targets))
-        peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
-        if name not in peft.peft_config:
-            peft.add_adapter(name, lora)
-        set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
-    base.model.to(args.device)
-    return base, peft.eval().to(args.device)
 
 
 def _requests(args: argparse.Namespace, count: int, rows: int) -> list[Request]:

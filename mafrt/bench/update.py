@@ -17,7 +17,6 @@ Bars: update <= 2.2 forward at any K; both PEFT ways >= 2 updates at K=16; K=1 n
 from __future__ import annotations
 
 import argparse
-import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ import torch
 from torch import Tensor
 
 from mafrt.bench import _measure
+from mafrt.bench._models import build_pair
 from mafrt.policy import SharedBase
-from mafrt.team import LoraSpec
 
 NAMES = "peft_loop", "peft_mixed"
 
@@ -89,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    base, peft = _build(args, count)
+    base, peft = build_pair(args, count, window=args.tokens, spread=0.02)
+    base.form = args.form
     batch = _batch(args, count)
     rivals = _rivals(base, peft, batch, count)
     worst = _check(rivals, base, peft, count)
@@ -111,45 +111,6 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     for name in NAMES:
         row[f"{name}/update"] = _measure.ratio(times[name], times["update"])
     return row
-
-
-def _build(args: argparse.Namespace, count: int) -> tuple[SharedBase, Any]:
-    """The shared base and a PEFT model with the same random weights and adapters."""
-    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=args.vocab,
-        hidden_size=args.width,
-        intermediate_size=args.mlp,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.width // 64),
-        num_key_value_heads=max(1, args.width // 128),
-        head_dim=64,
-        max_position_embeddings=args.tokens,
-    )
-    config._attn_implementation = "sdpa"
-    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
-    twin = copy.deepcopy(model)
-    base = SharedBase(model, None, "random Qwen3")
-    base.form = args.form
-    spec = LoraSpec(rank=args.rank, alpha=2.0 * args.rank)
-    peft: Any = None
-    for k in range(count):
-        name = f"agent{k}"
-        base.add_adapter(name, spec, seed=k)
-        with torch.no_grad():
-            for _, b in base.adapter_layers(name).values():
-                b.normal_(0, 0.02)
-        base.bump(name)
-        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(spec.targets))
-        peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
-        if name not in peft.peft_config:
-            peft.add_adapter(name, lora)
-        set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
-    base.model.to(args.device)
-    return base, peft.eval().to(args.device)
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
