@@ -124,7 +124,7 @@ def staleness(turns: Iterable[Turn], versions: Mapping[str, int], cast: Mapping[
     return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in found.items()}
 
 
-def check_async(config: TrainConfig, *, sharded: bool) -> None:
+def check_async(config: TrainConfig, *, sharded: bool = False) -> None:
     """Raise ConfigError where playing and learning cannot go on side by side, or could not be corrected for."""
     if not config.play.async_steps:
         return

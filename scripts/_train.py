@@ -58,6 +58,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     elif stored:
         _refuse_foreign(stored, command, loaded)
         settings = command.read(argv, below=stored)
+    from mafrt.runners.ahead import check_async
     from mafrt.runners.coaching import prepare_coach
     from mafrt.runners.preflight import check_sampler, check_tree
     from mafrt.runners.rule import resolve_rule
@@ -65,6 +66,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     config = train_config(settings)
     stage = prepare(settings)
     rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
+    check_async(config)
     check_sampler(config, stage.team, settings["model_name_or_path"])
     if config.play.stratify:
         from mafrt.runners.strata import strata_of

@@ -573,6 +573,7 @@ def test_ones_own_coach_is_named_by_its_path():
         ({"coach": "openai:m", "coach_base_url": "http://host/v1?key=secret"}, "the key in the environment"),
         ({"coach": "local", "coach_base_url": "http://host/v1"}, "behind an API"),
         ({"coach": "rules", "coach_adapter": "x"}, "coach local"),
+        ({"coach": "rules", "coach_rubric": "mine.md"}, "the environment's own verifier"),
         ({"coach": "local", "coach_rubric": "nowhere.md"}, "no such file"),
         ({"coach": "test_coach:NotACoach"}, "not a mafrt.Coach"),
         ({"coach": "test_coach:Nobody"}, "Nobody"),

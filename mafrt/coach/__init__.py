@@ -37,6 +37,11 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         raise ConfigError(f"coach_adapter is for coach local, and coach is {config.coach}; leave it out.")
     if config.coach_base_url is not None and kind in ("none", "rules", "local"):
         raise ConfigError(f"coach_base_url is for a coach behind an API, and coach is {config.coach}; leave it out.")
+    if config.coach_rubric is not None and kind == "rules":
+        raise ConfigError(
+            "coach_rubric is what a judge that reads goes by, and coach rules goes by the environment's own verifier; "
+            "leave it out, or take a judge such as local or openai:MODEL."
+        )
     if kind == "none":
         raise ConfigError("coach is none, so there is nobody to judge.")
     if kind == "rules":

@@ -287,7 +287,7 @@ def check_needs(
     if chosen.needs_groups and samples_per_problem < 2:
         raise ConfigError(
             f"algorithm {name!r} compares the samples of one problem and gets {samples_per_problem} of each; "
-            "ask for at least 2 per problem, or take 'gae'."
+            "ask for at least 2 per problem (--n_samples 8), or take 'gae'."
         )
     if chosen.needs_several_agents and agents < 2:
         raise ConfigError(f"algorithm {name!r} needs several agents and the team has {agents}; take 'gae'.")
