@@ -57,6 +57,31 @@ def test_the_stand_in_runs_plain_code_too(server, client):
     assert server.answer({**plain, "language": "cobol", "code": ""})["status"] == "SandboxError"
 
 
+def test_the_official_client_understands_the_stand_in_and_accepts_our_requests(server, client):
+    """The protocol is that of `sandbox-fusion` on PyPI, the server's own client, and not what we take it for."""
+    official = pytest.importorskip("sandbox_fusion")
+
+    def run(code: str, **more: object) -> object:
+        asked = official.RunCodeRequest(code=code, language="python", run_timeout=5, **more)
+        return official.run_code(asked, endpoint=server.url, max_attempts=1, client_timeout=30)
+
+    found = run("open('a', 'w').write(open('b').read() * 2); print(3)", files={"b": "eHk="}, fetch_files=["a"])
+    assert found.status == official.RunStatus.Success and found.run_result.stdout == "3\n"
+    assert base64.b64decode(found.files["a"]) == b"xyxy"
+    failed = run("import sys; sys.exit(3)")
+    assert failed.status == official.RunStatus.Failed and failed.run_result.return_code == 3
+    late = run("while True: pass")
+    assert late.run_result.status == official.models.CommandRunStatus.TimeLimitExceeded
+    server.failures.append("SandboxError")
+    with pytest.raises(Exception, match="no room"):
+        run("print(1)")
+    server.requests.clear()
+    client.execute("print(1)", {"in.csv": b"a\n"}, ["out.csv"])
+    (request,) = server.requests
+    beyond = request.keys() - official.RunCodeRequest(**request).dict().keys()
+    assert beyond == {"memory_limit_MB"}  # the server knows it, its client does not
+
+
 def test_long_output_is_no_time_out(client):
     done = client.execute("print('x' * 150_000)\nprint('end')")
     assert done.status == "ok" and done.stdout.endswith("end\n") and "bytes left out" in done.stdout
