@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mafrt.processes import Processes
 from mafrt.types import Turn
+
+if TYPE_CHECKING:
+    from mafrt.policy import SharedBase
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,13 @@ def by_length(turns: Sequence[Turn]) -> list[int]:
     return sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
 
 
-def in_step(parts: list[list[Turn]], turns: Sequence[Turn], processes: Processes) -> list[list[Turn]]:
-    """As many parts in every process: what is missing is filled with parts of one turn, whose results nobody reads.
+def micro_batches(mine: Sequence[Turn], turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[list[Turn]]:
+    """This process's part `mine` of `turns`, cut as `split` does.
 
-    For a base whose layers are gathered from all processes whenever one of them computes: all have to compute as often.
+    A sharded base gathers its layers from all processes whenever one of them computes, so all have to compute as
+    often: what is missing is filled with parts of one turn, whose results nobody reads.
     """
-    return parts + [[turns[0]]] * (processes.most(len(parts)) - len(parts))
+    parts = split(mine, max_tokens)
+    if not base.sharded or not turns:
+        return parts
+    return parts + [[turns[0]]] * (base.processes.most(len(parts)) - len(parts))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mafrt.batch import Batch, collate, dealt, in_step, split
+from mafrt.batch import Batch, collate, dealt, micro_batches, split
 from mafrt.config import LearnConfig
 from mafrt.objective import Counts, Loss, Objective, Part, PolicyLoss
 from mafrt.seeding import permutation
@@ -78,7 +78,7 @@ class Learner:
         found: dict[int, list[float]] = {}
         spoken = [turn for turn in turns if turn.action_ids]
         mine = dealt(spoken, self.base.processes)
-        for part in self._parts(mine, spoken):
+        for part in micro_batches(mine, spoken, self.micro_batch_tokens, self.base):
             batch = self._collate(part)
             logprobs, _ = self._logprobs(batch, ())
             found |= {id(turn): values for turn, values in zip(part, batch.scatter(logprobs), strict=True)}
@@ -87,11 +87,6 @@ class Learner:
             parts = self.base.processes.gather([[numbers[id(turn)], found[id(turn)]] for turn in mine])
             found = {id(spoken[number]): values for part in parts for number, values in part}
         return [found.get(id(turn), []) for turn in turns]
-
-    def _parts(self, mine: list[Turn], turns: Sequence[Turn]) -> list[list[Turn]]:
-        """Micro-batches of this process's part of `turns`; as many in all processes where the base is sharded."""
-        parts = split(mine, self.micro_batch_tokens)
-        return in_step(parts, turns, self.base.processes) if self.base.sharded and turns else parts
 
     def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
         """Fill `old_logprobs` from the adapters as they are now.
@@ -162,7 +157,7 @@ class Learner:
             mine = dealt(turns, self.base.processes)
             own = len(split(mine, self.micro_batch_tokens))
             try:
-                for number, part in enumerate(self._parts(mine, turns)):
+                for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
                     self._backward(part, counts, tally if number < own else None, weight)
                 break
             except RuntimeError as error:

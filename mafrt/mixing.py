@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mafrt.batch import collate, dealt, in_step, split
+from mafrt.batch import collate, dealt, micro_batches
 from mafrt.config import LearnConfig
 from mafrt.errors import CheckpointError
 from mafrt.files import load_tensors, save_tensors
@@ -198,8 +198,7 @@ class Mixing:
         found: dict[int, Tensor] = {}
         processes = self.base.processes
         mine = dealt(rows, processes)
-        parts = split(mine, self.learn.micro_batch_tokens)
-        for part in in_step(parts, rows, processes) if self.base.sharded and rows else parts:
+        for part in micro_batches(mine, rows, self.learn.micro_batch_tokens, self.base):
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
             states = states.reshape(-1, states.shape[-1])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mafrt.batch import collate, dealt, in_step, split
+from mafrt.batch import collate, dealt, micro_batches
 from mafrt.config import LearnConfig
 from mafrt.critic import ValueHead, load_critic, save_critic
 from mafrt.losses import value_loss
@@ -113,8 +113,7 @@ class Valuation:
         origin = {id(row): turn for turn, row in zip(turns, rows, strict=True)}
         processes = self.base.processes
         mine = dealt(rows, processes)
-        parts = split(mine, self.learn.micro_batch_tokens)
-        for part in in_step(parts, rows, processes) if self.base.sharded and rows else parts:
+        for part in micro_batches(mine, rows, self.learn.micro_batch_tokens, self.base):
             batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
             found = states.reshape(-1, states.shape[-1])[batch.predict]

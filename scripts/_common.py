@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mafrt.errors import ConfigError
 from mafrt.scripts._cli import SHIPPED, Settings, shipped
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from mafrt.env import Env
     from mafrt.loadable import Loadable
     from mafrt.policy import SharedBase
+
+T = TypeVar("T")
+
+HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
+"""Share of a file that is not trained on where no other file is given, and records at most."""
 
 
 def load_team(settings: Settings, default: str | None = None) -> Team | None:
@@ -142,3 +147,9 @@ def quiet() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry, before our one sentence
     for name in ("bitsandbytes", "bitsandbytes.autograd._functions"):
         logging.getLogger(name).setLevel(logging.ERROR)  # a line for every layer that is computed in half precision
+
+
+def hold_out(tasks: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Tasks to train on and, from the end, a tenth that is not; a file too small for that has none of the latter."""
+    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
+    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]

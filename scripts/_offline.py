@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mafrt.scripts import train_code, train_dsbench, train_math
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, load_team, resolve, stored_args
 from mafrt.scripts._processes import only_one
+from mafrt.scripts._progress import lines
 from mafrt.scripts._settings import ModelSettings, PlaceSettings
 from mafrt.scripts._train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
 from mafrt.team import Team
@@ -160,7 +160,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
         run_dir=run_dir,
         resume=loaded,
         args=args,
-        progress=_reporter(),
+        progress=lines(_words),
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.rundir import set_aside
@@ -263,25 +263,9 @@ def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _reporter() -> Callable[[Progress], None]:
-    """A line every ten seconds, and one at the end."""
-    last, spent, count = float("-inf"), 0.0, 0
-
-    def line(progress: Progress) -> None:
-        nonlocal last, spent, count
-        from mafrt.report import duration
-
-        spent, count = spent + progress.seconds, count + 1
-        left = spent / count * (progress.iterations - progress.iteration)
-        if not left or time.monotonic() - last >= 10:
-            last = time.monotonic()
-            shown = [f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/"))]
-            print(
-                f"step {progress.iteration}/{progress.iterations}  {'  '.join(shown)}  {duration(left)} left",
-                flush=True,
-            )
-
-    return line
+def _words(progress: Progress) -> str:
+    shown = [f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/"))]
+    return "  ".join([f"step {progress.iteration}/{progress.iterations}", *shown])
 
 
 def _close(command: Command, summary: Summary, team: Team, run_dir: Path) -> int:

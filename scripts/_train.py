@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,12 +14,13 @@ from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, Settings
 from mafrt.scripts._common import load_base, resolve, stored_args
 from mafrt.scripts._processes import join
+from mafrt.scripts._progress import reporter
 from mafrt.scripts._settings import train_config
 
 if TYPE_CHECKING:
     from mafrt.env import Env
     from mafrt.loadable import Loadable
-    from mafrt.runners.on_policy import Progress, Summary
+    from mafrt.runners.on_policy import Summary
     from mafrt.team import Team
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside"})
@@ -204,44 +204,3 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
 def sampled(metrics: Mapping[str, float]) -> float | None:
     """The mean score of sampled episodes, under whatever k it was measured."""
     return next((value for name, value in metrics.items() if re.fullmatch(r"eval/avg@\d+", name)), None)
-
-
-def reporter(iterations: int) -> Callable[[Progress], None]:
-    """A progress bar on a terminal; elsewhere a line now and then, which a log file can hold."""
-    from mafrt.report import duration
-
-    if sys.stderr.isatty():
-        return _bar(iterations)
-    last, spent, count = float("-inf"), 0.0, 0
-
-    def line(progress: Progress) -> None:
-        nonlocal last, spent, count
-        spent, count = spent + progress.seconds, count + 1
-        left = spent / count * (progress.iterations - progress.iteration)
-        if not left or time.monotonic() - last >= 10:
-            last = time.monotonic()
-            print(
-                f"iteration {progress.iteration}/{progress.iterations}  reward {progress.reward:.3f}  "
-                f"{progress.tokens_per_s:.0f} tokens/s  {duration(left)} left",
-                flush=True,
-            )
-
-    return line
-
-
-def _bar(iterations: int) -> Callable[[Progress], None]:
-    from tqdm import tqdm
-
-    bar: Any = None
-
-    def advance(progress: Progress) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=iterations, initial=progress.iteration - 1, unit="it", dynamic_ncols=True)
-            bar.start_t -= progress.seconds  # it is made when the first iteration is over, evaluations not counted
-        bar.set_postfix_str(f"reward {progress.reward:.3f}, {progress.tokens_per_s:.0f} tokens/s", refresh=False)
-        bar.update(progress.iteration - bar.n)
-        if progress.iteration == iterations:
-            bar.close()
-
-    return advance

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import load_team, team_for
+from mafrt.scripts._common import hold_out, load_team, team_for
 from mafrt.scripts._settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts._train import Stage, train
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mafrt.envs.code import CodeEnv, CodeTask
     from mafrt.team import Team
 
-HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 
 COMMAND = Command(
     "train_code",
@@ -72,8 +71,7 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[CodeTask], Sequence[
         return tasks, load_tasks(held_out, split="test")
     if source in SETS:
         return tasks, load_tasks(source, split="test")
-    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
-    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]
+    return hold_out(tasks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import load_team, team_for
+from mafrt.scripts._common import hold_out, load_team, team_for
 from mafrt.scripts._settings import (
     TRAIN,
     MathSettings,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv, Task
     from mafrt.team import Team
 
-HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 
 COMMAND = Command(
     "train_math",
@@ -71,8 +70,7 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task
         return tasks, load_tasks(held_out, split="test", **fields)
     if source is None:
         return tasks, load_tasks(split="test")
-    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
-    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]
+    return hold_out(tasks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

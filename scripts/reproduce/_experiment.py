@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.bench.learn import whole_or_nothing
+from mafrt.bench.learn import COMMON, whole_or_nothing
 from mafrt.config import TrainConfig
 from mafrt.scripts.reproduce._figure import need_matplotlib
 from mafrt.seeding import seed_of
@@ -18,15 +18,6 @@ from mafrt.seeding import seed_of
 if TYPE_CHECKING:
     from mafrt.env import Env
     from mafrt.runners.on_policy import OnPolicy
-
-BASE: Mapping[str, Any] = {
-    "n_rollout_threads": 64,
-    "max_new_tokens": 48,
-    "lr": 3e-3,
-    "ppo_epoch": 1,
-    "eval_episodes": 0,
-    "save_interval": 0,
-}
 
 
 @dataclass
@@ -79,7 +70,7 @@ def train(args: argparse.Namespace, seed: int, env: Env | None = None, **setting
     from mafrt.team import Team
 
     team = Team.load(Path(__file__).parents[2] / "profiles" / "quickstart.json")
-    config = TrainConfig.of(**{**BASE, "iterations": args.iterations, "seed": seed, **settings})
+    config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
     held_out = MathEnv(team=team, split="test")
