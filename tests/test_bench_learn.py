@@ -7,16 +7,16 @@ import pytest
 
 from mafrt import credit
 from mafrt.bench import learn
-from mafrt.bench._tasks import Debate, Pair, Rounds
+from mafrt.bench._tasks import Debate, Pair, Retry, Rounds
 from mafrt.env import check_env
 
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
     assert {learn.task_of(name) for name in credit.ALGORITHMS} == set(learn.TASKS)
-    assert learn.task_of("at_grpo") == learn.task_of("gigpo") == "rounds" and learn.task_of("qmix") == "pair"
+    assert learn.task_of("at_grpo") == "rounds" and learn.task_of("gigpo") == "retry" and learn.task_of("qmix") == "pair"
 
 
-@pytest.mark.parametrize("kind", [Rounds, Pair, Debate])
+@pytest.mark.parametrize("kind", [Rounds, Retry, Pair, Debate])
 def test_tasks_keep_the_contract_of_environments(kind):
     check_env(kind("test"), seeds=(0,))
 
@@ -32,6 +32,22 @@ def test_rounds_pay_each_turn_at_once_and_unequally():
     assert env.step({"reasoner": "Think."}).rewards == {"reasoner": 0.0}
     last = env.step({"actor": f"\\boxed{{{answer}}}"})
     assert last.rewards == {"actor": 1.0} and last.terminated and last.info["outcome"] == 1.0
+
+
+def test_a_second_try_begins_in_the_very_state_of_the_first():
+    env = Retry("test")
+    first, _ = env.reset(seed=1, options={"task": 0})
+    asked = env.step({"reasoner": "Think."}).observations
+    again = env.step({"actor": "\\boxed{-1}"})
+    assert again.observations == first and not again.terminated
+    assert env.step({"reasoner": "Think."}).observations == asked
+    last = env.step({"actor": f"\\boxed{{{env.task.answer}}}"})
+    assert last.terminated and last.info["outcome"] == 1.0
+    env.reset(seed=1, options={"task": 0})
+    for text in ("Think.", "\\boxed{-1}") * 2:
+        assert not env.done
+        last = env.step({"reasoner" if text == "Think." else "actor": text})
+    assert last.terminated and last.info["outcome"] == 0.0
 
 
 def test_rules_for_groups_differ_on_their_task_and_would_not_on_the_chain():

@@ -7,6 +7,7 @@ from typing import Any
 
 from mafrt.env import Env
 from mafrt.envs.math import MathEnv, load_tasks, verify
+from mafrt.envs.math.state import MathState
 from mafrt.team import AgentSpec, Team
 from mafrt.types import StepResult
 
@@ -43,6 +44,27 @@ class Rounds(MathEnv):
             return result._replace(rewards={"actor": float(result.info["outcome"])})
         judged = result.info["evidence"]["reasoner"].rules
         return result._replace(rewards={"reasoner": self.SCALE * (judged is not None and judged.score == 10.0)})
+
+
+class Retry(MathEnv):
+    """Reasoner, then Actor; where the answer is wrong they begin anew, once, and know nothing of the first try.
+
+    So states recur, in an episode as between episodes, and a turn can be compared with others in the same place.
+    """
+
+    TRIES = 2
+    team = CHAIN
+
+    def __init__(self, split: str = "train") -> None:
+        super().__init__(team=CHAIN, split=split)
+        self.max_steps = self.TRIES * len(self.agents)
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        result = super().step(actions)
+        if result.info.get("outcome") != 0.0 or self.step_count + 1 >= self.TRIES * len(self.agents):
+            return result
+        self.state = MathState(self.task.problem)
+        return StepResult(self.workflow.observations(self.state), {}, False, False, {})
 
 
 class Pair(Env):

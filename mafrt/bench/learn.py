@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 GROUP = 8
 """samples per task for rules that compare them"""
-TASK_OF = {"group": "rounds", "gigpo": "rounds", "mixed": "pair", "maporl": "debate"}
+TASK_OF = {"group": "rounds", "gigpo": "retry", "mixed": "pair", "maporl": "debate"}
 """family -> task; all others play the chain"""
-TASKS = ("chain", "rounds", "pair", "debate")
+TASKS = ("chain", "rounds", "retry", "pair", "debate")
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
     "max_new_tokens": 48,
@@ -92,7 +92,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
     groups = {"n_samples": GROUP} if credit.algorithm(rule).needs_groups else {}
     named = {"algorithm": rule, "seed": seed, "iterations": rounds}
     config = TrainConfig.of(**{**COMMON, **PAID.get(task, {}), **groups, **own, **named})
-    kind: Any = {"chain": _tasks.Chain, "rounds": _tasks.Rounds, "pair": _tasks.Pair, "debate": _tasks.Debate}[task]
+    kind: Any = getattr(_tasks, task.capitalize())
     held_out = kind("test")
     torch.manual_seed(seed)
     runner = OnPolicy(kind("train"), kind.team, SharedBase.load("teaching-base"), config)
