@@ -170,7 +170,8 @@ def write_programs(settings: Settings) -> int:
 
     path = Path(settings["demonstrations"]).expanduser()
     tasks, _, _ = read_tasks(settings.values)
-    count = write_demonstrations(path, tasks, settings["demonstration_episodes"], settings["seed"], settings["sandbox"])
+    episodes, seed = settings["demonstration_episodes"], settings["seed"]
+    count = write_demonstrations(path, tasks, episodes, seed, settings["sandbox"], settings["agent_turns"])
     print(f"{count} records in {path}; imitate them with train_sft --records_path {path}")
     return 0
 

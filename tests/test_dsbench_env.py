@@ -253,6 +253,12 @@ def test_settings_that_cannot_be(settings, why):
         DSBenchEnv(**settings)
 
 
+def test_a_sandbox_without_the_libraries_is_refused(tasks, monkeypatch):
+    monkeypatch.setattr("mafrt.envs.dsbench.bench.NEEDED", ("pandas", "no_such_library"))
+    with pytest.raises(ConfigError, match=r"cannot import .* 'no_such_library'\); install mafrt\[dsbench\]"):
+        DSBenchEnv(tasks=tasks)
+
+
 def test_tables_larger_than_the_workspace_are_refused(tasks):
     with pytest.raises(ConfigError, match="raise workspace_mib or leave the task out"):
         DSBenchEnv(tasks=tasks, workspace_mib=0)
@@ -302,9 +308,11 @@ def test_rules_of_the_modeler(tasks):
     assert judge(DATA, None) == 3
     assert judge(DATA, None, status="error") == 1
     assert judge(DATA, None, status=None) == 0
-    # With nothing to work on it is not to blame, and does well to leave it open.
-    assert judge({}, None, status="error", done=False) == 5
-    assert judge({}, None, status="error", done=True) == 3
+    # With nothing to work on it is not to blame, and there is nothing to gain by what it says of it.
+    holes = {**DATA, "X_train.pkl": shape(missing=1)}
+    assert {judge(files, None, status="error", done=done) for files in ({}, holes) for done in (False, True)} == {5}
+    assert judge({}, None, status=None) == judge({**holes, **MODEL}, {**WORKS, "constant": True}) == 5
+    assert judge({**holes, **MODEL}, WORKS) == 10  # it has mended them, or its model can do with holes
 
 
 def test_rules_of_the_analyst(tasks):
@@ -318,6 +326,9 @@ def test_rules_of_the_analyst(tasks):
     assert judge(Score(False, "has 1 rows")) == 2
     assert judge(None) == 3
     assert judge(None, status="timeout") == 1
+    # Without a model it is not to blame, whatever it hands in.
+    for score in (None, Score(False, "has 1 rows"), Score(True, None, 2.0, 0.0, False)):
+        assert rules.judge(ANALYST, rules.Work(tasks[RIDES], DATA, None, score), "ok", "code", True).score == 5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,85 +86,85 @@ def test_leading_folders_that_are_not_there_are_dropped(disk):
     assert task.train_path == disk.folder("sound") / "train.csv"
 
 
-def spoil_encoding(disk):
-    (disk.folder("bad") / "train.csv").write_bytes(b"id,x,y\n1,\xe4,0\n2,b,1\n")
+def spoil_encoding(disk, bad="bad"):
+    (disk.folder(bad) / "train.csv").write_bytes(b"id,x,y\n1,\xe4,0\n2,b,1\n")
 
 
-def spoil_header(disk):
-    (disk.folder("bad") / "test.csv").write_bytes(b"id,\xe4\n1,2\n")
+def spoil_header(disk, bad="bad"):
+    (disk.folder(bad) / "test.csv").write_bytes(b"id,\xe4\n1,2\n")
 
 
-def spoil_target(disk):
-    disk.answers("bad").write_text("id,z\n4,1\n5,0\n")
+def spoil_target(disk, bad="bad"):
+    disk.answers(bad).write_text("id,z\n4,1\n5,0\n")
 
 
-def spoil_train_target(disk):
-    (disk.folder("bad") / "train.csv").write_text("id,x\n1,a\n")
+def spoil_train_target(disk, bad="bad"):
+    (disk.folder(bad) / "train.csv").write_text("id,x\n1,a\n")
 
 
-def spoil_id(disk):
-    (disk.folder("bad") / "test.csv").write_text("key,x\n4,a\n5,b\n")
+def spoil_id(disk, bad="bad"):
+    (disk.folder(bad) / "test.csv").write_text("key,x\n4,a\n5,b\n")
 
 
-def spoil_rows(disk):
-    disk.answers("bad").write_text("id,y\n4,1\n")
+def spoil_rows(disk, bad="bad"):
+    disk.answers(bad).write_text("id,y\n4,1\n")
 
 
-def spoil_ids(disk):
-    disk.answers("bad").write_text("id,y\n4,1\n6,0\n")
+def spoil_ids(disk, bad="bad"):
+    disk.answers(bad).write_text("id,y\n4,1\n6,0\n")
 
 
-def spoil_twice(disk):
-    (disk.folder("bad") / "test.csv").write_text("id,x\n4,a\n4,b\n")
+def spoil_twice(disk, bad="bad"):
+    (disk.folder(bad) / "test.csv").write_text("id,x\n4,a\n4,b\n")
 
 
-def spoil_leak(disk):
-    (disk.folder("bad") / "test.csv").write_text("id,x,y\n4,a,0\n5,b,1\n")
+def spoil_leak(disk, bad="bad"):
+    (disk.folder(bad) / "test.csv").write_text("id,x,y\n4,a,0\n5,b,1\n")
 
 
-def spoil_metric(disk):
-    disk.metrics["bad"]["metric"] = "roc_acu"
+def spoil_metric(disk, bad="bad"):
+    disk.metrics[bad]["metric"] = "roc_acu"
 
 
-def spoil_no_metric(disk):
-    del disk.metrics["bad"]
+def spoil_no_metric(disk, bad="bad"):
+    del disk.metrics[bad]
 
 
-def spoil_empty(disk):
-    disk.answers("bad").write_text("")
+def spoil_empty(disk, bad="bad"):
+    disk.answers(bad).write_text("")
 
 
-def spoil_no_rows(disk):
-    (disk.folder("bad") / "train.csv").write_text("id,x,y\n")
+def spoil_no_rows(disk, bad="bad"):
+    (disk.folder(bad) / "train.csv").write_text("id,x,y\n")
 
 
-def spoil_file(disk):
-    (disk.folder("bad") / "test.csv").unlink()
+def spoil_file(disk, bad="bad"):
+    (disk.folder(bad) / "test.csv").unlink()
 
 
-def spoil_answers(disk):
-    disk.answers("bad").unlink()
+def spoil_answers(disk, bad="bad"):
+    disk.answers(bad).unlink()
 
 
-def spoil_two_answers(disk):
-    disk.answers("bad").rename(disk.answers("bad").parent / "a.csv")
-    (disk.answers("bad").parent / "b.csv").write_text("id,y\n4,1\n5,0\n")
+def spoil_two_answers(disk, bad="bad"):
+    disk.answers(bad).rename(disk.answers(bad).parent / "a.csv")
+    (disk.answers(bad).parent / "b.csv").write_text("id,y\n4,1\n5,0\n")
 
 
-def spoil_prompt(disk):
+def spoil_prompt(disk, bad="bad"):
     disk.records[-1]["prompt"] = " "
 
 
-def spoil_path(disk):
+def spoil_path(disk, bad="bad"):
     disk.records[-1]["metadata"]["train_file"] = None
 
 
-def spoil_columns(disk):
-    disk.metrics["bad"]["target_column"] = []
+def spoil_columns(disk, bad="bad"):
+    disk.metrics[bad]["target_column"] = []
 
 
-def spoil_labels(disk):
-    disk.metrics["bad"]["target_column"] = "30_labels"
+def spoil_labels(disk, bad="bad"):
+    disk.metrics[bad]["target_column"] = "30_labels"
 
 
 SPOILT = {
@@ -265,6 +266,23 @@ def test_check_names_every_problem(disk, capsys):
     assert "PROBLEM bad: There is no metric 'roc_acu'; did you mean 'roc_auc'?" in said
 
 
+def test_check_names_each_of_many_problems(disk, capsys):
+    """A data root with one task of every defect, as somebody may have it after a broken download."""
+    for spoil in SPOILT:
+        disk.add(spoil.__name__)
+        spoil(disk, spoil.__name__)
+    disk.add("vast")
+    (disk.folder("vast") / "train.csv").write_text("id,x,y\n" + "".join(f"{i},a,{i % 2}\n" for i in range(60_000)))
+    disk.write()
+    assert train_dsbench.main(["--check", "--data_root", str(disk.root), "--workspace_mib", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"1 of {len(SPOILT) + 2} tasks can be used" in said
+    problems = dict(re.findall(r"^  PROBLEM (\w+): (.*)$", said, re.MULTILINE))
+    assert list(problems) == [*(spoil.__name__ for spoil in SPOILT), "vast"]
+    assert all(why in problems[spoil.__name__] for spoil, why in SPOILT.items())
+    assert "raise --workspace_mib above twice that" in problems["vast"]
+
+
 def test_nothing_left_is_refused(disk, capsys):
     disk.metrics["sound"]["metric"] = "nonsense"
     disk.write()
@@ -303,6 +321,49 @@ def test_the_real_records_are_read(tmp_path, capsys):
     assert [task.id for task in loaded.tasks] == [record["metadata"]["task_id"] for record in records[:-1]]
     assert [problem.task for problem in loaded.problems] == [records[-1]["metadata"]["task_id"]]
     assert "does not exist" in loaded.problems[0].what
+
+
+def synthetic(entry, rows=30):
+    """A table that the entry of a task could stand for: its id, a feature, a text, and its targets."""
+    metric, targets = entry["metric"], entry["target_column"]
+    if targets == "30_labels":
+        targets = [f"label_{i}" for i in range(30)]
+    targets = [targets] if isinstance(targets, str) else targets
+    classes = entry["task_type"] == "classification" or metric in ("roc_auc", "f1", "log_loss")
+
+    def values(shift):
+        if metric == "jaccard":
+            return [f"word{i % 5} and more" for i in range(rows)]
+        if metric in ("map_at_3", "accuracy", "f1_micro") and len(targets) == 1:
+            return [("red", "green", "dark blue")[i % 3] for i in range(rows)]
+        if metric in ("qwk", "quadratic_weighted_kappa"):
+            return [i % 5 for i in range(rows)]
+        return [(i + shift) % 2 for i in range(rows)] if classes else [(i * (shift + 3)) % 17 * 0.5 for i in range(rows)]
+
+    table = {entry["id_column"]: [f"2021-01-{i + 1:02d} 00:00:00" for i in range(rows)], "x": range(rows)}
+    table |= {"words": [f"word{i % 5} and more" for i in range(rows)]}
+    return pd.DataFrame({**table, **{name: values(shift) for shift, name in enumerate(targets)}}), targets
+
+
+def test_every_task_that_has_a_metric_can_be_used(disk, capsys):
+    """All tasks of the real file of metrics, in the layout of the data set, with tables made to fit."""
+    source = SHARED / "dsbench_task_metrics.json"
+    if not source.exists():
+        pytest.skip(f"{source} is not here")
+    entries = json.loads(source.read_text())
+    disk.records, disk.metrics = [], {}
+    for name, entry in entries.items():
+        disk.add(name, **entry)
+        disk.records[-1]["metadata"]["data_type"] = entry["task_type"]
+        table, targets = synthetic(entry)
+        table.to_csv(disk.folder(name) / "train.csv", index=False)
+        table.drop(columns=targets).to_csv(disk.folder(name) / "test.csv", index=False)
+        table[[entry["id_column"], *targets]].to_csv(disk.answers(name), index=False)
+    disk.write()
+    assert train_dsbench.main(["--check", "--data_root", str(disk.root)]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(entries)} of {len(entries)} tasks can be used" in said
+    assert len(re.findall(r"^  [\w.-]+: \w+, \w+ of .* 30 test rows", said, re.MULTILINE)) == len(entries)
 
 
 # The built-in tasks.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.errors import EnvError
+from mafrt.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 INSIDE = Path(__file__).parent / "inside"
 LAB = "lab.py"
 LOOK_TIMEOUT_S = 60.0
+NEEDED = ("joblib", "numpy", "pandas", "sklearn")
+"""What programs, and our own looks at their files, import."""
 MEMO_MIB = 256
 """of files and output that are kept for repeated work"""
 HIDDEN = "."
@@ -130,6 +132,17 @@ class Bench:
         from mafrt.sandbox import shared_sandbox
 
         return shared_sandbox(self.sandbox)
+
+    def equipped(self) -> None:
+        """See that programs find what tasks need. Raises ConfigError if they do not: every one of them would fail."""
+        names = ", ".join(NEEDED)
+        done, _ = self._run(f"import {names}", {}, LOOK_TIMEOUT_S, ())
+        if done.status != "ok":
+            why = (done.stderr.strip().splitlines() or [done.status])[-1]
+            raise ConfigError(
+                f"programs cannot import {names} in the sandbox {self.sandbox} ({why}); install mafrt[dsbench] into "
+                "the Python environment that the sandbox runs."
+            )
 
     def run(self, code: str, files: Mapping[str, bytes]) -> tuple[Execution, dict[str, bytes]]:
         """Run an agent's program; how it went, and the files of the workspace afterwards.

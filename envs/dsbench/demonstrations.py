@@ -48,11 +48,13 @@ def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
     return f"```python\n{rng.choice(programs[role])}\n```{done}"
 
 
-def demonstrations(tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap") -> list[dict[str, Any]]:
+def demonstrations(
+    tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
+) -> list[dict[str, Any]]:
     """Records for SFT (docs/dpo_sft.md): what each agent saw and said in episodes that were really played."""
     from concurrent.futures import ThreadPoolExecutor
 
-    env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox)
+    env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)
     with ThreadPoolExecutor(PLAYED_AT_ONCE) as pool:
         played = pool.map(lambda episode: _episode(env.spawn(), episode, seed), range(episodes))
         return [record for records in played for record in records]
@@ -71,9 +73,11 @@ def _episode(env: DSBenchEnv, number: int, seed: int) -> list[dict[str, Any]]:
     return records
 
 
-def write_demonstrations(path: Path, tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap") -> int:
+def write_demonstrations(
+    path: Path, tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
+) -> int:
     """Write the records as JSON lines; how many there are."""
-    records = demonstrations(tasks, episodes, seed, sandbox)
+    records = demonstrations(tasks, episodes, seed, sandbox, turns)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return len(records)

@@ -104,6 +104,7 @@ class DSBenchEnv(Env):
                 )
         self.bench = Bench(sandbox, timeout_s, memory_mib, workspace_mib)
         self.bench.opened()
+        self.bench.equipped()
         self.num_tasks = len(self.tasks)
         self.max_steps = turns * len(ROLES)
 

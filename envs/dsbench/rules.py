@@ -9,9 +9,10 @@
     everybody        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
                      1 less where the work is right and the agent does not say that it is done
 
-Who was handed something that cannot be worked with is not blamed for it: 5 for leaving it open, 3 for handing it on as
-done. When the team fails, the agent who made the root cause gets at most 1 for its last turn: the first, in the order
-of the work, whose files do not fit.
+Who was handed something that cannot be worked with is not blamed for it: 5, whatever it says of it, unless it mends it.
+Any difference would be learnt in place of the work, since most episodes of a weak team are of this kind. When the team
+fails, the agent who made the root cause gets at most 1 for its last turn: the first, in the order of the work, whose
+files do not fit.
 """
 
 from __future__ import annotations
@@ -121,12 +122,12 @@ def judge(role: str, work: Work, status: str | None, code: str | None, done: boo
         return Scored(0.0, "The program looks for answers outside the workspace.")
     blocked, own = _blocked(role, work), _OWN[role](work)
     failed = status not in (None, "ok")
+    if blocked and (failed or own.score <= 5):
+        return Scored(5.0, f"What was handed on cannot be used: {blocked}.")
     if own.score >= 4 and not failed:
         if done or own.score < 5:
             return own
         return Scored(own.score - 1, f"{own.reason} It is not said to be done.")
-    if blocked:
-        return Scored(3.0 if done else 5.0, f"What was handed on cannot be used: {blocked}.")
     if status is None:
         return Scored(0.0, f"No program was written. {own.reason}")
     return Scored(1.0, f"The program failed ({status}). {own.reason}") if failed else own

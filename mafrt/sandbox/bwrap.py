@@ -16,6 +16,8 @@ INSIDE = "/mafrt"
 """Where the folder of that name stands, in there."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of folders on the path of modules that are shown."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -69,7 +71,9 @@ def root() -> Iterator[str]:
 
 def python_folders() -> list[str]:
     """The interpreter, its library and its packages, where they are not part of the system's folders."""
-    wanted = [sys.prefix, sys.base_prefix]
+    # A `.pth` file may name packages that lie outside the environment.
+    packages = [path for path in sys.path if os.path.basename(path) in PACKAGES and os.path.isdir(path)]
+    wanted = [sys.prefix, sys.base_prefix, *packages]
     real = os.path.realpath(sys.executable)
     if not any(_within(real, folder) for folder in (*wanted, *SYSTEM)):
         wanted.append(real)
