@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.errors import ConfigError, DataError
+from mafrt.files import write_atomic
 from mafrt.scripts._cli import Command, Settings, run_main
 from mafrt.scripts._common import load_team, team_for
 from mafrt.scripts._settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings
@@ -69,7 +71,7 @@ def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Ta
         good, problems = fitting(loaded, settings["workspace_mib"])
         notes += [f"Skipped: {problem}" for problem in problems]
         if not good:
-            raise DataError(f"none of the tasks of {path} can be used; --check names each problem")
+            raise DataError(f"none of the tasks of {path} can be used, the first one: {problems[0]} (--check names all)")
         sets[split] = good
     if "eval" in sets:
         return sets["train"], sets["eval"], notes
@@ -147,7 +149,7 @@ def check(settings: Settings) -> int:
             against = f"baseline {answers.baseline:.4g}"
             against += "" if answers.reference is None else f", reference {answers.reference:.4g}"
             print(
-                f"  {task.id}: {task.data_type}, {answers.metric.name} of {', '.join(answers.targets[:3])}"
+                f"  {task.id}: {task.data_type or 'no data_type'}, {answers.metric.name} of {', '.join(answers.targets[:3])}"
                 f"{' ...' if len(answers.targets) > 3 else ''}, {len(answers.ids)} test rows, {task.size_mib:.1f} MiB, "
                 f"{against}"
             )
@@ -156,23 +158,30 @@ def check(settings: Settings) -> int:
                 print(f"    not scored, constant in the answers: {', '.join(left_out)}")
         for problem in problems:
             print(f"  PROBLEM {problem}")
-        for what, names in (
-            ("data_type", [t.data_type for t in good]),
-            ("metric", [t.answers.metric.name for t in good]),
-        ):
+        counted = {"data_type": [t.data_type or "none" for t in good], "metric": [t.answers.metric.name for t in good]}
+        for what, names in counted.items() if good else ():
             print(f"  {what}: " + ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items())))
     return 0 if usable else 2
 
 
 def write_programs(settings: Settings) -> int:
-    """Write the demonstrations and say what to do with them."""
-    from mafrt.envs.dsbench.demonstrations import write_demonstrations
+    """Play demonstrations, write them as JSON lines, and say what to do with them."""
+    from mafrt.envs.dsbench.demonstrations import demonstrations
+    from mafrt.rundir import set_aside
 
     path = Path(settings["demonstrations"]).expanduser()
-    tasks, _, _ = read_tasks(settings.values)
     episodes, seed = settings["demonstration_episodes"], settings["seed"]
-    count = write_demonstrations(path, tasks, episodes, seed, settings["sandbox"], settings["agent_turns"])
-    print(f"{count} records in {path}; imitate them with train_sft --records_path {path}")
+    if episodes < 1:
+        raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
+    if path.is_dir():
+        raise ConfigError(f"demonstrations {path} is a folder; name a file.")
+    tasks, _, _ = read_tasks(settings.values)
+    records = demonstrations(tasks, episodes, seed, settings["sandbox"], settings["agent_turns"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if aside := set_aside(path):
+        print(f"The earlier file is now {aside}.")
+    write_atomic(path, "".join(json.dumps(record) + "\n" for record in records).encode())
+    print(f"{len(records)} records in {path}; imitate them with train_sft --records_path {path}")
     return 0
 
 

@@ -288,7 +288,9 @@ def test_nothing_left_is_refused(disk, capsys):
     disk.write()
     assert train_dsbench.main(["--check", "--data_root", str(disk.root)]) == 2
     assert train_dsbench.main(["--data_root", str(disk.root), "--run_dir", str(disk.root / "run")]) == 2
-    assert "none of the tasks of" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "none of the tasks of" in said
+    assert "the first one: sound: There is no metric 'nonsense'" in said
     assert not (disk.root / "run").exists()
 
 

@@ -39,6 +39,9 @@ def test_from_demonstrations_to_an_evaluation(cache, tmp_path, capsys):
         "modeler",
         "analyst",
     }
+    first = records.read_bytes()
+    assert train_dsbench.main([*config, "--demonstrations", str(records), "--demonstration_episodes", "4"]) == 0
+    assert records.read_bytes() == first == records.with_name("demonstrations.jsonl.1").read_bytes()
     start = ["--config", str(CONFIGS / "dsbench_start.yaml"), "--records_path", str(records), "--epochs", "1"]
     assert train_sft.main([*start, "--run_dir", str(tmp_path / "start")]) == 0
     run = tmp_path / "run"
@@ -87,6 +90,8 @@ def test_two_types_in_every_batch(cache):
         (["--stratify", "colour"], "stratify is 'colour', which the record of task tumour-diagnosis lacks"),
         (["--profile_path", "profiles/mathchat.json"], "The team file has the agents"),
         (["--style", "short"], "style"),
+        (["--demonstrations", "x.jsonl", "--demonstration_episodes", "0"], "demonstration_episodes is 0"),
+        (["--demonstrations", "."], "is a folder; name a file"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(cache, capsys, flags, why):

@@ -8,10 +8,8 @@ the careless one, and has something to learn from what comes of them.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mafrt.envs.dsbench.env import DSBenchEnv
@@ -71,13 +69,3 @@ def _episode(env: DSBenchEnv, number: int, seed: int) -> list[dict[str, Any]]:
         records.append({"agent": role, "messages": list(chat), "response": text})
         observations = dict(env.step({role: text}).observations)
     return records
-
-
-def write_demonstrations(
-    path: Path, tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
-) -> int:
-    """Write the records as JSON lines; how many there are."""
-    records = demonstrations(tasks, episodes, seed, sandbox, turns)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return len(records)

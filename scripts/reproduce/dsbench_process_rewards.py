@@ -69,12 +69,17 @@ def warm_start(folder: Path) -> Path:
     return adapters
 
 
-def settings(iterations: int) -> dict[str, Any]:
-    """What configs/dsbench.yaml says, as far as the runner reads it."""
+def config() -> dict[str, Any]:
+    """What configs/dsbench.yaml says."""
     from mafrt.scripts._cli import read_yaml
 
+    return dict(read_yaml(CONFIGS / "dsbench.yaml"))
+
+
+def settings(iterations: int) -> dict[str, Any]:
+    """As far as the runner reads it."""
     known = TrainConfig().flat()
-    found = {name: value for name, value in read_yaml(CONFIGS / "dsbench.yaml").items() if name in known}
+    found = {name: value for name, value in config().items() if name in known}
     return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
@@ -102,9 +107,9 @@ def train(
 
     used = _cpu()
     team = Team.load(CONFIGS.parent / "profiles" / "dsbench_brief.json")
-    config = TrainConfig.of(**{**settings(args.iterations), "seed": seed, **arm})
+    chosen = TrainConfig.of(**{**settings(args.iterations), "seed": seed, **arm})
     runner = OnPolicy(
-        env, team, SharedBase.load("teaching-base"), config, eval_env=held_out, resume=loadable.resolve(start)
+        env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=loadable.resolve(start)
     )
     runner.stop = StopRequest()
     curve = Curve(episodes=[0])
@@ -112,12 +117,12 @@ def train(
 
     def follow(progress: Progress) -> None:
         curve.train_seconds += progress.seconds
-        if progress.iteration % EVERY == 0 or progress.iteration == config.run.iterations:
-            curve.episodes.append(progress.iteration * config.play.n_rollout_threads)
+        if progress.iteration % EVERY == 0 or progress.iteration == chosen.run.iterations:
+            curve.episodes.append(progress.iteration * chosen.play.n_rollout_threads)
             look(runner, held_out, args.tasks, seed, curve)
 
     runner.progress = follow
-    whole_or_nothing(runner.run(), config.run.iterations)
+    whole_or_nothing(runner.run(), chosen.run.iterations)
     curve.cpu_seconds = _cpu() - used
     return curve
 
@@ -164,11 +169,12 @@ def verdict(found: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv, __doc__ or "", iterations=12)
+    args = parse(argv, __doc__ or "", iterations=8)
     from mafrt.envs.dsbench import DSBenchEnv
 
     start = warm_start(args.output / "dsbench")
-    env, held_out = DSBenchEnv(style="brief"), DSBenchEnv(split="eval", style="brief")
+    style, turns = config()["style"], config()["agent_turns"]
+    env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)
     found: dict[str, list[Curve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
