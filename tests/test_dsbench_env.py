@@ -297,8 +297,9 @@ def test_rules_of_the_engineer(tasks, files, score, why):
 
 
 def test_rules_of_the_modeler(tasks):
-    def judge(files, probe, status="ok", done=True):
-        return rules.judge(MODELER, rules.Work(tasks[RIDES], files, probe), status, "code", done).score
+    def judge(files, probe, status="ok", done=True, given=DATA):
+        given = rules.Work(tasks[RIDES], given)
+        return rules.judge(MODELER, rules.Work(tasks[RIDES], files, probe), status, "code", done, given).score
 
     assert judge({**DATA, **MODEL}, WORKS) == 10
     assert judge({**DATA, **MODEL}, WORKS, done=False) == 9
@@ -310,15 +311,20 @@ def test_rules_of_the_modeler(tasks):
     assert judge(DATA, None, status=None) == 0
     # With nothing to work on it is not to blame, and there is nothing to gain by what it says of it.
     holes = {**DATA, "X_train.pkl": shape(missing=1)}
-    assert {judge(files, None, status="error", done=done) for files in ({}, holes) for done in (False, True)} == {5}
-    assert judge({}, None, status=None) == judge({**holes, **MODEL}, {**WORKS, "constant": True}) == 5
-    assert judge({**holes, **MODEL}, WORKS) == 10  # it has mended them, or its model can do with holes
+    for bad in ({}, holes):
+        assert {judge(bad, None, status="error", done=done, given=bad) for done in (False, True)} == {5}
+    assert judge({}, None, status=None, given={}) == 5
+    assert judge({**holes, **MODEL}, {**WORKS, "constant": True}, given=holes) == 5
+    assert judge({**holes, **MODEL}, WORKS, given=holes) == 10  # it has mended them, or its model can do with holes
+    # What it spoils itself is no excuse.
+    assert judge(holes, None) == 3
+    assert judge({}, None, status="error") == 1
 
 
 def test_rules_of_the_analyst(tasks):
-    def judge(score, status="ok"):
-        work = rules.Work(tasks[RIDES], {**DATA, **MODEL}, WORKS, score)
-        return rules.judge(ANALYST, work, status, "code", True).score
+    def judge(score, status="ok", given=({**DATA, **MODEL}, WORKS), files=None):
+        work = rules.Work(tasks[RIDES], {**DATA, **MODEL} if files is None else files, WORKS, score)
+        return rules.judge(ANALYST, work, status, "code", True, rules.Work(tasks[RIDES], *given)).score
 
     assert judge(Score(True, None, 0.5, 1.0, True)) == 10
     assert judge(Score(True, None, 0.8, 0.5, True)) == 7.5
@@ -326,9 +332,10 @@ def test_rules_of_the_analyst(tasks):
     assert judge(Score(False, "has 1 rows")) == 2
     assert judge(None) == 3
     assert judge(None, status="timeout") == 1
+    assert judge(None, files={**DATA, "X_test.pkl": shape(missing=1)}) == 3  # it wrote holes into it: no excuse
     # Without a model it is not to blame, whatever it hands in.
     for score in (None, Score(False, "has 1 rows"), Score(True, None, 2.0, 0.0, False)):
-        assert rules.judge(ANALYST, rules.Work(tasks[RIDES], DATA, None, score), "ok", "code", True).score == 5
+        assert judge(score, given=(DATA,)) == judge(score, given=({**DATA, **MODEL}, {"error": "x"})) == 5
 
 
 @pytest.mark.parametrize(
@@ -346,8 +353,34 @@ def test_rules_of_the_analyst(tasks):
     ],
 )
 def test_who_is_to_blame(tasks, files, probe, score, blamed):
-    found = rules.root_cause(rules.Work(tasks[RIDES], files, probe, score))
+    stages = [{name: files[name] for name in DATA if name in files}, files, files]
+    works = [rules.Work(tasks[RIDES], found, probe) for found in stages[:2]]
+    found = rules.root_cause([*works, rules.Work(tasks[RIDES], files, probe, score)])
     assert (found[0] if found else None) == blamed
+
+
+BROKEN = {**DATA, "X_test.pkl": shape(rows=9)}
+HOLES = {**DATA, "X_train.pkl": shape(missing=1)}
+
+
+@pytest.mark.parametrize(
+    ("stages", "probes", "blamed"),
+    [
+        ([DATA, BROKEN, BROKEN], [None] * 3, MODELER),  # it spoilt the tables that it was handed
+        ([DATA, {**DATA, **MODEL}, {**BROKEN, **MODEL}], [None, WORKS, {"rows": 9}], ANALYST),
+        ([DATA, {**DATA, **MODEL}, DATA], [None, WORKS, None], ANALYST),  # it deleted the model
+        ([DATA, {**DATA, **MODEL}, {**DATA, **MODEL}], [None, {"error": "x"}, {"error": "x"}], MODELER),
+        ([BROKEN, DATA, DATA], [None] * 3, MODELER),  # mended, and then no model
+        ([BROKEN, DATA, BROKEN], [None] * 3, ANALYST),
+        ([HOLES, HOLES, HOLES], [None] * 3, ENGINEER),
+        ([DATA, HOLES, HOLES], [None] * 3, MODELER),
+        ([HOLES, {**HOLES, **MODEL}, HOLES], [None, WORKS, None], ANALYST),  # the model could do with holes
+    ],
+)
+def test_who_spoils_what_others_made_is_to_blame(tasks, stages, probes, blamed):
+    works = [rules.Work(tasks[RIDES], files, probe) for files, probe in zip(stages, probes, strict=True)]
+    found = rules.root_cause(works)
+    assert found is not None and found[0] == blamed
 
 
 # Demonstrations for very small models.

@@ -127,6 +127,7 @@ class DSBenchEnv(Env):
             self.files |= {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(self.task)}
         self.shapes = self.bench.look({name: self.files[name] for name in self.task.files})
         self.judged: dict[str, Scored] = {}
+        self.handed: list[rules.Work] = []
         info = {
             "task": self.task.id,
             "problem": self.task.description,
@@ -146,6 +147,7 @@ class DSBenchEnv(Env):
         left = self.turns - self.stage.turns - 1
         evidence = {role: self._evidence(role, work, status, code, done, output)}
         if (done and not missing) or not left:
+            self.handed.append(work)
             said = (*self.stage.said, (role, text.strip()))
             self.stage = Stage(self.stage.position + 1, said=said)
             if not self.stage.over:
@@ -169,7 +171,7 @@ class DSBenchEnv(Env):
         if score.value is not None:
             measures[self.task.answers.metric.name] = score.value
         info: dict[str, Any] = {"outcome": score.normalised, "measures": measures, "evidence": evidence}
-        if (found := rules.root_cause(work)) is not None:
+        if (found := rules.root_cause(self.handed)) is not None:
             blamed, why = found
             reason = f"The team failed, and this is why: {why}."
             before = self.judged.get(blamed)
@@ -204,7 +206,7 @@ class DSBenchEnv(Env):
         self, role: str, work: rules.Work, status: str | None, code: str | None, done: bool, output: str
     ) -> Evidence:
         """What the coach gets to know about the turn."""
-        judged = rules.judge(role, work, status, code, done)
+        judged = rules.judge(role, work, status, code, done, self.handed[-1] if self.handed else None)
         self.judged[role] = judged
         facts: dict[str, Any] = {
             "turn": f"{self.stage.turns + 1} of {self.turns}",

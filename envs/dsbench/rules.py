@@ -12,18 +12,18 @@
 Who was handed something that cannot be worked with is not blamed for it: 5, whatever it says of it, unless it mends it.
 Any difference would be learnt in place of the work, since most episodes of a weak team are of this kind. When the team
 fails, the agent who made the root cause gets at most 1 for its last turn: the first, in the order of the work, whose
-files do not fit.
+files do not fit, or who spoilt those that it was handed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mafrt.envs.dsbench.bench import Shape
-from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER, REQUIRED
+from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER, REQUIRED, ROLES
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.types import Scored
@@ -111,16 +111,19 @@ def peeks(code: str | None) -> bool:
     return bool(code and _PEEKS.search(code))
 
 
-def judge(role: str, work: Work, status: str | None, code: str | None, done: bool) -> Scored:
+def judge(
+    role: str, work: Work, status: str | None, code: str | None, done: bool, given: Work | None = None
+) -> Scored:
     """The score of a turn by what is there after it.
 
     Args:
+        given: what the agent before it handed on; None for the first one.
         status: how the program went (`ok`, `error`, ...); None if there was none, `no call` if it could not be read.
         done: whether the agent said that its stage is done.
     """
     if peeks(code):
         return Scored(0.0, "The program looks for answers outside the workspace.")
-    blocked, own = _blocked(role, work), _OWN[role](work)
+    blocked, own = None if given is None else _blocked(role, given), _OWN[role](work)
     failed = status not in (None, "ok")
     if blocked and (failed or own.score <= 5):
         return Scored(5.0, f"What was handed on cannot be used: {blocked}.")
@@ -133,13 +136,11 @@ def judge(role: str, work: Work, status: str | None, code: str | None, done: boo
     return Scored(1.0, f"The program failed ({status}). {own.reason}") if failed else own
 
 
-def _blocked(role: str, work: Work) -> str | None:
-    """What the agents before this one left that it cannot work with, or None."""
-    if role == ENGINEER:
-        return None
-    if found := data_defect(work) or data_flaw(work):
+def _blocked(role: str, given: Work) -> str | None:
+    """Why an agent cannot work with what it was given, or None."""
+    if found := data_defect(given) or data_flaw(given):
         return found
-    return model_defect(work) if role == ANALYST else None
+    return model_defect(given) if role == ANALYST else None
 
 
 def _engineer(work: Work) -> Scored:
@@ -175,15 +176,30 @@ def _analyst(work: Work) -> Scored:
 _OWN = {ENGINEER: _engineer, MODELER: _modeler, ANALYST: _analyst}
 
 
-def root_cause(work: Work) -> tuple[str, str] | None:
-    """Who made the team fail, and how; None if it did not fail."""
-    if work.score is not None and work.score.valid:
+def root_cause(handed: Sequence[Work]) -> tuple[str, str] | None:
+    """Who made the team fail, and how; None if it did not fail.
+
+    `handed`: what was there at the end of each stage. Who is to blame is in whose stage the fault came up that stayed
+    until the end: a Modeler may spoil the Data Engineer's tables, and an Analyst the model.
+    """
+    last = handed[-1]
+    if last.score is not None and last.score.valid:
         return None
-    if defect := data_defect(work):
-        return ENGINEER, defect
-    wrong = model_defect(work)
-    if wrong:
-        flaw = data_flaw(work)
-        return (ENGINEER, flaw) if flaw else (MODELER, wrong)
-    problem = "is missing" if work.score is None else work.score.problem
+    if defect := data_defect(last):
+        return ROLES[_since(handed, data_defect)], defect
+    if wrong := model_defect(last):
+        # A model that was never there is the Modeler's; what kept it from its work is the Data Engineer's.
+        culprit = _since(handed, lambda work: model_defect(work) or data_defect(work), first=1)
+        if culprit == 1 and (flaw := data_flaw(last)):
+            return ROLES[_since(handed, data_flaw)], flaw
+        return ROLES[culprit], wrong
+    problem = "is missing" if last.score is None else last.score.problem
     return ANALYST, f"submission.csv {problem}"
+
+
+def _since(handed: Sequence[Work], fault: Callable[[Work], str | None], first: int = 0) -> int:
+    """The stage from which on a fault was there until the end."""
+    stage = len(handed) - 1
+    while stage > first and fault(handed[stage - 1]):
+        stage -= 1
+    return stage
