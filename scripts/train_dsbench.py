@@ -71,7 +71,9 @@ def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Ta
         good, problems = fitting(loaded, settings["workspace_mib"])
         notes += [f"Skipped: {problem}" for problem in problems]
         if not good:
-            raise DataError(f"none of the tasks of {path} can be used, the first one: {problems[0]} (--check names all)")
+            raise DataError(
+                f"none of the tasks of {path} can be used, the first one: {problems[0]} (--check names all)"
+            )
         sets[split] = good
     if "eval" in sets:
         return sets["train"], sets["eval"], notes
@@ -148,10 +150,10 @@ def check(settings: Settings) -> int:
             answers = task.answers
             against = f"baseline {answers.baseline:.4g}"
             against += "" if answers.reference is None else f", reference {answers.reference:.4g}"
+            targets = ", ".join(answers.targets[:3]) + (" ..." if len(answers.targets) > 3 else "")
             print(
-                f"  {task.id}: {task.data_type or 'no data_type'}, {answers.metric.name} of {', '.join(answers.targets[:3])}"
-                f"{' ...' if len(answers.targets) > 3 else ''}, {len(answers.ids)} test rows, {task.size_mib:.1f} MiB, "
-                f"{against}"
+                f"  {task.id}: {task.data_type or 'no data_type'}, {answers.metric.name} of {targets}, "
+                f"{len(answers.ids)} test rows, {task.size_mib:.1f} MiB, {against}"
             )
             left_out = [name for index, name in enumerate(answers.targets) if index not in answers.scored]
             if left_out:

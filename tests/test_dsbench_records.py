@@ -340,7 +340,9 @@ def synthetic(entry, rows=30):
             return [("red", "green", "dark blue")[i % 3] for i in range(rows)]
         if metric in ("qwk", "quadratic_weighted_kappa"):
             return [i % 5 for i in range(rows)]
-        return [(i + shift) % 2 for i in range(rows)] if classes else [(i * (shift + 3)) % 17 * 0.5 for i in range(rows)]
+        return (
+            [(i + shift) % 2 for i in range(rows)] if classes else [(i * (shift + 3)) % 17 * 0.5 for i in range(rows)]
+        )
 
     table = {entry["id_column"]: [f"2021-01-{i + 1:02d} 00:00:00" for i in range(rows)], "x": range(rows)}
     table |= {"words": [f"word{i % 5} and more" for i in range(rows)]}

@@ -413,4 +413,6 @@ def test_packages_that_a_pth_file_names_are_shown(monkeypatch, tmp_path):
     shown = bwrap.python_folders()
     assert str(folder) in shown
     assert str(tmp_path / "project") not in shown  # packages only
+    monkeypatch.setattr("site.getusersitepackages", lambda: str(folder))
+    assert str(folder) not in bwrap.python_folders()  # nor the user's own
     assert not [(a, b) for a in shown for b in shown if a != b and a.startswith(b + "/")]

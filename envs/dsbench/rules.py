@@ -111,9 +111,7 @@ def peeks(code: str | None) -> bool:
     return bool(code and _PEEKS.search(code))
 
 
-def judge(
-    role: str, work: Work, status: str | None, code: str | None, done: bool, given: Work | None = None
-) -> Scored:
+def judge(role: str, work: Work, status: str | None, code: str | None, done: bool, given: Work | None = None) -> Scored:
     """The score of a turn by what is there after it.
 
     Args:

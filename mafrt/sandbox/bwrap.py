@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +72,9 @@ def root() -> Iterator[str]:
 
 def python_folders() -> list[str]:
     """The interpreter, its library and its packages, where they are not part of the system's folders."""
-    # A `.pth` file may name packages that lie outside the environment.
-    packages = [path for path in sys.path if os.path.basename(path) in PACKAGES and os.path.isdir(path)]
+    # A `.pth` file may name packages that lie outside the environment. The user's own are not imported in there (-s).
+    own = site.getusersitepackages()
+    packages = [path for path in sys.path if os.path.basename(path) in PACKAGES and path != own and os.path.isdir(path)]
     wanted = [sys.prefix, sys.base_prefix, *packages]
     real = os.path.realpath(sys.executable)
     if not any(_within(real, folder) for folder in (*wanted, *SYSTEM)):
