@@ -188,13 +188,19 @@ class OnPolicy:
                 self.coaching.coach.interrupted = lambda: stop.requested
             # Nobody changes the run's folder while another process may still be reading from it.
             self.processes.same(self._identity(), "the run")
-            if self.run_dir is None:
-                return self._train(None, None)
-            disk = self._open(self.run_dir)
-            if disk is None:
-                return self._train(None, None)
-            with disk, MetricsWriter(disk) as writer:
-                return self._train(disk, writer)
+            try:
+                disk = None if self.run_dir is None else self._open(self.run_dir)
+                if disk is None:
+                    return self._train(None, None)
+                with disk, MetricsWriter(disk) as writer:
+                    return self._train(disk, writer)
+            except ProcessLostError:
+                raise  # play, too, may be waiting for whoever is gone
+            except Exception as error:
+                if self.ahead is not None:  # nobody may sample while engine and interpreter come to their end
+                    stop.request(str(error))
+                    self.ahead.wait()
+                raise
 
     def close(self) -> None:
         """Release what the runner itself has made: a coach's connections, an engine's processes."""

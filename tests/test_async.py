@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from helpers_models import tiny_base
 from test_on_policy import hashes
 from toy import Digits, make, settings, train
 
-from mafrt.errors import ConfigError, EnvError
+from mafrt.errors import ConfigError, EnvError, ModelError
 from mafrt.files import load_tensors
 from mafrt.loadable import resolve
 from mafrt.runners.ahead import check_async
@@ -94,6 +96,26 @@ def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt
     with pytest.raises(EnvError, match="the game server is gone"):
         runner.run()
     assert resolve(tmp_path / "run").step in (3, 4)
+
+
+def test_what_goes_wrong_while_learning_leaves_nobody_playing(tmp_path):
+    class Slow(Digits):
+        def step(self, actions):
+            time.sleep(0.05)
+            return super().step(actions)
+
+    runner = OnPolicy(Slow(), Team.of(Slow.agents), tiny_base(), settings(iterations=6, **SHORT), run_dir=tmp_path)
+    learn = runner._learn
+
+    def fail(episodes, stats):
+        if runner.state.iteration == 2:
+            raise ModelError("nothing is finite")
+        return learn(episodes, stats)
+
+    runner._learn = fail
+    with pytest.raises(ModelError, match="nothing is finite"):
+        runner.run()
+    assert not any(thread.name == "sampler" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(

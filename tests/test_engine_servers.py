@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,15 +172,81 @@ def test_a_server_that_dies_amid_a_rollout_is_made_up_for(caplog):
     assert sum("is lost" in line for line in caplog.messages) == 1
 
 
-def test_a_connection_that_breaks_is_not_the_servers_end():
+@pytest.mark.parametrize(("path", "breaks"), [("/v1/completions", 3), ("/v1/load_lora_adapter", 1)])
+def test_a_connection_that_breaks_costs_one_more_request_and_no_server(path, breaks, caplog):
     base = team_base()
     asked = requests(3)
-    with StandIn(tiny_base, hiccups=3) as server:
+    with StandIn(tiny_base, hiccups=breaks, hiccup_path=path) as server:
         engine = engine_on(base, server)
-        said = engine.generate(asked)
-        assert engine.servers == {server.url: True}
-        assert len(server.completed) == len(asked)
+        with caplog.at_level(logging.WARNING):
+            said = engine.generate(asked)
+        assert engine.servers == {server.url: True} and not caplog.messages
+        assert server.stumbled == breaks and len(server.completed) == len(asked)
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
+
+
+def test_an_answer_that_breaks_twice_is_the_others_work():
+    base = team_base()
+    asked = requests(3)
+    with StandIn(tiny_base) as one, StandIn(tiny_base, hiccups=99) as two:
+        engine = engine_on(base, one, two)
+        said = engine.generate(asked)
+        assert engine.servers == {one.url: True, two.url: False}
+        assert len(one.completed) == len(asked) and not two.completed
+    assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
+
+
+def test_a_dead_server_that_takes_connections_and_says_nothing_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(vllm_server, "REVIVE_S", 0.0)
+    monkeypatch.setattr(vllm_server, "SMALL_S", 0.5)
+    base = team_base()
+    with StandIn(tiny_base) as one:
+        two = StandIn(tiny_base).__enter__()
+        engine = engine_on(base, one, two)  # which waits 600 s for an answer
+        two.kill()
+        engine.generate(requests())
+        with socket.create_server(("127.0.0.1", two.port)):
+            began = time.monotonic()
+            said = engine.generate(requests())
+            assert time.monotonic() - began < 20
+        assert engine.servers == {one.url: True, two.url: False}
+    assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(requests())]
+
+
+def test_a_dead_server_is_asked_again_less_and_less_often(monkeypatch):
+    monkeypatch.setattr(vllm_server.time, "monotonic", lambda: 1000.0)
+    for in_vain, wait_s in [(0, 30), (1, 60), (3, 240), (6, 1800), (2000, 1800)]:
+        asked = {"alive": False, "in_vain": in_vain}
+        assert vllm_server._due(vllm_server._Server("x", asked_at=999.0 - wait_s, **asked))
+        assert not vllm_server._due(vllm_server._Server("x", asked_at=1001.0 - wait_s, **asked))
+    assert not vllm_server._due(vllm_server._Server("x", alive=True))
+
+
+TRAINER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_engine_servers import EngineConfig, ServerEngine, probe_prompt, requests, team_base, time
+base = team_base()
+engine = ServerEngine(base, EngineConfig(engine="vllm", vllm_servers=(sys.argv[2],)), probe=probe_prompt(base))
+engine.generate(requests(1))
+print(engine._handover.folder, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_with_9_leaves_no_adapters_in_memory():
+    with StandIn(tiny_base) as server:
+        words = [sys.executable, "-c", TRAINER, str(Path(__file__).parent), server.url]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout is not None
+            folder = Path(trainer.stdout.readline().strip())
+            assert len(list(folder.iterdir())) == 4
+            trainer.kill()
+    deadline = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not folder.exists()
 
 
 def test_a_server_that_says_nothing_is_dead_after_the_timeout():

@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from mafrt.engine.guardian import alive, birth, children, descendants, watch
 
@@ -22,6 +25,21 @@ import os
 pids = sorted(descendants(os.getpid()))
 watch(pids, Path(sys.argv[1]))
 print(*pids, flush=True)
+time.sleep(60)
+"""
+
+
+SHARING = """
+import os, subprocess, sys, time
+from pathlib import Path
+from mafrt.engine.guardian import descendants, watch
+sharer = "import time; from multiprocessing.shared_memory import SharedMemory; "
+sharer += "found = SharedMemory(create=True, size=8); print(found.name, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", sharer], stdout=subprocess.PIPE, text=True)
+name = child.stdout.readline().strip()
+pids = sorted(descendants(os.getpid()))
+watch(pids, Path(sys.argv[1]))
+print(name, *pids, flush=True)
 time.sleep(60)
 """
 
@@ -50,6 +68,20 @@ def test_kill_9_of_the_trainer_ends_them_and_takes_their_folder_along(tmp_path):
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not folder.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+def test_shared_memory_of_those_it_ends_is_given_back(tmp_path):
+    words = [sys.executable, "-c", SHARING, str(tmp_path / "folder")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as trainer:
+        assert trainer.stdout is not None
+        name, *found = trainer.stdout.readline().split()
+        pids = [int(word) for word in found]
+        born = {pid: birth(pid) for pid in pids}
+        assert len(pids) == 2 and Path("/dev/shm", name).exists()  # the child, and its resource tracker
+        trainer.kill()
+    assert gone(pids, born)
+    assert not Path("/dev/shm", name).exists()
 
 
 def test_it_watches_as_long_as_the_trainer_lives_and_ends_when_told(tmp_path):

@@ -26,7 +26,7 @@ class StandIn:
     Knobs, all of which may be changed while it runs:
         die_after: completions after which it closes its door, in the middle of an answer.
         delay_s: pause before every completion.
-        hiccups: completions that break off without an answer, though the server lives.
+        hiccups: requests that break off without an answer, though the server lives; those to `hiccup_path`.
         answer: makes what is sent out of a completion and the request's body.
         deaf: loads adapters and samples without them.
         frozen: keeps the first weights that it was given for every adapter, by the name before the run's.
@@ -40,6 +40,7 @@ class StandIn:
         self.die_after: int | None = None
         self.delay_s = 0.0
         self.hiccups = 0
+        self.hiccup_path = "/v1/completions"
         self.answer: Callable[[Completion, dict[str, Any]], dict[str, Any]] = _choice
         self.deaf = self.frozen = False
         self.room = 512
@@ -54,7 +55,7 @@ class StandIn:
         self.unloaded: list[str] = []
         self.completed: list[dict[str, Any]] = []
         """bodies of the completions that were sent"""
-        self.asked = 0
+        self.asked = self.stumbled = 0
         self._engine = LocalEngine(self.base)
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -78,6 +79,13 @@ class StandIn:
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def stumbles(self, path: str) -> bool:
+        with self._lock:
+            found = self.hiccups > 0 and path == self.hiccup_path
+            self.hiccups -= found
+            self.stumbled += found
+            return found
 
     def load(self, name: str, path: str) -> tuple[int, dict[str, Any]]:
         if name in self.loaded:
@@ -107,9 +115,6 @@ class StandIn:
             self.asked += 1
             if self.die_after is not None and self.asked > self.die_after:
                 return 0, {}
-            if self.hiccups:
-                self.hiccups -= 1
-                return -1, {}
             (said,) = self._engine.generate([Request(body["prompt"], adapter, how, body["seed"])])
             self.completed.append(body)
         return 200, {"choices": [self.answer(said, body)]}
@@ -152,6 +157,9 @@ def _handler(standin: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if standin.stumbles(self.path):
+                self.close_connection = True
+                return None
             if self.path == "/v1/completions":
                 status, found = standin.complete(body)
             elif not standin.lora:
@@ -161,9 +169,8 @@ def _handler(standin: StandIn) -> type[BaseHTTPRequestHandler]:
             else:
                 standin.unloaded.append(body["lora_name"])
                 status, found = (200, {}) if standin.loaded.pop(body["lora_name"], None) else (404, _error("unknown"))
-            if status < 1:
-                if not status:
-                    standin.kill()
+            if not status:
+                standin.kill()
                 self.close_connection = True
                 return None
             return self._send(status, found)

@@ -49,6 +49,14 @@ def alive(pid: int, born: str | None) -> bool:
     return born is not None and birth(pid) == born
 
 
+def tracks(pid: int) -> bool:
+    """Whether it is Python's resource tracker: left alone, it removes the shared memory of the others, and ends."""
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def _tree() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -65,7 +73,7 @@ def main(trainer: int, folder: str, pids: list[int]) -> None:
     while os.getppid() == trainer:
         time.sleep(POLL_S)
     for pid in pids:
-        if alive(pid, born[pid]):
+        if alive(pid, born[pid]) and not tracks(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 Sampling is spread over the servers. One that does not answer is dead: what it was asked goes to the others, with the
 same seeds, and every request is answered once. A dead server is asked now and then whether it is back, and taken back
-if it still holds the same base. When none is left the engine raises EngineDownError, and the run pauses.
+if it still holds the same base. When none is left the engine raises EngineDownError, and the run pauses. A connection
+that breaks is no death: a server that is well is asked once more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import subprocess
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config import EngineConfig
 from mafrt.engine.foreign import by_adapter, check_requests, completion, sampling_words
+from mafrt.engine.guardian import watch
 from mafrt.engine.handover import Handover, Parcel
 from mafrt.engine.options import TOKEN, check_engine
 from mafrt.errors import ConfigError, EngineDownError
@@ -33,8 +37,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
+SMALL_S = 30.0
+"""Seconds for an answer that nothing has to be computed for, and for a dead server to show that it is back."""
 REVIVE_S = 30.0
-"""Seconds after which a dead server is asked again."""
+"""Seconds after which a dead server is asked again; twice as many after each time in vain."""
+REVIVE_MOST_S = 1800.0
 PROBE = SamplingParams(max_new_tokens=8)
 LORA_COMMAND = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras N --max-lora-rank R "
@@ -68,6 +75,8 @@ class _Server:
     why: str = ""
     """what killed it"""
     asked_at: float = float("-inf")
+    in_vain: int = 0
+    """how often it was asked since it died"""
     probe: Completion | None = None
     """what it said to the probe prompt when it was checked"""
     handing: asyncio.Lock | None = None
@@ -118,6 +127,8 @@ class ServerEngine:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         _run(self._open_all())
         self._handover = Handover(base, config.vllm_adapter_dir, run)
+        # A trainer that is killed with -9 leaves no adapters behind in memory.
+        self._dismiss = weakref.finalize(self, _dismiss, watch([], self._handover.folder))
 
     @property
     def servers(self) -> dict[str, bool]:
@@ -152,6 +163,7 @@ class ServerEngine:
     def close(self) -> None:
         """Take the adapters off the servers and remove their folders."""
         _run(self._unload_all())
+        self._dismiss()
         self._handover.close()
 
     async def _open_all(self) -> None:
@@ -195,9 +207,8 @@ class ServerEngine:
         async with self._client() as client:
             for server in self._servers:
                 server.handing = asyncio.Lock()
-                due = time.monotonic() - server.asked_at > REVIVE_S
-                if not server.alive and due and self._only is None:
-                    await self._revive(client, server)
+            if self._only is None:
+                await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
             parcels, replaced = self._handover.parcels(request.adapter for request in requests)
             queue = deque(place for places in by_adapter(requests).values() for place in places)
             while queue:
@@ -238,19 +249,13 @@ class ServerEngine:
                 except _UnknownModelError:
                     await self._again(client, server, list(parcels.values()), era)
                     found[place] = await self._ask(client, server, request, parcel.name)
-                except _LostError as error:
-                    # The answer is lost, and so was never used: asking once more samples nothing twice.
-                    if not error.broken:
-                        raise
-                    await self._call(client, server, "GET", "/health")
-                    found[place] = await self._ask(client, server, request, parcel.name)
             except (_LostError, _UnknownModelError) as error:
                 queue.append(place)
                 self._bury(server, str(error))
 
     def _bury(self, server: _Server, why: str) -> None:
         if server.alive:
-            server.alive, server.why, server.asked_at = False, why, time.monotonic()
+            server.alive, server.why, server.asked_at, server.in_vain = False, why, time.monotonic(), 0
             log.warning("The vLLM server %s is lost (%s); what it was asked goes to the others.", server.url, why)
 
     async def _hand_over(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel]) -> None:
@@ -323,14 +328,21 @@ class ServerEngine:
         return completion(self.base, request, ids, logprobs, choice.get("finish_reason"))
 
     async def _revive(self, client: httpx.AsyncClient, server: _Server) -> None:
+        server.in_vain += 1
         try:
-            await self._open(client, server)
-            if server.alive:
-                await self._verify(client, server)
-                log.warning("The vLLM server %s is back.", server.url)
+            # One that hangs must not hold up the others.
+            await asyncio.wait_for(self._come_back(client, server), SMALL_S)
+        except asyncio.TimeoutError:
+            server.alive, server.why, server.asked_at = False, f"no answer within {SMALL_S:g} s", time.monotonic()
         except (_LostError, _UnknownModelError, ConfigError) as error:
             server.alive, server.why = False, str(error)
             log.warning("The vLLM server %s is not taken back: %s", server.url, error)
+
+    async def _come_back(self, client: httpx.AsyncClient, server: _Server) -> None:
+        await self._open(client, server)
+        if server.alive:
+            await self._verify(client, server)
+            log.warning("The vLLM server %s is back.", server.url)
 
     def keep_probes(self) -> None:
         """Keep what every server says to the probe prompt, once it is known to be right."""
@@ -363,13 +375,33 @@ class ServerEngine:
     async def _call(
         self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
     ) -> dict[str, Any]:
+        """One HTTP call, and a second one if the connection broke and the server is well.
+
+        Nothing is sampled twice by that: the first answer was lost, so nobody has used it.
+        """
+        try:
+            return await self._once(client, server, method, path, body)
+        except _LostError as error:
+            if not error.broken:
+                raise
+        await self._once(client, server, "GET", "/health")
+        return await self._once(client, server, method, path, body)
+
+    async def _once(
+        self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
+    ) -> dict[str, Any]:
         """One HTTP call, with its many ways to fail sorted into what follows from them."""
         import httpx
 
+        wait_s = self._config.vllm_timeout
+        if method == "GET" or "unload" in path:
+            wait_s = min(wait_s, SMALL_S)
+        patience = httpx.Timeout(wait_s, connect=CONNECT_S)
         try:
-            answer = await client.request(method, server.url + path, json=body, headers=self._headers)
-        except httpx.TimeoutException:
-            raise _LostError(f"no answer within {self._config.vllm_timeout:g} s") from None
+            answer = await client.request(method, server.url + path, json=body, headers=self._headers, timeout=patience)
+        except httpx.TimeoutException as error:
+            wait_s = CONNECT_S if isinstance(error, httpx.ConnectTimeout) else wait_s
+            raise _LostError(f"no answer within {wait_s:g} s") from None
         except httpx.TransportError as error:
             raise _LostError(str(error) or type(error).__name__, broken=True) from None
         if answer.status_code == 200:
@@ -390,11 +422,21 @@ class ServerEngine:
         import httpx
 
         return httpx.AsyncClient(
-            timeout=httpx.Timeout(self._config.vllm_timeout, connect=CONNECT_S),
             # A connection each: servers close idle ones, now and then just as the next request goes out.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
+
+
+def _due(server: _Server) -> bool:
+    """Whether it is time to ask a dead server again."""
+    wait_s = min(REVIVE_S * 2.0 ** min(server.in_vain, 9), REVIVE_MOST_S)
+    return not server.alive and time.monotonic() - server.asked_at > wait_s
+
+
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    guardian.kill()
+    guardian.wait()
 
 
 def _words(answer: httpx.Response) -> str:
