@@ -173,12 +173,18 @@ class Zero3(Sharding):
         return sum(int(p.numel() or p.ds_tensor.numel()) for p in self.root.parameters())
 
 
-def deepspeed_engine(module: nn.Module, settings: Mapping[str, Any], optimizer: Any = None) -> Any:
-    """`deepspeed.initialize`, quietly, and without the collective that it would compile on a CPU for a minute."""
+def quiet_deepspeed() -> None:
+    """Import DeepSpeed for the accelerator that is there, and keep it from telling what it does."""
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # it asks when imported
-    import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
+
+
+def deepspeed_engine(module: nn.Module, settings: Mapping[str, Any], optimizer: Any = None) -> Any:
+    """`deepspeed.initialize`, quietly, and without the collective that it would compile on a CPU for a minute."""
+    quiet_deepspeed()
+    import deepspeed
+
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed.initialize(model=module, optimizer=optimizer, config=dict(settings))[0]

@@ -52,7 +52,7 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
     for name in _ONE:
         _agrees(path, name, settings, 1, "--n_rollout_threads, --num_mini_batch and --micro_batch_tokens size batches")
     _agrees(path, "train_batch_size", settings, processes, "it is the number of processes, times 1")
-    _agrees(path, "gradient_clipping", settings, learn.max_grad_norm, "--max_grad_norm says so")
+    _agrees(path, "gradient_clipping", settings, learn.max_grad_norm, "--max_grad_norm decides that")
     bf16 = settings.get("bf16") or {}
     if bf16.get("enabled") is True and dtype not in (None, "bfloat16") and stage == 3:
         raise ConfigError(f"{path} has bf16 enabled, but --dtype is {dtype}; change one of them.")
@@ -65,9 +65,31 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
         )
     if importlib.util.find_spec("deepspeed") is None:
         raise MissingExtraError("--deepspeed needs DeepSpeed; run pip install 'mafrt[deepspeed]'.")
-    ours = {"train_batch_size", "gradient_clipping", "bf16", *_ONE, *_OURS}
+    ours = {"train_batch_size", "gradient_clipping", "bf16", "zero_optimization", *_ONE, *_OURS}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    return {**rest, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    # What is "auto" there, transformers would work out; DeepSpeed has a default for all of it.
+    zero = {name: value for name, value in zero.items() if value != "auto"}
+    return {
+        **rest,
+        "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+    }
+
+
+def check_fields(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if DeepSpeed does not know a setting of `zero_optimization`, or its value. Imports DeepSpeed."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**settings["zero_optimization"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "[key]")
+        raise ConfigError(
+            f"{path}: DeepSpeed does not take zero_optimization.{where}, found {first['input']!r}: {first['msg']}."
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -46,9 +46,13 @@ def join(settings: Settings, config: TrainConfig) -> Spread:
     check_processes(Processes(rank, size), config)
     zero = None
     if config.learn.deepspeed is not None:
-        from mafrt.zero import read_zero
+        from mafrt.sharding import quiet_deepspeed
+        from mafrt.zero import check_fields, read_zero
 
-        zero = read_zero(shipped(config.learn.deepspeed), config.learn, dtype=settings["dtype"], processes=size)
+        path = shipped(config.learn.deepspeed)
+        zero = read_zero(path, config.learn, dtype=settings["dtype"], processes=size)
+        quiet_deepspeed()
+        check_fields(path, zero)
     fsdp = size > 1 and _asked("ACCELERATE_USE_FSDP")
     if _asked("ACCELERATE_USE_DEEPSPEED"):
         raise ConfigError(

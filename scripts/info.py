@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from mafrt.errors import ConfigError
 from mafrt.scripts._cli import Command, run_main
 from mafrt.version import __version__
 
@@ -50,6 +51,13 @@ class InfoSettings:
     """memory: answers that are decoded at a time; 0 where vLLM servers decode elsewhere"""
     context: int = 2048
     """memory: tokens of prompt and answer together"""
+
+    def __post_init__(self) -> None:
+        least = {"gpus": 1, "lora_rank": 1, "micro_batch_tokens": 1, "rows": 0, "context": 1}
+        numbers = [("agents", number, 1) for number in self.agents]
+        for name, number, low in [*numbers, *((name, getattr(self, name), low) for name, low in least.items())]:
+            if number < low:
+                raise ConfigError(f"{name} is {number}; choose {low} or more.")
 
 
 COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,))

@@ -121,6 +121,15 @@ def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
     assert "2 agents, bf16" in out and "peak of one GPU" in out and "ZeRO" not in out
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "low"),
+    [("agents", 0, 1), ("gpus", 0, 1), ("lora_rank", -3, 1), ("rows", -1, 0), ("context", 0, 1)],
+)
+def test_numbers_that_nobody_can_have_are_refused(flag, value, low, capsys):
+    assert main(["--memory", "Qwen/Qwen3-4B", f"--{flag}", str(value)]) == 2
+    assert capsys.readouterr().err == f"error: {flag} is {value}; choose {low} or more.\n"
+
+
 def test_the_table_of_the_document_is_computed():
     text = (Path(__file__).parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
     for model in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B"):

@@ -13,7 +13,7 @@ import pytest
 
 from mafrt.config import LearnConfig
 from mafrt.errors import ConfigError, MissingExtraError
-from mafrt.zero import read_zero
+from mafrt.zero import check_fields, read_zero
 
 ROOT = Path(__file__).parents[1]
 HAVE = importlib.util.find_spec("deepspeed") is not None
@@ -50,7 +50,7 @@ def test_the_shipped_configurations_fit_any_run(stage, deepspeed_is_there):
         ({"optimizer": {"type": "Lion"}}, "every adapter has an AdamW of its own"),
         ({"scheduler": {"type": "WarmupLR"}}, "learning rates are constant"),
         ({"fp16": {"enabled": True}}, "adapters are float32"),
-        ({"gradient_clipping": 0.3}, r"gradient_clipping is 0\.3, but --max_grad_norm says so; write 1\.0"),
+        ({"gradient_clipping": 0.3}, r"gradient_clipping is 0\.3, but --max_grad_norm decides that; write 1\.0"),
         ({"gradient_accumulation_steps": 4}, "--micro_batch_tokens size batches"),
         ({"train_batch_size": 64}, "it is the number of processes"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
@@ -79,8 +79,27 @@ def test_one_process_and_an_8_bit_optimizer_are_refused(deepspeed_is_there):
         read(path, optimizer="paged_adamw_8bit")
 
 
-@pytest.mark.skipif(HAVE, reason="DeepSpeed is installed here")
-def test_without_deepspeed_one_sentence_says_what_to_install():
+@pytest.mark.skipif(not HAVE, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ({"reduce_bucket_sise": 5}, r"zero_optimization\.reduce_bucket_sise, found 5: Extra inputs"),
+        ({"offload_param": {"device": "tape"}}, r"zero_optimization\.offload_param\.device, found 'tape'"),
+        ({"reduce_bucket_size": "auto", "overlap_comm": "auto"}, None),
+    ],
+)
+def test_settings_that_deepspeed_does_not_know_are_refused_by_name(zero, said, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, **zero}}))
+    settings = read(path)
+    if said is None:
+        return check_fields(path, settings)
+    with pytest.raises(ConfigError, match=said):
+        check_fields(path, settings)
+
+
+def test_without_deepspeed_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'mafrt\[deepspeed\]'"):
         read(ROOT / "configs" / "zero1.json")
 

@@ -159,10 +159,9 @@ def _check_servers(config: EngineConfig) -> None:
             "their own; give it to `vllm serve` instead."
         )
     for url in config.vllm_servers:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        if not _is_address(url):
             raise ConfigError(f"vllm_servers has {url!r}; expected an address such as http://127.0.0.1:8001.")
-    if len(set(config.vllm_servers)) < len(config.vllm_servers):
+    if len({url.rstrip("/") for url in config.vllm_servers}) < len(config.vllm_servers):
         raise ConfigError("vllm_servers names a server twice; give each once.")
     far = [url for url in config.vllm_servers if not is_loopback(url)]
     if far and not os.environ.get(TOKEN):
@@ -175,6 +174,15 @@ def _check_servers(config: EngineConfig) -> None:
             f"The server {far[0]} is not on this machine; give --vllm_adapter_dir, a folder that both see under the "
             "same path."
         )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises what is wrong with it
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.username
 
 
 def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
