@@ -26,6 +26,7 @@ from mafrt.types import Turn
 if TYPE_CHECKING:
     from mafrt.config import TrainConfig
     from mafrt.policy import SharedBase
+    from mafrt.team import Team
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ def staleness(turns: Iterable[Turn], versions: Mapping[str, int], cast: Mapping[
     return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in found.items()}
 
 
-def check_async(config: TrainConfig, *, sharded: bool = False) -> None:
+def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
     """Raise ConfigError where playing and learning cannot go on side by side, or could not be corrected for."""
     if not config.play.async_steps:
         return
@@ -141,10 +142,13 @@ def check_async(config: TrainConfig, *, sharded: bool = False) -> None:
         )
     if config.learn.importance_cap is None:
         raise ConfigError(where + "importance_cap is none, which leaves the older samples uncorrected; give a cap.")
-    if config.play.top_p < 1 or config.play.top_k > 0:
-        raise ConfigError(
-            where + "top_p or top_k cut the distribution, so it cannot be told how likely the newer weights make a "
-            "sample relative to the older ones; leave both out."
-        )
+    for agent in team.agents:
+        top_p = config.play.top_p if agent.top_p is None else agent.top_p
+        top_k = config.play.top_k if agent.top_k is None else agent.top_k
+        if top_p < 1 or top_k > 0:
+            raise ConfigError(
+                where + f"top_p or top_k cut the distribution of {agent.name!r}, so it cannot be told how likely the "
+                "newer weights make a sample relative to the older ones; leave both out."
+            )
     if config.coach.coach_feedback:
         raise ConfigError(where + "coach_feedback judges in the middle of play; switch one of them off.")

@@ -145,7 +145,7 @@ class OnPolicy:
         if coach is not None:
             coach.load(base)
         check_tree(env, self.rule.tree_samples, coach if config.credit.process_weight else None)
-        check_async(config, sharded=base.sharded)
+        check_async(config, team, sharded=base.sharded)
         ahead = Ahead[Batch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)
         self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]

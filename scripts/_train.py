@@ -66,7 +66,6 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     config = train_config(settings)
     stage = prepare(settings)
     rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
-    check_async(config)
     check_sampler(config, stage.team, settings["model_name_or_path"])
     if config.play.stratify:
         from mafrt.runners.strata import strata_of
@@ -76,6 +75,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     check_tree(stage.env, rule.tree_samples, coach if config.credit.process_weight else None)
     together = join(settings, config)
     processes = together.processes
+    check_async(config, stage.team, sharded=together.shards)
     say = print if processes.main else quietly
     run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, stage.name))))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}

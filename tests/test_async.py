@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from mafrt.runners.ahead import check_async
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.team import Team
 
+TEAM = Team.of(Digits.agents)
 SHORT = {"eval_episodes": 0, "save_interval": 0, "async_steps": 1}
 
 
@@ -129,12 +131,33 @@ def test_what_goes_wrong_while_learning_leaves_nobody_playing(tmp_path):
 )
 def test_what_cannot_go_on_side_by_side_is_refused(changes, said):
     with pytest.raises(ConfigError, match=said):
-        check_async(settings(async_steps=1, **changes), sharded=False)
-    check_async(settings(**changes), sharded=True)
+        check_async(settings(async_steps=1, **changes), TEAM, sharded=False)
+    check_async(settings(**changes), TEAM, sharded=True)
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}])
+def test_an_agent_that_samples_from_a_cut_support_of_its_own_is_refused_too(cut):
+    first, second = TEAM.agents
+    team = Team((first, replace(second, **cut)))
+    with pytest.raises(ConfigError, match="top_p or top_k cut the distribution of 'second'"):
+        check_async(settings(async_steps=1), team, sharded=False)
+    alone = Team((first, replace(second, top_p=1.0, top_k=0)))
+    with pytest.raises(ConfigError, match="distribution of 'first'"):
+        check_async(settings(async_steps=1, **cut), alone, sharded=False)
+
+
+def test_the_script_refuses_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
+    from mafrt.policy import SharedBase
+    from mafrt.scripts import train_math
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SharedBase, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert train_math.main(["--async_steps", "1", "--top_p", "0.9"]) == 2
+    assert "top_p or top_k" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_a_sharded_base_and_more_steps_are_refused():
     with pytest.raises(ConfigError, match="the base is sharded"):
-        check_async(settings(async_steps=1), sharded=True)
+        check_async(settings(async_steps=1), TEAM, sharded=True)
     with pytest.raises(ConfigError, match="async_steps is 2; choose 0, or 1"):
         settings(async_steps=2)

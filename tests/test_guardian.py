@@ -44,6 +44,20 @@ time.sleep(60)
 """
 
 
+STARTING = """
+import subprocess, sys, time
+from pathlib import Path
+from mafrt.engine.guardian import watch_what_starts
+sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+before = subprocess.Popen(sleeper)
+watch_what_starts(Path(sys.argv[1]))
+child = subprocess.Popen([sys.executable, "-c", f"import subprocess, time; subprocess.Popen({sleeper}); time.sleep(60)"])
+time.sleep(2)
+print(before.pid, child.pid, flush=True)
+time.sleep(60)
+"""
+
+
 def gone(pids: list[int], born: dict[int, str | None], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -68,6 +82,21 @@ def test_kill_9_of_the_trainer_ends_them_and_takes_their_folder_along(tmp_path):
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not folder.exists()
+
+
+def test_what_is_starting_while_the_trainer_is_killed_ends_too_and_nothing_else(tmp_path):
+    words = [sys.executable, "-c", STARTING, str(tmp_path / "folder")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        other, child = (int(word) for word in trainer.stdout.readline().split())
+        pids = sorted({child, *descendants(child)})
+        born = {pid: birth(pid) for pid in [*pids, other]}
+        assert len(pids) == 2
+        trainer.kill()
+    try:
+        assert gone(pids, born) and alive(other, born[other])
+    finally:
+        os.kill(other, signal.SIGKILL)
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")

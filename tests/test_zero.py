@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -127,3 +128,14 @@ def test_the_script_refuses_before_it_loads_anything(words, environment, said, t
     )
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Loading" not in done.stdout and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train_sft", "train_dpo"])
+def test_commands_of_one_process_refuse_a_launcher_at_once(command, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    main = importlib.import_module(f"mafrt.scripts.{command}").main
+    assert main(["--load_path", "nowhere"] if command == "evaluate" else []) == 2
+    error = capsys.readouterr().err
+    assert f"(process 1 of 2): {command} runs in one process, and 2 were started" in error and error.count("\n") == 1

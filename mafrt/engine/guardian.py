@@ -1,8 +1,10 @@
 """Ends processes whose trainer is gone. vLLM's would live on after a kill -9, and keep a GPU's memory for ever.
 
     python guardian.py TRAINER_PID FOLDER PID...
+    python guardian.py TRAINER_PID FOLDER but PID...
 
-waits until it is no longer the trainer's child, then kills the given processes and removes the folder of adapters.
+waits until it is no longer the trainer's child, then kills the given processes (or all that the trainer has started,
+but the given ones) and removes the folder of adapters.
 It runs by its path, so that it holds nothing but the standard library.
 """
 
@@ -18,11 +20,27 @@ import time
 from pathlib import Path
 
 POLL_S = 0.5
+BUT = "but"
 
 
 def watch(pids: list[int], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a guardian of this process. Whoever ends the processes in good order ends the guardian first."""
-    words = [str(word) for word in (os.getpid(), folder, *pids)]
+    """Start a guardian of this process. Whoever ends the processes in good order dismisses the guardian first."""
+    return _start(folder, *pids)
+
+
+def watch_what_starts(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a guardian of all that this process starts from now on."""
+    return _start(folder, BUT, *children(os.getpid()))
+
+
+def dismiss(guardian: subprocess.Popen[bytes]) -> None:
+    """End a guardian; what it watched stays."""
+    guardian.kill()
+    guardian.wait()
+
+
+def _start(*what: object) -> subprocess.Popen[bytes]:
+    words = [str(word) for word in (os.getpid(), *what)]
     # In a session of its own: Ctrl-C is for the trainer to deal with.
     return subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -67,13 +85,20 @@ def _tree() -> dict[int, list[int]]:
     return found
 
 
-def main(trainer: int, folder: str, pids: list[int]) -> None:
-    # A number may be given to another process once its own is gone: what is killed is what was there at the start.
-    born = {pid: birth(pid) for pid in pids}
+def main(trainer: int, folder: str, words: list[str]) -> None:
+    growing = words[:1] == [BUT]
+    given = [int(word) for word in words[growing:]]
+    # A number may be given to another process once its own is gone: what is killed is what was there when it was seen.
+    born = {pid: birth(pid) for pid in given if not growing}
     while os.getppid() == trainer:
+        if growing:
+            seen = descendants(trainer).difference(born, given, [os.getpid()])
+            born |= {pid: birth(pid) for pid in seen}
         time.sleep(POLL_S)
-    for pid in pids:
-        if alive(pid, born[pid]) and not tracks(pid):
+    for pid in [pid for pid in born if alive(pid, born[pid])]:
+        born |= {child: birth(child) for child in descendants(pid) - born.keys()}  # they may have started more
+    for pid, when in born.items():
+        if alive(pid, when) and not tracks(pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
@@ -89,4 +114,4 @@ def birth(pid: int) -> str | None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], [int(word) for word in sys.argv[3:]])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

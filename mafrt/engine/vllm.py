@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mafrt.config import EngineConfig
 from mafrt.engine.foreign import check_requests, completion, sampling_words
-from mafrt.engine.guardian import POLL_S, alive, birth, children, descendants, watch
+from mafrt.engine.guardian import POLL_S, alive, birth, children, descendants, dismiss, watch, watch_what_starts
 from mafrt.engine.handover import Handover, Parcel
 from mafrt.engine.options import check_engine, room_for_rank
 from mafrt.errors import ConfigError, EngineDownError, ModelError
@@ -90,14 +90,18 @@ class VllmEngine:
         self._loaded: set[int] = set()
         self._handover = Handover(base)
         self._thread = _OneThread()
-        others = children(os.getpid())
-        with _environment(base.device, config.tensor_parallel_size):
-            self._llm, self._vllm = self._thread.call(lambda: _start(settings, base.name))
-        own = children(os.getpid()) - others
-        self._thread.lives = {pid: birth(pid) for pid in own}
-        self.pids = sorted(own.union(*(descendants(pid) for pid in own)))
-        """vLLM's processes"""
-        self._close = weakref.finalize(self, _shut_down, self._llm, watch(self.pids, self._handover.folder))
+        starting = watch_what_starts(self._handover.folder)
+        try:
+            others = children(os.getpid())
+            with _environment(base.device, config.tensor_parallel_size):
+                self._llm, self._vllm = self._thread.call(lambda: _start(settings, base.name))
+            own = children(os.getpid()) - others
+            self._thread.lives = {pid: birth(pid) for pid in own}
+            self.pids = sorted(own.union(*(descendants(pid) for pid in own)))
+            """vLLM's processes"""
+            self._close = weakref.finalize(self, _shut_down, self._llm, watch(self.pids, self._handover.folder))
+        finally:
+            dismiss(starting)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in their order; see `LocalEngine.generate`.
@@ -276,6 +280,5 @@ def _set(words: Mapping[str, str | None]) -> None:
 
 
 def _shut_down(llm: Any, guardian: subprocess.Popen[bytes]) -> None:
-    guardian.kill()
-    guardian.wait()
+    dismiss(guardian)
     llm.llm_engine.engine_core.shutdown()

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 import time
 import weakref
 from collections import deque
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config import EngineConfig
 from mafrt.engine.foreign import by_adapter, check_requests, completion, sampling_words
-from mafrt.engine.guardian import watch
+from mafrt.engine.guardian import dismiss, watch
 from mafrt.engine.handover import Handover, Parcel
 from mafrt.engine.options import TOKEN, check_engine
 from mafrt.errors import ConfigError, EngineDownError
@@ -128,7 +127,7 @@ class ServerEngine:
         _run(self._open_all())
         self._handover = Handover(base, config.vllm_adapter_dir, run)
         # A trainer that is killed with -9 leaves no adapters behind in memory.
-        self._dismiss = weakref.finalize(self, _dismiss, watch([], self._handover.folder))
+        self._dismiss = weakref.finalize(self, dismiss, watch([], self._handover.folder))
 
     @property
     def servers(self) -> dict[str, bool]:
@@ -432,11 +431,6 @@ def _due(server: _Server) -> bool:
     """Whether it is time to ask a dead server again."""
     wait_s = min(REVIVE_S * 2.0 ** min(server.in_vain, 9), REVIVE_MOST_S)
     return not server.alive and time.monotonic() - server.asked_at > wait_s
-
-
-def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    guardian.kill()
-    guardian.wait()
 
 
 def _words(answer: httpx.Response) -> str:
