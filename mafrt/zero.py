@@ -78,7 +78,10 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
 
 
 def check_fields(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if DeepSpeed does not know a setting of `zero_optimization`, or its value. Imports DeepSpeed."""
+    """Raise ConfigError if DeepSpeed does not know a setting of `zero_optimization`, or its value.
+
+    Imports DeepSpeed.
+    """
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 

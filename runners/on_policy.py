@@ -197,9 +197,8 @@ class OnPolicy:
             except ProcessLostError:
                 raise  # play, too, may be waiting for whoever is gone
             except Exception as error:
-                if self.ahead is not None:  # nobody may sample while engine and interpreter come to their end
-                    stop.request(str(error))
-                    self.ahead.wait()
+                stop.request(str(error))
+                self.playing.wait()  # nobody may sample while engine and interpreter come to their end
                 raise
 
     def close(self) -> None:

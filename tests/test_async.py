@@ -107,14 +107,14 @@ def test_what_goes_wrong_while_learning_leaves_nobody_playing(tmp_path):
             return super().step(actions)
 
     runner = OnPolicy(Slow(), Team.of(Slow.agents), tiny_base(), settings(iterations=6, **SHORT), run_dir=tmp_path)
-    learn = runner._learn
+    learn = runner.learning.learn
 
-    def fail(episodes, stats):
+    def fail(*batch):
         if runner.state.iteration == 2:
             raise ModelError("nothing is finite")
-        return learn(episodes, stats)
+        return learn(*batch)
 
-    runner._learn = fail
+    runner.learning.learn = fail
     with pytest.raises(ModelError, match="nothing is finite"):
         runner.run()
     assert not any(thread.name == "sampler" for thread in threading.enumerate())

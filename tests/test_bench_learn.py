@@ -13,7 +13,8 @@ from mafrt.env import check_env
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
     assert {learn.task_of(name) for name in credit.ALGORITHMS} == set(learn.TASKS)
-    assert learn.task_of("at_grpo") == "rounds" and learn.task_of("gigpo") == "retry" and learn.task_of("qmix") == "pair"
+    own = {"at_grpo": "rounds", "gigpo": "retry", "qmix": "pair", "ppo": "chain"}
+    assert {name: learn.task_of(name) for name in own} == own
 
 
 @pytest.mark.parametrize("kind", [Rounds, Retry, Pair, Debate])
