@@ -78,10 +78,7 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
 
 
 def check_fields(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError if DeepSpeed does not know a setting of `zero_optimization`, or its value.
-
-    Imports DeepSpeed.
-    """
+    """Raise ConfigError for a setting of `zero_optimization` that DeepSpeed does not take. Slow: imports it."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 

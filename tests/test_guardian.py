@@ -51,8 +51,8 @@ from mafrt.engine.guardian import watch_what_starts
 sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 before = subprocess.Popen(sleeper)
 watch_what_starts(Path(sys.argv[1]))
-parent = f"import subprocess, time; subprocess.Popen({sleeper}); time.sleep(60)"
-child = subprocess.Popen([sys.executable, "-c", parent])
+starter = f"import subprocess, time; subprocess.Popen({sleeper}); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", starter])
 time.sleep(2)
 print(before.pid, child.pid, flush=True)
 time.sleep(60)
