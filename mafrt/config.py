@@ -140,6 +140,10 @@ class LearnConfig:
 
     lr: float = 1e-4
     """learning rate of the adapters"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """what becomes of it over the iterations of the run: it stays, or falls to 0; that of the critic stays"""
+    lr_warmup: int = 0
+    """iterations in which it rises to lr"""
     critic_lr: float = 5e-4
     """learning rate of the critic"""
     ppo_epoch: int = 2
@@ -203,7 +207,7 @@ class LearnConfig:
         _at_least(self, 1, "replay_steps")
         if not 0 < self.target_tau <= 1:
             raise ConfigError(f"target_tau is {self.target_tau}; choose a value in (0, 1].")
-        _at_least(self, 0, "lr", "critic_lr", "entropy_coef", "kl_coef", "weight_decay", "warmup_steps")
+        _at_least(self, 0, "lr", "lr_warmup", "critic_lr", "entropy_coef", "kl_coef", "weight_decay", "warmup_steps")
         if not 0 < self.clip_param < 1:
             raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")
         if self.dual_clip is not None and self.dual_clip <= 1:

@@ -21,6 +21,7 @@ from torch import Tensor
 from mafrt.batch import Batch, collate, dealt, micro_batches, split
 from mafrt.config import LearnConfig
 from mafrt.objective import Counts, Loss, Objective, Part, PolicyLoss
+from mafrt.pace import Pace
 from mafrt.seeding import permutation
 from mafrt.stepping import Steps, make_steps
 from mafrt.tally import Tally
@@ -45,6 +46,7 @@ class Learner:
         seed: of the mini-batches.
         steps: makes the optimizer steps; by default those of `learn`, the same in every process.
         loss: of a micro-batch; by default the clipped policy loss of `objective`.
+        pace: what the rates are multiplied by in an iteration.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Learner:
         seed: int,
         steps: Steps | None = None,
         loss: Loss | None = None,
+        pace: Pace = lambda _: 1.0,
     ) -> None:
         self.base = base
         self.adapter_of = adapter_of
         self.temperatures = temperatures
+        self.rates, self.pace = dict(rates), pace
         self.learn = learn
         self.objective = objective
         self.seed = seed
@@ -123,6 +127,9 @@ class Learner:
         if not mine:
             return tally.metrics() | {"epochs": 0.0}
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
+        for name in adapters:
+            for group in self.optimizers[name].param_groups:
+                group["lr"] = self.rate(name, iteration)
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
             order = permutation(len(mine), self.seed, iteration, epoch)
@@ -140,6 +147,10 @@ class Learner:
                 self._roll_back(name, before[name])
                 tally.rollbacks += 1
         return tally.metrics() | {"epochs": float(epochs)}
+
+    def rate(self, adapter: str, iteration: int) -> float:
+        """Learning rate of an adapter in an iteration."""
+        return self.rates[adapter] * self.pace(iteration)
 
     def _step(self, turns: list[Turn], adapters: Sequence[str], weight: Callable[[Turn], float] | None) -> Tally:
         """One optimizer step per adapter from the mini-batch `turns`."""

@@ -92,6 +92,7 @@ GLOSSARY: dict[str, Meaning] = {
     "entropy/AGENT": Meaning("mean entropy of the next-token distribution", "nats per token"),
     "epochs": Meaning("passes over the batch that were made; target_kl may end them early", "passes"),
     "grad_norm/AGENT": Meaning("norm of the adapter's gradient before clipping, mean over steps"),
+    "lr/AGENT": Meaning("learning rate of the adapter, where it learns", "per step"),
     "adapter_version/AGENT": Meaning("changes that the adapter's weights have seen", "versions"),
     "compound_mean": Meaning("mean factor that agents updated earlier put on the others' advantages (HAPPO)"),
     "compound_std": Meaning("deviation of that factor"),

@@ -39,6 +39,7 @@ from mafrt.errors import CheckpointError
 from mafrt.files import load_tensors, save_tensors
 from mafrt.losses import value_loss
 from mafrt.mixer import TeamValue, follow, target_of
+from mafrt.pace import load_moments
 from mafrt.seeding import permutation
 from mafrt.transcript import central_prompts
 from mafrt.types import Episode, Turn
@@ -327,7 +328,7 @@ class Mixing:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_moments(self.optimizer, state["optimizer"])
         self.target.load_state_dict(state["target"])
         self.memory = Memory(**state["memory"])
 

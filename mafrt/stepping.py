@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mafrt.config import LearnConfig
 from mafrt.errors import CheckpointError, ConfigError, MissingExtraError
+from mafrt.pace import load_moments
 from mafrt.sharding import deepspeed_engine
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class PlainSteps:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
+            load_moments(optimizer, state[name])
 
 
 class _Held(nn.Module):

@@ -18,6 +18,7 @@ from mafrt.batch import collate, dealt, micro_batches
 from mafrt.config import LearnConfig
 from mafrt.critic import ValueHead, load_critic, save_critic
 from mafrt.losses import value_loss
+from mafrt.pace import load_moments
 from mafrt.seeding import permutation
 from mafrt.transcript import central_prompts
 from mafrt.types import Episode, Turn
@@ -215,4 +216,4 @@ class Valuation:
         return self.optimizer.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+        load_moments(self.optimizer, state)

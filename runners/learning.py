@@ -111,6 +111,7 @@ class Learning:
             metrics["kl_coef"] = kl_coef
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
         metrics |= self._of_the_batch(episodes, turns, stats)
+        metrics |= {f"lr/{name}": self.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
         metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
         return dict(sorted(metrics.items()))

@@ -21,6 +21,7 @@ from mafrt.config import TrainConfig, unknown
 from mafrt.errors import CheckpointError, ConfigError, DataError
 from mafrt.loadable import Loadable
 from mafrt.metrics import MetricsWriter
+from mafrt.pace import pace_of
 from mafrt.policy import SharedBase
 from mafrt.rundir import RunDir
 from mafrt.runners.records import Record, batch_at, digest, steps_per_epoch
@@ -116,9 +117,10 @@ class Offline:
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
-        self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed)
         self.steps = {name: epochs * steps_per_epoch(len(mine), batch_size) for name, mine in self.records.items()}
         self.iterations = max(self.steps.values())
+        pace = pace_of(config.learn, self.iterations)
+        self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, pace)
         self.iteration = 0
         self.before: dict[str, float] | None = None
         self.saved: int | None = None

@@ -13,6 +13,7 @@ from mafrt.learner import Learner
 from mafrt.losses import AdaptiveKL
 from mafrt.mixing import Mixing
 from mafrt.objective import Objective
+from mafrt.pace import pace_of
 from mafrt.policy import SharedBase
 from mafrt.processes import Processes
 from mafrt.rollout import Player
@@ -81,6 +82,7 @@ def make_learner(
         ),
         seed_of(config.run.seed, "learner"),
         make_steps(base, rates, config.learn, base.zero),
+        pace=pace_of(config.learn, config.run.iterations),
     )
 
 

@@ -17,6 +17,7 @@ from mafrt.learner import Learner
 from mafrt.losses import Stats, mean_stats
 from mafrt.losses_preference import sft_loss
 from mafrt.objective import Objective, Part
+from mafrt.pace import Pace
 from mafrt.policy import SharedBase
 from mafrt.runners.recorded import Said
 from mafrt.runners.records import Record
@@ -117,14 +118,22 @@ class RecordLoss:
 class RecordLearner:
     """Steps and measurements on records, by a learner whose loss is the rule's."""
 
-    def __init__(self, base: SharedBase, team: Team, learn: LearnConfig, rule: RecordRule, seed: int) -> None:
+    def __init__(
+        self,
+        base: SharedBase,
+        team: Team,
+        learn: LearnConfig,
+        rule: RecordRule,
+        seed: int,
+        pace: Pace = lambda _: 1.0,
+    ) -> None:
         rates = rates_of(team, learn.lr)
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
         one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, target_kl=None, micro_batch_tokens=tokens)
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
         heat = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)
-        self.learner = Learner(base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss)
+        self.learner = Learner(base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss, pace=pace)
 
     def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:
         """One optimizer step of every adapter that has a record among `records`; all others stay bit-identical.

@@ -58,6 +58,10 @@ class PassSettings:
     """records of each adapter in an optimizer step"""
     lr: float = LearnConfig.lr
     """learning rate of the adapters"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = LearnConfig.lr_schedule
+    """what becomes of it over the steps of the run: it stays, or falls to 0"""
+    lr_warmup: int = LearnConfig.lr_warmup
+    """steps in which it rises to lr"""
     max_grad_norm: float = LearnConfig.max_grad_norm
     """gradients of an adapter are scaled down to this norm"""
     weight_decay: float = LearnConfig.weight_decay
