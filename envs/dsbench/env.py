@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, REQUIRED, ROLES, sa
 from mafrt.envs.dsbench.scoring import Score, score_submission
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.errors import ConfigError, DataError
+from mafrt.sharing import spawn_sharing
 from mafrt.toolcalls import BadCall, find_code, tool_message
 from mafrt.types import Evidence, Message, Observation, Scored, StepResult
 
@@ -108,13 +108,7 @@ class DSBenchEnv(Env):
         self.num_tasks = len(self.tasks)
         self.max_steps = turns * len(ROLES)
 
-    def spawn(self) -> DSBenchEnv:
-        """A sibling on the same tasks and the same sandbox; nothing is read again."""
-        sibling = object.__new__(type(self))
-        # What an episode changes is set by reset(); everything else never changes.
-        vars(sibling).update(vars(self))
-        sibling.rng, sibling.done, sibling._acting = random.Random(), True, frozenset()
-        return sibling
+    spawn = spawn_sharing
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
