@@ -118,6 +118,7 @@ class SharedBase:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
+        quantised = quantisation(bits, device) if bits else {}
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -126,7 +127,7 @@ class SharedBase:
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                **(quantisation(bits, device) if bits else {}),
+                **quantised,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]

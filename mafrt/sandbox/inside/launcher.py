@@ -76,14 +76,15 @@ def gather(order):
             refused["*"] = f"more than {order['fetch_files']} files; the rest was left"
             break
         try:
+            folder = os.path.dirname(name)
+            if os.path.realpath(folder or ".") != os.path.normpath(os.path.join(os.path.realpath("."), folder)):
+                refused[name] = "its folder is a link"  # whether there is anything behind it or not
+                continue
             kind = os.lstat(name)
-            real = os.path.realpath(name)
             if stat.S_ISLNK(kind.st_mode):
                 refused[name] = "a symbolic link"
             elif not stat.S_ISREG(kind.st_mode):
                 refused[name] = "not a regular file"
-            elif real != os.path.join(os.path.realpath("."), os.path.normpath(name)):
-                refused[name] = "its folder is a link"
             elif kind.st_size > order["fetch_file_bytes"]:
                 refused[name] = f"{kind.st_size} bytes; at most {order['fetch_file_bytes']} are taken"
             elif kind.st_size > room:
@@ -110,6 +111,11 @@ def main():
     for name in order["names"]:
         with open(name, "rb") as file:
             order["handed"][name] = file.read()
+    with open(SNIPPET, "rb") as file:
+        cut = b"\0" in file.read()
+    if cut:  # before 3.11.4 an interpreter reads a file as far as that, and says nothing
+        with open(SNIPPET, "w", encoding="utf-8") as file:
+            file.write("raise SyntaxError('source code cannot contain null bytes')\n")
     environment = {**os.environ, **{name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
     environment["PYTHONUNBUFFERED"] = "1"
     began = time.monotonic()
