@@ -315,14 +315,18 @@ def test_a_worker_killed_in_the_middle_of_an_answer(verifier):
 
 
 def test_an_answer_that_kills_every_worker_is_counted(verifier):
-    ask = verifier._read
+    ask, ensure = verifier._read, verifier._ensure_worker
+
+    def held():
+        ensure()
+        os.kill(verifier._process.pid, signal.SIGSTOP)  # or it may have answered before it dies
 
     def deadly(deadline_s):
         if deadline_s == verifier.deadline_s:
             verifier._process.kill()
         return ask(deadline_s)
 
-    verifier._read = deadly
+    verifier._ensure_worker, verifier._read = held, deadly
     assert verifier.verify_many([("\\boxed{x}", "y+1")]) == [False]
     assert (verifier.stats.crashes, verifier.stats.restarts) == (1, 2)
 
