@@ -198,7 +198,7 @@ def shape_of(model: str) -> Shape:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
 
 
-def table(model: str, use: Use, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:
+def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:
     """Rows of (how, base, adapters, activations, keys and values, peak) in GB, after a line of titles."""
     shape = shape_of(model)
     rows: list[tuple[str, ...]] = [("", "base", "adapters", "activations", "keys, values", "peak of one GPU")]

@@ -39,7 +39,7 @@ from mafrt.errors import CheckpointError
 from mafrt.files import load_tensors, save_tensors
 from mafrt.losses import value_loss
 from mafrt.mixer import TeamValue, follow, target_of
-from mafrt.pace import load_moments
+from mafrt.optimizers import critic_optimizer, load_moments
 from mafrt.seeding import permutation
 from mafrt.transcript import central_prompts
 from mafrt.types import Episode, Turn
@@ -121,11 +121,8 @@ class Mixing:
 
     def _begin(self) -> None:
         """Target by copy and a fresh optimizer, for the weights as they are."""
-        learn = self.learn
         self.target = target_of(self.net)
-        self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0
-        )
+        self.optimizer = critic_optimizer(self.net.parameters(), self.learn)
 
     def _blank(self, steps: int) -> Memory:
         agents, size = len(self.agents), self.base.hidden_size

@@ -1,15 +1,11 @@
-"""How fast an optimizer goes: the learning rate over a run, and whose settings count when moments are loaded."""
+"""The learning rate over a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from mafrt.config import LearnConfig
-
-if TYPE_CHECKING:
-    import torch
 
 Pace = Callable[[int], float]
 """Iterations completed -> what the learning rates are multiplied by, from 0 to 1."""
@@ -32,11 +28,3 @@ def pace_of(learn: LearnConfig, iterations: int) -> Pace:
         return (1.0 + math.cos(math.pi * gone)) / 2.0 if learn.lr_schedule == "cosine" else 1.0
 
     return pace
-
-
-def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Take the moments of `state`, and keep the optimizer's own settings: a resumed run may be given other ones."""
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(dict(state))
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)

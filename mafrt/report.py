@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,19 @@ def before_after(before: Mapping[str, float | None], after: Mapping[str, float |
         old, new = before.get(name), after.get(name)
         change = "" if old is None or new is None else _signed(new - old)
         rows.append((name, _number(old), _number(new), change))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3))]).rstrip()
+    lines = aligned(rows)
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with the cells below each other: the first column to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
         for row in rows
     ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def end_of_run(

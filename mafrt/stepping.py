@@ -7,7 +7,6 @@ Both write the same optimizer state, whole, so that a run may go on with either 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.config import LearnConfig
-from mafrt.errors import CheckpointError, ConfigError, MissingExtraError
-from mafrt.pace import load_moments
+from mafrt.errors import CheckpointError, ConfigError
+from mafrt.optimizers import load_moments, make_optimizer
 from mafrt.sharding import deepspeed_engine
 
 if TYPE_CHECKING:
@@ -46,18 +45,6 @@ class Steps(Protocol):
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None: ...
-
-
-def make_optimizer(parameters: Sequence[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
-    """The optimizer that `--optimizer` names, for one adapter."""
-    settings: dict[str, Any] = {"lr": lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
-    if learn.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **settings)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run pip install 'mafrt[quant]'.")
-    from bitsandbytes.optim import PagedAdamW8bit
-
-    return PagedAdamW8bit(parameters, **settings)
 
 
 class PlainSteps:

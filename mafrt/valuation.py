@@ -18,7 +18,7 @@ from mafrt.batch import collate, dealt, micro_batches
 from mafrt.config import LearnConfig
 from mafrt.critic import ValueHead, load_critic, save_critic
 from mafrt.losses import value_loss
-from mafrt.pace import load_moments
+from mafrt.optimizers import critic_optimizer, load_moments
 from mafrt.seeding import permutation
 from mafrt.transcript import central_prompts
 from mafrt.types import Episode, Turn
@@ -59,11 +59,7 @@ class Valuation:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head = ValueHead(base.hidden_size, learn.critic_hidden_size).to(base.device)
-        self.optimizer = self._optimizer()
-
-    def _optimizer(self) -> torch.optim.AdamW:
-        learn = self.learn
-        return torch.optim.AdamW(self.head.parameters(), lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0)
+        self.optimizer = critic_optimizer(self.head.parameters(), learn)
 
     def save(self, path: Path) -> None:
         """Write the head."""
@@ -72,7 +68,7 @@ class Valuation:
     def load(self, path: Path) -> None:
         """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
         self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
-        self.optimizer = self._optimizer()
+        self.optimizer = critic_optimizer(self.head.parameters(), self.learn)
 
     @torch.no_grad()
     def annotate(

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mafrt.errors import ConfigError
+from mafrt.fit import Use
 from mafrt.scripts._cli import Command, run_main
 from mafrt.version import __version__
 
@@ -43,13 +44,13 @@ class InfoSettings:
     """memory: numbers of agents to compute it for"""
     gpus: int = 8
     """memory: processes, one a GPU"""
-    lora_rank: int = 8
+    lora_rank: int = Use.rank
     """memory: rank of the adapters"""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = Use.micro_batch_tokens
     """memory: tokens of one backward pass"""
-    rows: int = 64
+    rows: int = Use.rows
     """memory: answers that are decoded at a time; 0 where vLLM servers decode elsewhere"""
-    context: int = 2048
+    context: int = Use.context
     """memory: tokens of prompt and answer together"""
 
     def __post_init__(self) -> None:
@@ -113,7 +114,8 @@ def algorithms() -> str:
 
 def memory(model: str, settings: InfoSettings) -> str:
     """What fits: bytes by purpose, for several numbers of agents and ways to spread them."""
-    from mafrt.fit import Use, table
+    from mafrt.fit import table
+    from mafrt.report import aligned
 
     use = Use(
         rank=settings.lora_rank,
@@ -134,13 +136,8 @@ def memory(model: str, settings: InfoSettings) -> str:
             variants.append((f"{who}, bf16, ZeRO-3 or FSDP on {settings.gpus}", replace(spread, layout="zero3")))
             servers = replace(spread, layout="zero3", rows=0)
             variants.append((f"{who}, the same, vLLM elsewhere", servers))
-    rows = table(model, use, variants)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(pairs))
-        for pairs in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    return f"{model}: GB on each GPU (docs/scale.md says what is counted)\n" + "\n".join(lines)
+    title = f"{model}: GB on each GPU (docs/scale.md says what is counted)"
+    return "\n".join([title, *aligned(table(model, variants))])
 
 
 def environments() -> str:

@@ -20,7 +20,7 @@ LAYERS = (
     "learner objective stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
     "policy sharding quantised lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
     "credit losses losses_preference env sharing env_check registry team config seeding prompts signals"
-    " files random_state processes wire zero fit pace",
+    " files random_state processes wire zero fit pace optimizers",
     "types errors version toolcalls",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}

@@ -12,9 +12,9 @@ import torch
 from toy import Digits, make, settings
 
 from mafrt.errors import MissingExtraError
+from mafrt.optimizers import make_optimizer
 from mafrt.policy import SharedBase
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.stepping import make_optimizer
 from mafrt.team import LoraSpec, Team
 
 ROOT = Path(__file__).parents[1]

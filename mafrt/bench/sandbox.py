@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.bench import _measure
+from mafrt.engine.guardian import descendants
 from mafrt.sandbox import bwrap
 from mafrt.sandbox.inside import confine
 from mafrt.sandbox.warm import WarmSandbox
@@ -59,7 +60,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         bars["nothing is left"] = not any(soak["left"].values())
     return {
         "bench": "sandbox",
-        "machine": _machine(),
+        "machine": _measure.machine(),
         "workers": workers,
         "versions": versions,
         "rows": rows,
@@ -194,32 +195,13 @@ def _inventory(sandbox: WarmSandbox) -> dict[str, int]:
     zygote = Path(f"/proc/{sandbox.zygote_pid}")
     pages = int((zygote / "statm").read_text().split()[1])
     return {
-        "processes": len(_below(sandbox.zygote_pid)),
+        "processes": len(descendants(sandbox.zygote_pid)),
         "our_descriptors": len(os.listdir("/proc/self/fd")),
         "zygote_descriptors": len(os.listdir(zygote / "fd")),
         "files": len([name for name in os.listdir("/tmp") if name.startswith("mafrt-sandbox-")]),
         "mounts": len((zygote / "mounts").read_text().splitlines()),
         "zygote_mib": pages * os.sysconf("SC_PAGE_SIZE") // 2**20,
     }
-
-
-def _below(pid: int) -> list[int]:
-    """Processes that descend from this one."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found, edge = [], {pid}
-    while edge:
-        edge = {child for child, parent in parents.items() if parent in edge}
-        found += sorted(edge)
-    return found
-
-
-def _machine() -> dict[str, Any]:
-    return {"cpu": _measure._cpu_name(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -90,6 +90,15 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
+def by_episodes(episodes: Sequence[int], columns: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
+    """Lines of a Markdown table: of each column, a curve per seed, mean and range at every evaluation."""
+    lines = [f"| episodes | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for at, played in enumerate(episodes):
+        cells = [spread([curve[at] for curve in seeds]) for seeds in columns.values()]
+        lines.append(f"| {played} | {' | '.join(cells)} |")
+    return lines
+
+
 def report(args: argparse.Namespace, name: str, claim: str, table: str, figure: str, verdict: str, facts: Any) -> None:
     """Write NAME.md, NAME.svg and NAME.json, and print the text."""
     args.output.mkdir(parents=True, exist_ok=True)

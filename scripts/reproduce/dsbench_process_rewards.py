@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.bench.learn import whole_or_nothing
 from mafrt.config import TrainConfig
-from mafrt.scripts.reproduce._experiment import parse, report, spread
+from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
 from mafrt.scripts.reproduce._figure import curves
 from mafrt.seeding import seed_of
 
@@ -137,12 +137,10 @@ def _cpu() -> float:
 def table(found: Mapping[str, Sequence[Curve]]) -> str:
     """Success rate and normalised score by episodes, mean and range over the seeds."""
     learning = {name: runs for name, runs in found.items() if name != "frozen"}
-    heads = [f"{name}: {what}" for name in learning for what in ("success", "score")]
-    lines = [f"| episodes | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    first = next(iter(learning.values()))[0]
-    for at, episodes in enumerate(first.episodes):
-        cells = [spread([getattr(run, what)[at] for run in runs]) for runs in learning.values() for what in SHOWN]
-        lines.append(f"| {episodes} | {' | '.join(cells)} |")
+    columns = {
+        f"{name}: {what}": [getattr(run, what) for run in runs] for name, runs in learning.items() for what in SHOWN
+    }
+    lines = by_episodes(next(iter(learning.values()))[0].episodes, columns)
     if "frozen" in found:
         cells = [spread([getattr(run, what)[-1] for run in found["frozen"]]) for what in SHOWN]
         lines += ["", f"Frozen, the team stays at success {cells[0]}, score {cells[1]}."]

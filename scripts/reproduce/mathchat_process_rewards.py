@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.bench.learn import whole_or_nothing
 from mafrt.config import TrainConfig
 from mafrt.rollout import Start
-from mafrt.scripts.reproduce._experiment import parse, report, spread
+from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
 from mafrt.scripts.reproduce._figure import curves
 from mafrt.seeding import seed_of
 
@@ -108,12 +108,11 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
 
 def table(found: Mapping[str, Sequence[Curve]]) -> str:
     """Accuracy by episodes, mean and range over the seeds, and the difference seed by seed."""
-    rules, outcome = found.values()
-    lines = [f"| episodes | {' | '.join(found)} | difference |", "|---|---|---|---|"]
-    for at, episodes in enumerate(rules[0].episodes):
-        cells = [spread([curve.accuracy[at] for curve in curves]) for curves in found.values()]
-        apart = [a.accuracy[at] - b.accuracy[at] for a, b in zip(rules, outcome, strict=True)]
-        lines.append(f"| {episodes} | {' | '.join(cells)} | {spread(apart)} |")
+    rules, _ = found.values()
+    columns = {name: [curve.accuracy for curve in curves] for name, curves in found.items()}
+    pairs = zip(columns["rules"], columns["outcome only"], strict=True)
+    columns["difference"] = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
+    lines = by_episodes(rules[0].episodes, columns)
     lines += ["", f"| rules' score of the agent's turns | {' | '.join(found)} |", "|---|---|---|"]
     for agent in rules[0].scores[0]:
         ends = (
