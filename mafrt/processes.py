@@ -164,6 +164,8 @@ class Processes:
 
 ALONE = Processes()
 
+_joined = False
+
 
 def lost(error: Exception, rank: int, size: int, timeout_s: float) -> ProcessLostError:
     """The sentence for a collective that failed."""
@@ -183,16 +185,27 @@ def started() -> tuple[int, int]:
         return 0, 1
 
 
+def joined() -> bool:
+    """Whether `connect` has joined others in this process, or tried to; also after `close`."""
+    return _joined
+
+
 def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
     """Join the other processes, if a launcher started several: through accelerate, NCCL on GPUs, gloo on CPUs."""
+    global _joined
     rank, size = started()
     if size == 1:
         return ALONE
     from datetime import timedelta
 
     import torch
+
+    # Its functions take the default group for a default argument: imported later, they would keep that group, and the
+    # threads of gloo with it, alive beyond `close`.
+    import torch.distributed.nn.functional
     from accelerate import PartialState
 
+    _joined = True
     try:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout_s))
         control = None if state.backend == "gloo" else _new_group(torch.distributed, timeout_s)

@@ -9,6 +9,7 @@ field's default, the command's own defaults, `--config file.yaml`, and the flags
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 from mafrt.config import Setting, describe, unknown
 from mafrt.errors import ConfigError, MafrtError, ProcessLostError
-from mafrt.processes import started
+from mafrt.processes import joined, started
 
 T = TypeVar("T")
 
@@ -172,7 +173,16 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
 
     `python scripts/x.py` puts the scripts folder first on `sys.path`, where `evaluate.py` would shadow the package of
     that name; it is taken off again.
+
+    One of several processes ends here and does not return: see `_leave`.
     """
+    code = _run(main, argv)
+    if joined():
+        _leave(code)
+    return code
+
+
+def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
@@ -197,6 +207,19 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
         return 130
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process with what is registered for its end, but without taking the interpreter apart.
+
+    Libraries keep process groups beyond `destroy_process_group`, and with them gloo's threads; one of these that lets
+    go of a tensor while the interpreter is being taken apart aborts the process (SIGABRT), after all its work was done
+    (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _which() -> str:

@@ -117,6 +117,7 @@ def alone(**changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
 def test_two_processes_learn_what_one_learns_with_every_kind_of_rule(tmp_path):
     runs = [{"name": name, "settings": {**SHORT, **changes}} for name, changes in RULES.items()]
     told = run(tmp_path, "ddp", runs)
+    assert all("gloo" not in thread for one in told for thread in one["threads"]), told[0]["threads"]
     for name, changes in RULES.items():
         expected, summary = alone(**changes)
         mine, other = (load_file(tmp_path / f"{name}.{rank}.safetensors") for rank in (0, 1))
@@ -254,6 +255,24 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- the parts
+
+
+def test_a_process_of_several_ends_in_order_and_without_taking_the_interpreter_apart(tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import atexit, sys\n"
+        "from mafrt import processes\n"
+        "from mafrt.scripts._cli import run_main\n"
+        "class Last:\n"
+        "    def __del__(self): print('taken apart')\n"
+        "last = Last()\n"
+        "atexit.register(print, 'registered')\n"
+        "processes._joined = 'joined' in sys.argv\n"
+        "sys.exit(run_main(lambda argv: print('worked') or 3, None))\n"
+    )
+    for words, said in (["joined"], "worked\nregistered\n"), ([], "worked\nregistered\ntaken apart\n"):
+        done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (3, said, "")
 
 
 def test_alone_everything_is_a_no_op():

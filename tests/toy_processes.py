@@ -31,9 +31,15 @@ def main(words: Any) -> int:
     out = Path(job["out"])
     for run in job["runs"]:
         found[run["name"]] = one(job["layout"], run, processes, out)
-    (out / f"{processes.rank}.json").write_text(json.dumps(found))
     processes.close()
+    found["threads"] = threads()
+    (out / f"{processes.rank}.json").write_text(json.dumps(found))
     return 0
+
+
+def threads() -> list[str]:
+    """Names of this process's threads, those of libraries included."""
+    return sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str, Any]:
