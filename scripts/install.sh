@@ -11,23 +11,23 @@ fail() {
   exit 2
 }
 
-supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' >/dev/null 2>&1; }
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 
 no_pip="on Debian and Ubuntu, 'apt-get install python3-venv' mends that."
 venv=.venv/bin/python
 if "$venv" -c '' 2>/dev/null; then
-  supported "$venv" || fail ".venv holds $("$venv" --version 2>&1), but mafrt runs on Python 3.10 to 3.12; move .venv away and run this again."
+  supported "$venv" || fail ".venv holds $("$venv" --version 2>&1), but mafrt runs on Python 3.11 to 3.13; move .venv away and run this again."
   # Without pip it is another tool's, or what an interrupted first run has left.
   "$venv" -m pip --version >/dev/null 2>&1 || "$venv" -m ensurepip >/dev/null 2>&1 || fail ".venv has no pip; $no_pip"
 else
   found=""
-  for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python}; do
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
     if supported "$candidate"; then
       found=$candidate
       break
     fi
   done
-  [ -n "$found" ] || fail "no Python 3.10, 3.11 or 3.12 was found${PYTHON:+ as $PYTHON}; install one, or name it with PYTHON=/path/to/python3.11."
+  [ -n "$found" ] || fail "no Python 3.11, 3.12 or 3.13 was found${PYTHON:+ as $PYTHON}; install one, or name it with PYTHON=/path/to/python3.11."
   echo "Making .venv with $("$found" --version) ..."
   "$found" -m venv .venv || fail "$found cannot make a virtual environment; $no_pip"
 fi

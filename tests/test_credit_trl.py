@@ -1,6 +1,6 @@
 """Agreement with TRL's GRPO and RLOO losses, value and gradient, to 1e-5.
 
-Skipped where TRL is not installed, as on Python 3.10, which it no longer supports.
+Skipped where TRL is not installed.
 
 TRL computes its loss in a method of its trainer. The method is called here unbound, with a stand-in that holds the
 few fields it reads and returns given log-probs, so the formula under comparison is TRL's own code.

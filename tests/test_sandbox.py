@@ -461,8 +461,8 @@ def test_as_an_ordinary_user(tmp_path):
         for python in (sys.executable, "/usr/bin/python3")
         if confine.open_to_others(Path(python).resolve().parent)
     ]
-    if not public or subprocess.run([public[0], "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]).returncode:
-        pytest.skip("no interpreter of Python 3.10 or later that an ordinary user can run")
+    if not public or subprocess.run([public[0], "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
+        pytest.skip("no interpreter of Python 3.11 or later that an ordinary user can run")
     place = Path("/tmp") / f"mafrt-user-{os.getpid()}"
     source = Path(mafrt.__file__).parent
     try:

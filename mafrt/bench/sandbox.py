@@ -152,7 +152,7 @@ def _soak(sandbox: WarmSandbox, count: int, threads: int) -> dict[str, Any]:
         "import ctypes; ctypes.string_at(0)",
     )
     _timed(partial(_warm, sandbox, codes[0]), "42\n", threads, 50)
-    before = _inventory(sandbox)
+    before = _settled(sandbox)
     done = [0] * threads
     statuses: dict[str, int] = {}
     lock = threading.Lock()
@@ -189,6 +189,17 @@ def _soak(sandbox: WarmSandbox, count: int, threads: int) -> dict[str, Any]:
 def _left(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     """What there is more of; memory may differ by a few MiB."""
     return {name: max(0, after[name] - before[name] - (20 if name == "zygote_mib" else 0)) for name in before}
+
+
+def _settled(sandbox: WarmSandbox) -> dict[str, int]:
+    """The inventory at rest: right after an execution, a spare process may still be on its way, and would be a leak."""
+    found, since = _inventory(sandbox), time.monotonic()
+    deadline = since + 20
+    while time.monotonic() < min(since + 0.5, deadline):
+        time.sleep(0.05)
+        if (now := _inventory(sandbox)) != found:
+            found, since = now, time.monotonic()
+    return found
 
 
 def _inventory(sandbox: WarmSandbox) -> dict[str, int]:

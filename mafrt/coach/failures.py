@@ -6,7 +6,7 @@ import email.utils
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 Kind = Literal["transient", "refused", "dead"]
@@ -78,8 +78,8 @@ def retry_after(headers: Mapping[str, str], body: Any = None) -> float | None:
         except ValueError:
             return None
         if when.tzinfo is None:
-            when = when.replace(tzinfo=timezone.utc)
-        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+            when = when.replace(tzinfo=UTC)
+        return max((when - datetime.now(UTC)).total_seconds(), 0.0)
     delay = re.search(r'"retryDelay": "([^"]*)"', json.dumps(body, default=str))
     seconds = _SECONDS.fullmatch(delay[1]) if delay else None
     return float(seconds[1]) if seconds else None

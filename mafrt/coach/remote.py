@@ -187,7 +187,7 @@ class RemoteCoach(Coach):
             share = await self._budget.reserve(size // 2 + 64, self._max_tokens)
             try:
                 reply = await asyncio.wait_for(self.provider.ask(ask), self._timeout_s)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 share.unknown()
                 why = f"no reply within {self._timeout_s:g} s"
                 self._breaker.failed(why)

@@ -331,7 +331,7 @@ class ServerEngine:
         try:
             # One that hangs must not hold up the others.
             await asyncio.wait_for(self._come_back(client, server), SMALL_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             server.alive, server.why, server.asked_at = False, f"no answer within {SMALL_S:g} s", time.monotonic()
         except (_LostError, _UnknownModelError, ConfigError) as error:
             server.alive, server.why = False, str(error)
