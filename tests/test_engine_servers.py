@@ -196,6 +196,51 @@ def test_an_answer_that_breaks_twice_is_the_others_work():
     assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
 
 
+def test_servers_that_all_seem_lost_are_asked_once_more_before_the_run_pauses(caplog):
+    """As after a moment in which the trainer's machine stood still."""
+    base = team_base()
+    asked = requests(3)
+    with StandIn(tiny_base) as one, StandIn(tiny_base) as two:
+        engine = engine_on(base, one, two)
+        engine.keep_probes()
+        one.ill = two.ill = 4
+        with caplog.at_level(logging.WARNING):
+            said = engine.generate(asked)
+        assert any("is lost" in line for line in caplog.messages) and any("is back" in line for line in caplog.messages)
+        assert any(engine.servers.values())
+    assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(asked)]
+
+
+def test_servers_that_are_back_and_never_answer_are_asked_once_more_and_not_for_ever():
+    with StandIn(tiny_base) as one:
+        engine = engine_on(team_base(), one)
+        asked = requests(3)
+        one.ill = 10_000
+        with pytest.raises(EngineDownError, match=r"No vLLM server answers \(.*503"):
+            engine.generate(asked)
+        assert 10_000 - one.ill <= 2 * len(asked)
+
+
+def test_no_connection_in_time_costs_one_more_request_and_no_server(monkeypatch, caplog):
+    import httpx
+
+    plain, late = httpx.AsyncClient.request, 1
+
+    async def request(self, method, url, **words):
+        nonlocal late
+        if late and url.endswith("/v1/completions"):
+            late -= 1
+            raise httpx.ConnectTimeout("")
+        return await plain(self, method, url, **words)
+
+    monkeypatch.setattr(httpx.AsyncClient, "request", request)
+    base = team_base()
+    with StandIn(tiny_base) as server, caplog.at_level(logging.WARNING):
+        said = engine_on(base, server).generate(requests())
+        assert late == 0 and not caplog.messages
+    assert [c.ids for c in said] == [c.ids for c in LocalEngine(base).generate(requests())]
+
+
 def test_a_dead_server_that_takes_connections_and_says_nothing_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(vllm_server, "REVIVE_S", 0.0)
     monkeypatch.setattr(vllm_server, "SMALL_S", 0.5)

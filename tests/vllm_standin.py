@@ -27,6 +27,7 @@ class StandIn:
         die_after: completions after which it closes its door, in the middle of an answer.
         delay_s: pause before every completion.
         hiccups: requests that break off without an answer, though the server lives; those to `hiccup_path`.
+        ill: completions that it answers with 503.
         answer: makes what is sent out of a completion and the request's body.
         deaf: loads adapters and samples without them.
         frozen: keeps the first weights that it was given for every adapter, by the name before the run's.
@@ -40,6 +41,7 @@ class StandIn:
         self.die_after: int | None = None
         self.delay_s = 0.0
         self.hiccups = 0
+        self.ill = 0
         self.hiccup_path = "/v1/completions"
         self.answer: Callable[[Completion, dict[str, Any]], dict[str, Any]] = _choice
         self.deaf = self.frozen = False
@@ -108,6 +110,10 @@ class StandIn:
     def complete(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if body["model"] != "served" and body["model"] not in self.loaded:
             return 404, _error(f"The model `{body['model']}` does not exist.")
+        with self._lock:
+            if self.ill > 0:
+                self.ill -= 1
+                return 503, _error("overloaded")
         time.sleep(self.delay_s)
         how = SamplingParams(body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], tuple(body["stop"]))
         adapter = None if self.deaf else self.loaded.get(body["model"])

@@ -2,8 +2,8 @@
 
 Sampling is spread over the servers. One that does not answer is dead: what it was asked goes to the others, with the
 same seeds, and every request is answered once. A dead server is asked now and then whether it is back, and taken back
-if it still holds the same base. When none is left the engine raises EngineDownError, and the run pauses. A connection
-that breaks is no death: a server that is well is asked once more.
+if it still holds the same base. When none is left, and none is back when asked once more, the engine raises
+EngineDownError, and the run pauses. A connection that breaks is no death: a server that is well is asked once more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 5.0
+CONNECT_S = 10.0
 SMALL_S = 30.0
 """Seconds for an answer that nothing has to be computed for, and for a dead server to show that it is back."""
 REVIVE_S = 30.0
@@ -210,7 +210,12 @@ class ServerEngine:
                 await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
             parcels, replaced = self._handover.parcels(request.adapter for request in requests)
             queue = deque(place for places in by_adapter(requests).values() for place in places)
+            hoped_at = -1
             while queue:
+                if self._only is None and len(found) > hoped_at and not any(self.servers.values()):
+                    # A trainer whose machine stood still for a moment has lost all of them at once, and none has died.
+                    hoped_at = len(found)
+                    await asyncio.gather(*(self._revive(client, server) for server in self._servers))
                 alive = self._someone()
                 workers = min(self._config.vllm_concurrency, -(-len(queue) // len(alive)))
                 tasks = [
@@ -398,8 +403,9 @@ class ServerEngine:
         patience = httpx.Timeout(wait_s, connect=CONNECT_S)
         try:
             answer = await client.request(method, server.url + path, json=body, headers=self._headers, timeout=patience)
-        except httpx.TimeoutException as error:
-            wait_s = CONNECT_S if isinstance(error, httpx.ConnectTimeout) else wait_s
+        except httpx.ConnectTimeout:
+            raise _LostError(f"no connection within {CONNECT_S:g} s", broken=True) from None
+        except httpx.TimeoutException:
             raise _LostError(f"no answer within {wait_s:g} s") from None
         except httpx.TransportError as error:
             raise _LostError(str(error) or type(error).__name__, broken=True) from None
