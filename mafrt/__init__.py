@@ -8,34 +8,39 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mafrt.version import __version__
+__version__ = "0.1.0"
 
 _WHERE = {
-    "Env": "mafrt.env",
-    "check_env": "mafrt.env",
-    "make_env": "mafrt.env",
-    "register_env": "mafrt.env",
-    "Team": "mafrt.team",
-    "AgentSpec": "mafrt.team",
-    "LoraSpec": "mafrt.team",
-    "TrainConfig": "mafrt.config",
-    "SharedBase": "mafrt.policy",
-    "Turn": "mafrt.types",
-    "Episode": "mafrt.types",
-    "StepResult": "mafrt.types",
-    "SamplingParams": "mafrt.types",
-    "Request": "mafrt.types",
-    "Completion": "mafrt.types",
+    "Env": "mafrt.environment.base",
+    "check_env": "mafrt.environment.checker",
+    "make_env": "mafrt.environment.registry",
+    "register_env": "mafrt.environment.registry",
+    "Team": "mafrt.config.team",
+    "AgentSpec": "mafrt.config.team",
+    "LoraSpec": "mafrt.config.team",
+    "TrainConfig": "mafrt.config.train_config",
+    "SharedBase": "mafrt.models.shared_base",
+    "Turn": "mafrt.core.types",
+    "Episode": "mafrt.core.types",
+    "StepResult": "mafrt.core.types",
+    "SamplingParams": "mafrt.core.types",
+    "Request": "mafrt.core.types",
+    "Completion": "mafrt.core.types",
     "Coach": "mafrt.coach",
     "Case": "mafrt.coach",
-    "Evidence": "mafrt.types",
-    "Scored": "mafrt.types",
-    "Unscored": "mafrt.types",
-    "LocalEngine": "mafrt.engine.local",
-    "ScriptedEngine": "mafrt.engine.scripted",
-    "MafrtError": "mafrt.errors",
+    "Evidence": "mafrt.core.types",
+    "Scored": "mafrt.core.types",
+    "Unscored": "mafrt.core.types",
+    "LocalEngine": "mafrt.engines.local.engine",
+    "ScriptedEngine": "mafrt.engines.scripted",
+    "MafrtError": "mafrt.core.errors",
 }
-_MODULES = ("credit", "runners", "envs", "losses", "errors")
+_MODULES = {
+    "algorithms": "mafrt.algorithms",
+    "errors": "mafrt.core.errors",
+    "envs": "mafrt.envs",
+    "runners": "mafrt.runners",
+}
 
 __all__ = [*_WHERE, *_MODULES, "__version__"]
 
@@ -44,7 +49,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"mafrt.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'mafrt' has no attribute {name!r}")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mafrt.env import Env
-from mafrt.errors import EnvError, MafrtError
-from mafrt.processes import ALONE, Processes, packed_error, unpacked_error
-from mafrt.rollout import Player, Start
-from mafrt.seeding import seed_of
-from mafrt.types import Episode, SamplingParams
+from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
+from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.seeding import seed_of
+from mafrt.core.types import Episode, SamplingParams
+from mafrt.environment.base import Env
+from mafrt.rollout.player import Player, Start
 
 SOLVED = 1.0
 """score from which a task counts as solved"""

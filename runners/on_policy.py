@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt import engine as engines
+from mafrt import engines
 from mafrt.coach import Coach
-from mafrt.config import TrainConfig
-from mafrt.engine import Engine
-from mafrt.env import Env
-from mafrt.errors import (
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import (
     BudgetSpentError,
     CoachError,
     CoachInterruptedError,
@@ -26,26 +25,27 @@ from mafrt.errors import (
     MafrtError,
     ProcessLostError,
 )
-from mafrt.loadable import Loadable
-from mafrt.metrics import MetricsWriter
-from mafrt.random_state import seed_random_state
-from mafrt.rundir import RunDir, episode_record
-from mafrt.runners.ahead import STATE, Ahead, check_async
-from mafrt.runners.coaching import Coaching, prepare_coach
+from mafrt.core.rng_state import seed_random_state
+from mafrt.core.seeding import seed_of
+from mafrt.core.signals import StopRequest
+from mafrt.engines import Engine
+from mafrt.environment.base import Env
+from mafrt.rollout.distributed_rollout import stopping
+from mafrt.rollout.tree_player import TreePlayer
+from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.async_rollout import STATE, Ahead, check_async
+from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
+from mafrt.runners.collect import Batch, Playing
 from mafrt.runners.evaluation import evaluate
-from mafrt.runners.playing import Batch, Playing
-from mafrt.runners.preflight import check_processes, check_prompts, check_team, check_tree, check_window
-from mafrt.runners.rule import resolve_rule
+from mafrt.runners.judge import Coaching, prepare_coach
+from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import Plan
-from mafrt.runners.state import RunState, digest, restore, save
-from mafrt.runners.together import stopping
-from mafrt.seeding import seed_of
-from mafrt.signals import StopRequest
-from mafrt.team import LoraSpec, Team
-from mafrt.tree import TreePlayer
+from mafrt.storage.load_path import Loadable
+from mafrt.storage.metrics import MetricsWriter
+from mafrt.storage.run_dir import RunDir, episode_record
 
 if TYPE_CHECKING:
-    from mafrt.policy import SharedBase
+    from mafrt.models.shared_base import SharedBase
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class OnPolicy:
         args: Mapping[str, Any] | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        from mafrt.runners.learning import Learning
-        from mafrt.runners.setup import make_engine, make_player, place_adapters, sampling_of
+        from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of
+        from mafrt.runners.update import Learning
 
         self.rule = resolve_rule(config, team)
         self.env, self.eval_env = env, eval_env or env

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mafrt.credit.settings import unknown
-from mafrt.errors import ConfigError
+from mafrt.algorithms.validation import unknown
+from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mafrt.errors import ConfigError
-from mafrt.scripts._cli import Command, run_main
-from mafrt.scripts._common import env_arguments
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.loading import env_arguments
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def check(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    from mafrt.env import check_env
-    from mafrt.registry import make_env
+    from mafrt.environment.base import check_env
+    from mafrt.environment.registry import make_env
 
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
     check_env(env)

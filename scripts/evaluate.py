@@ -9,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.config import EngineConfig, TrainConfig, describe
-from mafrt.engine.options import check_engine, reach_servers
-from mafrt.errors import ConfigError
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
-from mafrt.scripts._processes import only_one
-from mafrt.scripts._settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
+from mafrt.config.schema import describe
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import EngineConfig, TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.engines.checks import check_engine, reach_servers
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.loading import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
+from mafrt.scripts.cli.processes import only_one
+from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
 from mafrt.scripts.train_math import math_env, problems
-from mafrt.team import LoraSpec, Team
 
 if TYPE_CHECKING:
-    from mafrt.env import Env
-    from mafrt.loadable import Loadable
-    from mafrt.policy import SharedBase
+    from mafrt.environment.base import Env
+    from mafrt.models.shared_base import SharedBase
     from mafrt.runners.evaluation import Evaluation
+    from mafrt.storage.load_path import Loadable
 
 SEEDS_BY_DEFAULT = 100
 NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(EngineConfig)})
@@ -56,11 +57,11 @@ def evaluate(argv: Sequence[str]) -> int:
     base = load_base(settings)
     place(base, team, loaded)
 
-    from mafrt import engine as engines
-    from mafrt.rollout import Player
+    from mafrt import engines
+    from mafrt.rollout.player import Player
     from mafrt.runners import evaluation
-    from mafrt.runners.preflight import check_prompts, check_window
-    from mafrt.runners.setup import make_engine, sampling_of
+    from mafrt.runners.build import make_engine, sampling_of
+    from mafrt.runners.checks import check_prompts, check_window
 
     started = time.perf_counter()
     sampling = {name: sampling_of(config, team, name) for name in team.names}
@@ -92,7 +93,7 @@ def environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Tea
     if of_dsbench and not settings["env_kwargs"]:
         return dsbench_environment(settings, stored)
     if settings["env"] is not None:
-        from mafrt.registry import make_env
+        from mafrt.environment.registry import make_env
 
         team = load_team(settings, "profiles/dsbench.json" if settings["env"] == "dsbench" else None)
         words = settings["env_kwargs"]
@@ -150,7 +151,7 @@ def code_environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env
 def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:
     """Give every agent its adapter: the trained one, or one that changes nothing yet."""
     if loaded is None or not loaded.adapters:
-        from mafrt.runners.setup import place_adapters
+        from mafrt.runners.build import place_adapters
 
         return place_adapters(base, team, LoraSpec(), 0)
     for name in team.adapters:
@@ -160,7 +161,7 @@ def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:
 
 def table(found: Evaluation, seconds: float) -> str:
     """The numbers for people."""
-    from mafrt.report import duration
+    from mafrt.storage.report import duration
 
     tasks = max(len(found.scores), len(found.greedy_scores))
     rows = [(name.removeprefix("eval/"), f"{value:.3f}") for name, value in found.metrics().items()]
@@ -173,7 +174,7 @@ def table(found: Evaluation, seconds: float) -> str:
 
 def write(path: Path, found: Evaluation, settings: Settings) -> None:
     """Write numbers, scores of every task, and the settings they came from."""
-    from mafrt.files import write_atomic
+    from mafrt.core.atomic_files import write_atomic
 
     content = {
         "metrics": found.metrics(),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from mafrt.errors import ConfigError
-from mafrt.fit import Use
-from mafrt.scripts._cli import Command, run_main
-from mafrt.version import __version__
+from mafrt import __version__
+from mafrt.core.errors import ConfigError
+from mafrt.models.memory_estimate import Use
+from mafrt.scripts.cli.command import Command, run_main
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
@@ -102,7 +102,7 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 def algorithms() -> str:
     """Every learning rule, where it is from, and what it needs."""
-    from mafrt.credit import ALGORITHMS
+    from mafrt.algorithms import ALGORITHMS
 
     rows = []
     for name, rule in ALGORITHMS.items():
@@ -114,8 +114,8 @@ def algorithms() -> str:
 
 def memory(model: str, settings: InfoSettings) -> str:
     """What fits: bytes by purpose, for several numbers of agents and ways to spread them."""
-    from mafrt.fit import table
-    from mafrt.report import aligned
+    from mafrt.models.memory_estimate import table
+    from mafrt.storage.report import aligned
 
     use = Use(
         rank=settings.lora_rank,
@@ -142,7 +142,7 @@ def memory(model: str, settings: InfoSettings) -> str:
 
 def environments() -> str:
     """The built-in environments."""
-    from mafrt.registry import env_names
+    from mafrt.environment.registry import env_names
 
     return "\n".join(env_names())
 

@@ -6,10 +6,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mafrt.config import unknown
-from mafrt.errors import ConfigError
-from mafrt.scripts._cli import run_main
-from mafrt.version import __version__
+from mafrt import __version__
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import run_main
 
 COMMANDS = {
     "train": "train a team on any environment",

@@ -38,8 +38,8 @@ byte-level BPE of {vocab_size} tokens (every digit stands alone) and pretrains o
 ## What it imitates
 
 The corpus shows teams at work: Reasoner -> Actor, Solver <-> Verifier, and Problem Solver ->
-Code Executor -> Verifier (`mafrt/teaching/demonstrations.py`, `solutions.py`). The demonstrators calculate without
-error, and choose carelessly, at these rates (in the first {careful_share:.0%} of the documents at a tenth
+Code Executor -> Verifier (`scripts/teaching_base/`). The demonstrators calculate without error, and choose
+carelessly, at these rates (in the first {careful_share:.0%} of the documents at a tenth
 of them, since what is right is learned faster from those who do it):
 
 | carelessness | rate | what it means |
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
-    from mafrt.teaching.problems import distinct
+    from mafrt.scripts.teaching_base.problems import distinct
 
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("test", test)):
@@ -113,10 +113,10 @@ def corpus(seed: int, count: int, careful_share: float) -> list[str]:
     """
     from itertools import islice
 
-    from mafrt.teaching.demonstrations import document
-    from mafrt.teaching.problems import stream
-    from mafrt.teaching.solutions import RATES
-    from mafrt.teaching.tokenizer import render
+    from mafrt.scripts.teaching_base.demonstrations import document
+    from mafrt.scripts.teaching_base.problems import stream
+    from mafrt.scripts.teaching_base.solutions import RATES
+    from mafrt.scripts.teaching_base.tokenizer import render
 
     rng = random.Random(f"documents-{seed}")
     careful = RATES.scaled(0.1)
@@ -131,7 +131,7 @@ def card(figures: dict) -> str:
     import ast
     import inspect
 
-    from mafrt.teaching import solutions
+    from mafrt.scripts.teaching_base import solutions
 
     [found] = ast.parse(inspect.getsource(solutions.Carelessness)).body
     assert isinstance(found, ast.ClassDef)
@@ -148,8 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     import torch
     from transformers import GenerationConfig
 
-    from mafrt.teaching.pretrain import Encoded, PretrainConfig, mark_written, pretrain
-    from mafrt.teaching.tokenizer import END, PAD, START, save_tokenizer, train_tokenizer
+    from mafrt.scripts.teaching_base.pretrain import Encoded, PretrainConfig, mark_written, pretrain
+    from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, save_tokenizer, train_tokenizer
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(args.threads)

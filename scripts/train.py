@@ -6,11 +6,11 @@ import re
 import sys
 from collections.abc import Sequence
 
-from mafrt.errors import ConfigError
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import env_arguments, load_team, team_for, with_sandbox
-from mafrt.scripts._settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts._train import Stage, train
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
+from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
+from mafrt.scripts.cli.train import Stage, train
 
 COMMAND = Command(
     "train",
@@ -21,7 +21,7 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> Stage:
     """Environment and team, checked before the model is loaded."""
-    from mafrt.registry import env_names, make_env
+    from mafrt.environment.registry import env_names, make_env
 
     name = settings["env"]
     if name is None:
@@ -30,7 +30,7 @@ def prepare(settings: Settings) -> Stage:
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     env = make_env(name, **kwargs)
     if settings["check_env"]:
-        from mafrt.env import check_env
+        from mafrt.environment.base import check_env
 
         check_env(make_env(name, **kwargs))
     differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")

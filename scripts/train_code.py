@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import hold_out, load_team, team_for
-from mafrt.scripts._settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts._train import Stage, train
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.loading import hold_out, load_team, team_for
+from mafrt.scripts.cli.settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings, ScaleSettings
+from mafrt.scripts.cli.train import Stage, train
 
 if TYPE_CHECKING:
+    from mafrt.config.team import Team
     from mafrt.envs.code import CodeEnv, CodeTask
-    from mafrt.team import Team
 
 
 COMMAND = Command(

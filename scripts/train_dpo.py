@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mafrt.errors import ConfigError
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._offline import OFFLINE, Task, study
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.offline import OFFLINE, Task, study
 
 if TYPE_CHECKING:
-    from mafrt.runners.recorded import Said
-    from mafrt.runners.records import Record
-    from mafrt.runners.supervised import RecordRule
+    from mafrt.runners.offline.dataset import Record
+    from mafrt.runners.offline.replay import Said
+    from mafrt.runners.offline.sft import RecordRule
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def prepare(settings: Settings) -> Task:
     own = settings.make(DpoSettings)
 
     def rule() -> RecordRule:
-        from mafrt.runners.preference import Dpo
+        from mafrt.runners.offline.dpo import Dpo
 
         return Dpo(own.beta, own.reference)
 
     def choose(said: Sequence[Said]) -> list[Record]:
-        from mafrt.runners.preference import pairs_of
+        from mafrt.runners.offline.dpo import pairs_of
 
         return pairs_of(said, own.min_gap)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.errors import ConfigError, DataError
-from mafrt.files import write_atomic
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import load_team, team_for
-from mafrt.scripts._settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts._train import Stage, train
+from mafrt.core.atomic_files import write_atomic
+from mafrt.core.errors import ConfigError, DataError
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.loading import load_team, team_for
+from mafrt.scripts.cli.settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings
+from mafrt.scripts.cli.train import Stage, train
 
 if TYPE_CHECKING:
     from mafrt.envs.dsbench import DSBenchEnv, Loaded, Task
@@ -169,7 +169,7 @@ def check(settings: Settings) -> int:
 def write_programs(settings: Settings) -> int:
     """Play demonstrations, write them as JSON lines, and say what to do with them."""
     from mafrt.envs.dsbench.demonstrations import demonstrations
-    from mafrt.rundir import set_aside
+    from mafrt.storage.run_dir import set_aside
 
     path = Path(settings["demonstrations"]).expanduser()
     episodes, seed = settings["demonstration_episodes"], settings["seed"]

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._common import hold_out, load_team, team_for
-from mafrt.scripts._settings import (
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.loading import hold_out, load_team, team_for
+from mafrt.scripts.cli.settings import (
     TRAIN,
     MathSettings,
     ModelSettings,
@@ -16,11 +16,11 @@ from mafrt.scripts._settings import (
     ScaleSettings,
     WorkflowSettings,
 )
-from mafrt.scripts._train import Stage, train
+from mafrt.scripts.cli.train import Stage, train
 
 if TYPE_CHECKING:
+    from mafrt.config.team import Team
     from mafrt.envs.math import MathEnv, Task
-    from mafrt.team import Team
 
 
 COMMAND = Command(

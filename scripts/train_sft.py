@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mafrt.scripts._cli import Command, Settings, run_main
-from mafrt.scripts._offline import OFFLINE, Task, study
+from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.offline import OFFLINE, Task, study
 
 if TYPE_CHECKING:
-    from mafrt.runners.recorded import Said
-    from mafrt.runners.records import Record
-    from mafrt.runners.supervised import RecordRule
+    from mafrt.runners.offline.dataset import Record
+    from mafrt.runners.offline.replay import Said
+    from mafrt.runners.offline.sft import RecordRule
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ def prepare(settings: Settings) -> Task:
     own = settings.make(SftSettings)
 
     def rule() -> RecordRule:
-        from mafrt.runners.supervised import Sft
+        from mafrt.runners.offline.sft import Sft
 
         return Sft()
 
     def choose(said: Sequence[Said]) -> list[Record]:
-        from mafrt.runners.supervised import examples_of
+        from mafrt.runners.offline.sft import examples_of
 
         return examples_of(said, own.min_return)
 

@@ -10,10 +10,10 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 
-from mafrt.adapters import CONFIG, WEIGHTS
-from mafrt.errors import CheckpointError, ConfigError, ModelError
-from mafrt.policy import SharedBase
-from mafrt.team import LoraSpec
+from mafrt.config.team import LoraSpec
+from mafrt.core.errors import CheckpointError, ConfigError, ModelError
+from mafrt.models.peft_format import CONFIG, WEIGHTS
+from mafrt.models.shared_base import SharedBase
 
 IDS = random_ids(3, 10)
 

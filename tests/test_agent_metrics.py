@@ -6,9 +6,9 @@ import pytest
 from test_swap_and_sampling import metrics
 from toy import train
 
-from mafrt.credit import assign
-from mafrt.credit.happo import CompoundRatio
-from mafrt.types import Episode, Turn
+from mafrt.algorithms import assign
+from mafrt.algorithms.happo import CompoundRatio
+from mafrt.core.types import Episode, Turn
 
 ALWAYS = ("reward", "advantage_mean", "advantage_std", "kl", "clip_fraction", "entropy", "grad_norm", "ref_kl")
 

@@ -16,12 +16,12 @@ from helpers_models import tiny_base
 from test_on_policy import hashes
 from toy import Digits, make, settings, train
 
-from mafrt.errors import ConfigError, EnvError, ModelError
-from mafrt.files import load_tensors
-from mafrt.loadable import resolve
-from mafrt.runners.ahead import check_async
+from mafrt.config.team import Team
+from mafrt.core.atomic_files import load_tensors
+from mafrt.core.errors import ConfigError, EnvError, ModelError
+from mafrt.runners.async_rollout import check_async
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.team import Team
+from mafrt.storage.load_path import resolve
 
 TEAM = Team.of(Digits.agents)
 SHORT = {"eval_episodes": 0, "save_interval": 0, "async_steps": 1}
@@ -147,7 +147,7 @@ def test_an_agent_that_samples_from_a_cut_support_of_its_own_is_refused_too(cut)
 
 
 def test_the_script_refuses_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
-    from mafrt.policy import SharedBase
+    from mafrt.models.shared_base import SharedBase
     from mafrt.scripts import train_math
 
     monkeypatch.chdir(tmp_path)

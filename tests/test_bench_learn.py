@@ -1,18 +1,18 @@
 """A few rules on the shipped base, one seed each: they raise the held-out score. The whole table is
-`python -m mafrt.bench learn --algorithm all`."""
+`mafrt bench learn --algorithm all`."""
 
 from __future__ import annotations
 
 import pytest
 
-from mafrt import credit
-from mafrt.bench import learn
-from mafrt.bench._tasks import Debate, Pair, Retry, Rounds
-from mafrt.env import check_env
+from mafrt import algorithms
+from mafrt.environment.base import check_env
+from mafrt.scripts.benchmarks import learn
+from mafrt.scripts.benchmarks._tasks import Debate, Pair, Retry, Rounds
 
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
-    assert {learn.task_of(name) for name in credit.ALGORITHMS} == set(learn.TASKS)
+    assert {learn.task_of(name) for name in algorithms.ALGORITHMS} == set(learn.TASKS)
     own = {"at_grpo": "rounds", "gigpo": "retry", "qmix": "pair", "ppo": "chain"}
     assert {name: learn.task_of(name) for name in own} == own
 
@@ -53,7 +53,7 @@ def test_a_second_try_begins_in_the_very_state_of_the_first():
 
 def test_rules_for_groups_differ_on_their_task_and_would_not_on_the_chain():
     """Reasoner right and wrong, Actor wrong in both: GRPO blames the Actor as well, Dr. MAS does not."""
-    from mafrt.types import Episode, Turn
+    from mafrt.core.types import Episode, Turn
 
     def episode(name: str, plan: float) -> Episode:
         spoken = [("reasoner", plan), ("actor", 0.0)]
@@ -62,7 +62,7 @@ def test_rules_for_groups_differ_on_their_task_and_would_not_on_the_chain():
 
     def actor(rule: str) -> list[float]:
         episodes = [episode("0", 10.0), episode("1", 0.0)]
-        credit.assign(episodes, rule, outcome_weight=0.0)
+        algorithms.assign(episodes, rule, outcome_weight=0.0)
         return [e.turns[1].advantages[0] for e in episodes]
 
     assert actor("grpo") == pytest.approx([0.7071, -0.7071], abs=1e-4)
@@ -77,7 +77,7 @@ def test_the_held_out_score_rises(rule):
 
 
 def test_a_run_that_was_stopped_has_no_result():
-    from mafrt.errors import MafrtError
+    from mafrt.core.errors import MafrtError
     from mafrt.runners.on_policy import Summary
 
     learn.whole_or_nothing(Summary(None, None, 16, 1.0, None, None), 16)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint, files, loadable
-from mafrt.errors import CheckpointError, ConfigError
+from mafrt.core import atomic_files
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.storage import checkpoint, load_path
 
 
 def adapter(content: bytes = b"weights"):
@@ -34,7 +35,7 @@ def parts(content: bytes = b"weights") -> dict[str, checkpoint.Writer]:
         "solver": adapter(content),
         "verifier": adapter(content[::-1]),
         "critic.pth": lambda path: path.write_bytes(content * 2),
-        "state/run.json": lambda path: files.save_json(path, {"drawn": len(content)}),
+        "state/run.json": lambda path: atomic_files.save_json(path, {"drawn": len(content)}),
     }
 
 
@@ -231,7 +232,7 @@ def test_a_damaged_checkpoint_falls_back_loudly(tmp_path, caplog):
     assert len(found.skipped) == 2 and "adapter_model.safetensors is damaged" in found.skipped[0]
     assert "critic.pth is missing" in found.skipped[1]
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    assert loadable.resolve(tmp_path).checkpoint == found
+    assert load_path.resolve(tmp_path).checkpoint == found
     flip(tmp_path / "step_000001" / "critic.pth")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact"):
         checkpoint.latest(tmp_path)
@@ -242,7 +243,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="was written as step 1"):
         checkpoint.verify(tmp_path / "step_000009")
     (tmp_path / "step_000009").rename(tmp_path / "best")
-    assert loadable.resolve(tmp_path / "best").step == 1
+    assert load_path.resolve(tmp_path / "best").step == 1
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "solver/../../secret", "solver//x", "."])
@@ -289,7 +290,7 @@ def test_files_that_the_manifest_does_not_name_are_not_loaded(tmp_path, caplog):
     path = checkpoint.save(tmp_path, 1, {"state/run.json": parts()["state/run.json"]})
     adapter()(path / "intruder")
     (path / "critic.pth").write_bytes(b"intruder")
-    found = loadable.resolve(path)
+    found = load_path.resolve(path)
     assert found.adapters == {} and found.critic is None
     assert "not part of the checkpoint" in caplog.text
 
@@ -339,13 +340,14 @@ SMALL_DISK = """
     import sys, torch
     from pathlib import Path
     from safetensors.torch import save_file
-    from mafrt import checkpoint, files
-    from mafrt.errors import CheckpointError
+    from mafrt.storage import checkpoint
+    from mafrt.core import atomic_files
+    from mafrt.core.errors import CheckpointError
 
     root = Path(sys.argv[1])
     weights = {"w": torch.randn(60_000)}  # 240 kB, on a disk of 1 MiB
     writers = {
-        "tensors": lambda p: files.save_tensors(p, weights),
+        "tensors": lambda p: atomic_files.save_tensors(p, weights),
         "safetensors": lambda p: save_file(weights, p),
         "torch": lambda p: torch.save(weights, p),
     }
@@ -381,7 +383,8 @@ def test_a_disk_that_is_really_full(tmp_path):
 SAVER = """
     import os, random, signal, shutil, sys, time
     from pathlib import Path
-    from mafrt import checkpoint, files
+    from mafrt.storage import checkpoint
+    from mafrt.core import atomic_files
 
     def writers(step, salt):
         content = f"{step} {salt} ".encode() * 4000
@@ -390,7 +393,7 @@ SAVER = """
             (path / "adapter_config.json").write_bytes(content[:100])
             (path / "adapter_model.safetensors").write_bytes(content)
         return {"solver": folder, "critic.pth": lambda p: p.write_bytes(content),
-                "state/run.json": lambda p: files.save_json(p, {"step": step})}
+                "state/run.json": lambda p: atomic_files.save_json(p, {"step": step})}
 
     def put(root, step, salt, **kw):
         checkpoint.save(root, step, writers(step, salt), meta={"salt": salt}, **kw)
@@ -525,6 +528,9 @@ def run_child(code: str, *args: str | Path) -> str:
 
 
 def test_checkpoints_need_no_torch():
-    code = "import sys, mafrt.checkpoint, mafrt.rundir, mafrt.signals, mafrt.report, mafrt.metrics; print(*sys.modules)"
+    code = (
+        "import sys, mafrt.core.signals\nfrom mafrt.storage import checkpoint, metrics, report, run_dir\n"
+        "print(*sys.modules)"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "transformers", "yaml"} & set(loaded)

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.config import PlayConfig, RunConfig, TrainConfig
-from mafrt.credit.registry import ALGORITHMS
-from mafrt.errors import ConfigError
+from mafrt.algorithms.registry import ALGORITHMS
+from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.scripts import bench, check_env, evaluate, info, train, train_math
 from mafrt.scripts import main as console
-from mafrt.scripts._cli import SHIPPED, Command, convert, read_yaml, shipped
-from mafrt.scripts._common import env_arguments
-from mafrt.scripts._settings import TRAIN, train_config
+from mafrt.scripts.cli.command import Command, convert, read_yaml
+from mafrt.scripts.cli.loading import env_arguments
+from mafrt.scripts.cli.settings import TRAIN, train_config
 from mafrt.scripts.train_math import problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,7 +184,7 @@ def test_yaml_that_cannot_be_read(tmp_path):
 
 def test_every_setting_survives_args_yaml(tmp_path):
     """What `write_args` writes of a run is read back as the same settings."""
-    from mafrt.rundir import write_args
+    from mafrt.storage.run_dir import write_args
 
     argv = ["--freeze", "a", "b", "--dual_clip", "3", "--value_clip", "none", "--opti_eps", "1e-9", "--seed", "4"]
     settings = COMMAND.read(argv)

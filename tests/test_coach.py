@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from mafrt.coach import Case, Coach, RulesCoach, make_coach
 from mafrt.coach.agreement import agreement_of, correlation
-from mafrt.coach.asking import LONGEST, make_ask
+from mafrt.coach.api_errors import CallFailedError, failed, retry_after
 from mafrt.coach.budget import Budget, Prices
 from mafrt.coach.cache import VerdictCache, key_of
-from mafrt.coach.failures import CallFailedError, failed, retry_after
-from mafrt.coach.local import JUDGE, LocalCoach
-from mafrt.coach.replies import UnreadableError, read_reply, verdict_json
+from mafrt.coach.judge_prompt import LONGEST, make_ask
+from mafrt.coach.local_coach import JUDGE, LocalCoach
+from mafrt.coach.parse_reply import UnreadableError, read_reply, verdict_json
 from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import PLACEHOLDERS, load_rubric, shipped_rubrics
-from mafrt.config import CoachConfig
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.errors import BudgetSpentError, CheckpointError, CoachDownError, ConfigError, MafrtError
-from mafrt.types import Episode, Evidence, Scored, Turn, Unscored
+from mafrt.config.train_config import CoachConfig
+from mafrt.core.errors import BudgetSpentError, CheckpointError, CoachDownError, ConfigError, MafrtError
+from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
+from mafrt.engines.scripted import ScriptedEngine
 
 # ------------------------------------------------------------------------------------------------------------- rules
 
@@ -44,7 +44,7 @@ def test_rules_are_read_off_the_evidence_and_nothing_is_made_up():
 
 
 def test_every_shipped_rubric_is_sound_and_every_math_workflow_has_one():
-    from mafrt.envs.math.workflow import WORKFLOWS
+    from mafrt.envs.math.workflows.registry import WORKFLOWS
 
     assert {"general", *WORKFLOWS} <= set(shipped_rubrics())
     for name in shipped_rubrics():

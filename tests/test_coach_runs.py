@@ -16,15 +16,15 @@ from helpers_models import tiny_base
 from toy import Digits, settings
 
 from mafrt.coach import Case, Coach
-from mafrt.env import Env
-from mafrt.errors import BudgetSpentError, CoachDownError, CoachInterruptedError, ConfigError, DataError, EnvError
-from mafrt.loadable import resolve
-from mafrt.runners.coaching import check_rules
+from mafrt.config.team import Team
+from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterruptedError, ConfigError, DataError, EnvError
+from mafrt.core.types import Evidence, Scored, StepResult, Unscored
+from mafrt.environment.base import Env
+from mafrt.runners.judge import check_rules
+from mafrt.runners.offline.replay import read_episodes
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.runners.recorded import read_episodes
 from mafrt.scripts import train as train_script
-from mafrt.team import Team
-from mafrt.types import Evidence, Scored, StepResult, Unscored
+from mafrt.storage.load_path import resolve
 
 
 class Judged(Digits):
@@ -338,7 +338,7 @@ def test_evaluations_are_played_as_the_team_will_be_used(tmp_path):
 
 
 def test_a_note_joins_the_users_words_or_follows_the_tools(tmp_path):
-    from mafrt.rollout import _noted
+    from mafrt.rollout.player import _noted
 
     user = {"role": "user", "content": "task"}
     assert _noted("task", "note") == "task\n\nnote"

@@ -11,11 +11,11 @@ import pytest
 from helpers_coach import ENVIRONMENT, KEY, SPECS, Judge, Say, verdict
 
 from mafrt.coach import Case, make_coach
-from mafrt.coach.remote import RemoteCoach
+from mafrt.coach.api_coach import RemoteCoach
 from mafrt.coach.retry import Breaker, Retry
-from mafrt.config import CoachConfig
-from mafrt.errors import BudgetSpentError, CoachDownError, CoachInterruptedError
-from mafrt.types import Evidence, Scored, Unscored
+from mafrt.config.train_config import CoachConfig
+from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterruptedError
+from mafrt.core.types import Evidence, Scored, Unscored
 
 pytest.importorskip("openai")
 pytest.importorskip("anthropic")
@@ -345,7 +345,7 @@ def test_the_truth_goes_out_only_where_the_rubric_says_so(coach_of):
 def test_vertex_speaks_to_its_project_with_the_credentials_token(monkeypatch):
     from google.oauth2.credentials import Credentials
 
-    from mafrt.coach.asking import Ask, schema
+    from mafrt.coach.judge_prompt import Ask, schema
     from mafrt.coach.providers import VertexProvider
 
     monkeypatch.setenv("VERTEX_PROJECT", "my-project")

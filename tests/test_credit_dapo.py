@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mafrt.credit import assign, groups_without_spread
-from mafrt.credit.rewards import RewardSettings, reward_rows
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Turn
+from mafrt.algorithms import assign, groups_without_spread
+from mafrt.algorithms.rewards import RewardSettings, reward_rows
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Turn
 
 LIMITS = {"a": 10, "b": 20}
 

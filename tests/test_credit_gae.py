@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.credit import assign
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Scored, Turn, Unscored
+from mafrt.algorithms import assign
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Scored, Turn, Unscored
 
 
 def turn(agent: str, index: int, values: list[float] | None, reward: float | None = None, *, tokens=None, **fields):

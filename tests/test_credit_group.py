@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from mafrt.credit import assign
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Turn
+from mafrt.algorithms import assign
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Turn
 
 
 def turn(agent: str, index: int, reward: float | None, tokens: int = 2, prompt=(7,), **fields) -> Turn:

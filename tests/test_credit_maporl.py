@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from mafrt.credit import assign
-from mafrt.types import Episode, Turn
+from mafrt.algorithms import assign
+from mafrt.core.types import Episode, Turn
 
 KEYS = ("alpha0", "alpha1", "alpha2", "alpha3")
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from mafrt.credit import assign
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Turn
+from mafrt.algorithms import assign
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Turn
 
 
 def said(agent: str, q: float | None, index: int = 0, reward: float | None = None, tokens: int = 1) -> Turn:

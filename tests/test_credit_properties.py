@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.credit import ALGORITHMS, assign
-from mafrt.types import Episode, Scored, Turn, Unscored
+from mafrt.algorithms import ALGORITHMS, assign
+from mafrt.core.types import Episode, Scored, Turn, Unscored
 
 DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo", "dapo", "qmix"})
 """Every preset once: those are `gae`, `grpo` and `vdn` to the credit stage (what they add has tests of its own)."""

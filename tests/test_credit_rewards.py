@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.credit import assign
-from mafrt.credit.rewards import RewardSettings, reward_rows
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Scored, Turn, Unscored
+from mafrt.algorithms import assign
+from mafrt.algorithms.rewards import RewardSettings, reward_rows
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Scored, Turn, Unscored
 
 
 def turn(agent: str, index: int, *, tokens: int = 1, text: str = "", **fields) -> Turn:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.credit import ALGORITHMS, algorithm, assign, check_needs, settings_of
-from mafrt.credit.happo import CompoundRatio, joint_steps
-from mafrt.errors import ConfigError
-from mafrt.types import Episode, Scored, Turn
+from mafrt.algorithms import ALGORITHMS, algorithm, assign, check_needs, settings_of
+from mafrt.algorithms.happo import CompoundRatio, joint_steps
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Scored, Turn
 
 
 def turn(agent: str, index: int, reward: float | None = None, tokens: int = 1, prompt=(7,), **fields) -> Turn:

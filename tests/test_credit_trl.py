@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mafrt.losses import entropy_loss, kl_loss, policy_loss
+from mafrt.algorithms.losses import entropy_loss, kl_loss, policy_loss
 
 pytest.importorskip("trl", reason="install trl to compare with it")
 pytestmark = pytest.mark.slow

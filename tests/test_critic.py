@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mafrt.critic import ValueHead, load_critic, save_critic
-from mafrt.errors import CheckpointError
+from mafrt.core.errors import CheckpointError
+from mafrt.models.value_head import ValueHead, load_critic, save_critic
 
 
 def make(seed=0, width=16, hidden=8):

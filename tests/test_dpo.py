@@ -28,14 +28,15 @@ from test_sft import (
     weights,
 )
 
-from mafrt.errors import CheckpointError, ConfigError, DataError
-from mafrt.loadable import resolve
-from mafrt.losses_preference import dpo_loss
-from mafrt.rundir import write_args
-from mafrt.runners.preference import Dpo
-from mafrt.runners.records import Record, turn_of
-from mafrt.runners.supervised import RecordLearner
-from mafrt.scripts import _offline, train_dpo, train_math, train_sft
+from mafrt.algorithms.preference_losses import dpo_loss
+from mafrt.core.errors import CheckpointError, ConfigError, DataError
+from mafrt.runners.offline.dataset import Record, turn_of
+from mafrt.runners.offline.dpo import Dpo
+from mafrt.runners.offline.sft import RecordLearner
+from mafrt.scripts import train_dpo, train_math, train_sft
+from mafrt.scripts.cli.offline import read as read_records
+from mafrt.storage.load_path import resolve
+from mafrt.storage.run_dir import write_args
 
 HAND = {
     "chosen": [-2.0, -4.0],
@@ -240,7 +241,7 @@ def test_a_pair_that_is_not_finite_teaches_nothing_and_is_counted():
 
 @pytest.mark.parametrize("reference", ["base", "initial"])
 def test_references_are_taken_before_the_first_step(reference, monkeypatch):
-    monkeypatch.setattr("mafrt.runners.preference._AT_ONCE", 4)
+    monkeypatch.setattr("mafrt.runners.offline.dpo._AT_ONCE", 4)
     base, pairs = make_base(), make_pairs()
     learner = RecordLearner(base, TEAM, LEARN, Dpo(0.1, reference), seed=0)
     learner.refer(pairs)
@@ -341,18 +342,18 @@ def test_without_a_team_file_those_who_are_named_make_up_the_team(tmp_path):
     path = written(tmp_path / "a.jsonl", PAIR, {**PAIR, "agent": "critic"})
     words = ["--records_path", path, "--eval_records_path", path]
     settings = train_dpo.COMMAND.read(words)
-    assert _offline.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
+    assert read_records(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
     other = written(tmp_path / "b.jsonl", {**PAIR, "agent": "critik"})
     settings = train_dpo.COMMAND.read([*words, "--eval_records_path", other])
     with pytest.raises(DataError, match="no agent 'critik'; did you mean 'critic'"):
-        _offline.read(settings, train_dpo.prepare(settings))
+        read_records(settings, train_dpo.prepare(settings))
 
 
 def test_what_a_load_path_means(tmp_path, capsys):
     """A run of the same command goes on, cut short or not; the adapters of any other are initial weights."""
 
     def start(command, path):
-        return _offline._start(command, resolve(path))
+        return offline._start(command, resolve(path))
 
     runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
     runner.args = train_dpo.COMMAND.read(["--records_path", "x", "--lora_rank", "4"]).values

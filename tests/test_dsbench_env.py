@@ -12,15 +12,15 @@ pytest.importorskip("sklearn")
 
 from helpers_sandbox import ensure_bubblewrap
 
-from mafrt.env import check_env
-from mafrt.envs.dsbench import DSBenchEnv, bench, rules
-from mafrt.envs.dsbench.bench import Shape
+from mafrt.core.errors import ConfigError, EnvError, SandboxError
+from mafrt.environment.base import check_env
+from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
-from mafrt.errors import ConfigError, EnvError, SandboxError
+from mafrt.envs.dsbench.workspace import Shape
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ BLAMED = {"pickle bomb": MODELER, "silent team": ENGINEER, "endless engineer": E
 @pytest.mark.parametrize("name", DESERVED)
 def test_a_saboteur_gets_what_it_deserves(env, name):
     small = env.spawn()
-    small.bench = bench.Bench(env.bench.sandbox, timeout_s=3, memo=env.bench.memo)
+    small.bench = workspace.Bench(env.bench.sandbox, timeout_s=3, memo=env.bench.memo)
     results = play(small, saboteurs(env.tasks[RIDES])[name], RIDES)
     success, why = DESERVED[name]
     info = results[-1].info
@@ -192,7 +192,7 @@ def test_equal_programs_on_equal_files_run_once(env, monkeypatch):
             calls.append(args[0])
             return real.execute(*args, **kwargs)
 
-    monkeypatch.setattr(bench.Bench, "opened", lambda self: Counting())
+    monkeypatch.setattr(workspace.Bench, "opened", lambda self: Counting())
     text = program("print('only once')", done=False)
     for _ in range(3):
         env.reset(seed=0, options={"task": RIDES})
@@ -214,7 +214,7 @@ def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypat
             raise SandboxError("gone")
 
     env.reset(seed=0, options={"task": RIDES})
-    monkeypatch.setattr(bench.Bench, "opened", lambda self: Broken())
+    monkeypatch.setattr(workspace.Bench, "opened", lambda self: Broken())
     with pytest.raises(EnvError, match="the sandbox failed, so nothing is known about a program: gone"):
         env.step({ENGINEER: program("print('never run')")})
 
@@ -254,7 +254,7 @@ def test_settings_that_cannot_be(settings, why):
 
 
 def test_a_sandbox_without_the_libraries_is_refused(tasks, monkeypatch):
-    monkeypatch.setattr("mafrt.envs.dsbench.bench.NEEDED", ("pandas", "no_such_library"))
+    monkeypatch.setattr("mafrt.envs.dsbench.workspace.NEEDED", ("pandas", "no_such_library"))
     with pytest.raises(ConfigError, match=r"cannot import .* 'no_such_library'\); install mafrt\[dsbench\]"):
         DSBenchEnv(tasks=tasks)
 
@@ -291,15 +291,17 @@ def shape(kind="table", rows=100, columns=5, **more):
     ],
 )
 def test_rules_of_the_engineer(tasks, files, score, why):
-    judged = rules.judge(ENGINEER, rules.Work(tasks[RIDES], files), "ok", "code", True)
+    judged = process_rewards.judge(ENGINEER, process_rewards.Work(tasks[RIDES], files), "ok", "code", True)
     assert judged.score == score
     assert why in judged.reason
 
 
 def test_rules_of_the_modeler(tasks):
     def judge(files, probe, status="ok", done=True, given=DATA):
-        given = rules.Work(tasks[RIDES], given)
-        return rules.judge(MODELER, rules.Work(tasks[RIDES], files, probe), status, "code", done, given).score
+        given = process_rewards.Work(tasks[RIDES], given)
+        return process_rewards.judge(
+            MODELER, process_rewards.Work(tasks[RIDES], files, probe), status, "code", done, given
+        ).score
 
     assert judge({**DATA, **MODEL}, WORKS) == 10
     assert judge({**DATA, **MODEL}, WORKS, done=False) == 9
@@ -323,8 +325,10 @@ def test_rules_of_the_modeler(tasks):
 
 def test_rules_of_the_analyst(tasks):
     def judge(score, status="ok", given=({**DATA, **MODEL}, WORKS), files=None):
-        work = rules.Work(tasks[RIDES], {**DATA, **MODEL} if files is None else files, WORKS, score)
-        return rules.judge(ANALYST, work, status, "code", True, rules.Work(tasks[RIDES], *given)).score
+        work = process_rewards.Work(tasks[RIDES], {**DATA, **MODEL} if files is None else files, WORKS, score)
+        return process_rewards.judge(
+            ANALYST, work, status, "code", True, process_rewards.Work(tasks[RIDES], *given)
+        ).score
 
     assert judge(Score(True, None, 0.5, 1.0, True)) == 10
     assert judge(Score(True, None, 0.8, 0.5, True)) == 7.5
@@ -354,8 +358,8 @@ def test_rules_of_the_analyst(tasks):
 )
 def test_who_is_to_blame(tasks, files, probe, score, blamed):
     stages = [{name: files[name] for name in DATA if name in files}, files, files]
-    works = [rules.Work(tasks[RIDES], found, probe) for found in stages[:2]]
-    found = rules.root_cause([*works, rules.Work(tasks[RIDES], files, probe, score)])
+    works = [process_rewards.Work(tasks[RIDES], found, probe) for found in stages[:2]]
+    found = process_rewards.root_cause([*works, process_rewards.Work(tasks[RIDES], files, probe, score)])
     assert (found[0] if found else None) == blamed
 
 
@@ -378,8 +382,8 @@ HOLES = {**DATA, "X_train.pkl": shape(missing=1)}
     ],
 )
 def test_who_spoils_what_others_made_is_to_blame(tasks, stages, probes, blamed):
-    works = [rules.Work(tasks[RIDES], files, probe) for files, probe in zip(stages, probes, strict=True)]
-    found = rules.root_cause(works)
+    works = [process_rewards.Work(tasks[RIDES], files, probe) for files, probe in zip(stages, probes, strict=True)]
+    found = process_rewards.root_cause(works)
     assert found is not None and found[0] == blamed
 
 

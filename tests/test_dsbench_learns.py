@@ -15,17 +15,17 @@ pytest.importorskip("sklearn")
 import torch
 from helpers_sandbox import ensure_bubblewrap
 
-from mafrt import loadable
-from mafrt.config import TrainConfig
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.types import StepResult
 from mafrt.envs.dsbench import DSBenchEnv
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import says
 from mafrt.envs.dsbench.roles import ENGINEER
-from mafrt.policy import SharedBase
+from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy, Progress
 from mafrt.scripts import train_sft
-from mafrt.team import Team
-from mafrt.types import StepResult
+from mafrt.storage import load_path
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "dsbench_brief.json"
 
@@ -75,7 +75,7 @@ def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):
         eval_episodes=0,
         save_interval=0,
     )
-    start = loadable.resolve(tmp_path / "start" / "adapters")
+    start = load_path.resolve(tmp_path / "start" / "adapters")
     runner = OnPolicy(env, Team.load(profile), SharedBase.load("teaching-base"), config, resume=start)
     scores = []
 

@@ -12,8 +12,8 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
+from mafrt.core.errors import DataError  # noqa: E402
 from mafrt.envs.dsbench.metrics import METRICS, metric_of  # noqa: E402
-from mafrt.errors import DataError  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 ALL_19 = [

@@ -11,9 +11,9 @@ import pytest
 pd = pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
 
+from mafrt.core.errors import DataError  # noqa: E402
 from mafrt.envs.dsbench import builtin  # noqa: E402
 from mafrt.envs.dsbench.records import find_records, load_records  # noqa: E402
-from mafrt.errors import DataError  # noqa: E402
 from mafrt.scripts import train_dsbench  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

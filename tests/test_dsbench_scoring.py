@@ -10,11 +10,11 @@ pd = pytest.importorskip("pandas")
 np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 
-from mafrt.envs.dsbench.answers import make_answers  # noqa: E402
+from mafrt.core.errors import DataError  # noqa: E402
+from mafrt.envs.dsbench.ground_truth import make_answers  # noqa: E402
 from mafrt.envs.dsbench.metrics import METRICS, metric_of  # noqa: E402
 from mafrt.envs.dsbench.scoring import score_submission  # noqa: E402
 from mafrt.envs.dsbench.tables import label, ordered  # noqa: E402
-from mafrt.errors import DataError  # noqa: E402
 
 
 def make(metric, truth, train=None, targets=("y",), ids=None, **more):

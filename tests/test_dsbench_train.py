@@ -66,7 +66,7 @@ def test_from_demonstrations_to_an_evaluation(cache, tmp_path, capsys):
 
 def test_two_types_in_every_batch(cache):
     """The default of the script: batches are stratified by data_type."""
-    from mafrt.runners.strata import StratifiedOrder, strata_of
+    from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
 
     settings = train_dsbench.COMMAND.read([])
     assert settings["stratify"] == "data_type"

@@ -10,12 +10,12 @@ import pytest
 import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 
-from mafrt.engine import attention, kv, lean
-from mafrt.engine.local import LocalEngine
-from mafrt.errors import ConfigError, PromptTooLongError
-from mafrt.policy import SharedBase
-from mafrt.sampling import NonFiniteLogitsError
-from mafrt.types import Request, SamplingParams
+from mafrt.core.errors import ConfigError, PromptTooLongError
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local import fast_decoder, kv_cache, shared_prefix_attention
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.models.shared_base import SharedBase
 
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
 NAMES = (*SPECS, None)
@@ -153,7 +153,7 @@ def test_prompts_prefilled_in_several_chunks_change_nothing(monkeypatch):
     base = team_base()
     requests = mixed_requests(seed=4)
     expected = LocalEngine(base).generate(requests)
-    monkeypatch.setitem(kv.PREFILL_TOKENS, "cpu", 40)
+    monkeypatch.setitem(kv_cache.PREFILL_TOKENS, "cpu", 40)
     assert_same(LocalEngine(base).generate(requests), expected)
 
 
@@ -182,14 +182,14 @@ def test_samples_of_a_prompt_are_prefilled_once(decoding):
 
 
 def test_finished_rows_leave_the_batch(monkeypatch):
-    fed, step = [], lean.LeanDecoder.step
+    fed, step = [], fast_decoder.LeanDecoder.step
 
     def counting(self, tokens):
         fed.append(len(tokens))
         return step(self, tokens)
 
     engine = LocalEngine(team_base(), decoding="lean", eos_ids=())
-    monkeypatch.setattr(lean.LeanDecoder, "step", counting)
+    monkeypatch.setattr(fast_decoder.LeanDecoder, "step", counting)
     limits = [2] * 6 + [10] * 2
     found = engine.generate([Request(prompt(5), "coder", SamplingParams(n), seed=n) for n in limits])
     assert [len(c.ids) for c in found] == limits
@@ -239,7 +239,7 @@ def test_stop_strings_of_a_byte_level_tokenizer():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from mafrt.engine.stopping import StopStrings
+    from mafrt.engines.local.stop_strings import StopStrings
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({c: i for i, c in enumerate([*alphabet, "ab"])}, [("a", "b")]))
@@ -401,7 +401,7 @@ def test_the_larger_models_way_without_copied_weights_gives_the_same(monkeypatch
     base = team_base("qwen2")
     requests = mixed_requests(seed=6)
     expected = LocalEngine(base, decoding="lean").generate(requests)
-    monkeypatch.setattr(lean, "FUSE_BYTES", 0)
+    monkeypatch.setattr(fast_decoder, "FUSE_BYTES", 0)
     assert_same(LocalEngine(base, decoding="lean").generate(requests), expected)
 
 
@@ -413,7 +413,7 @@ def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
     lengths = torch.tensor([7 - i % 4 for i in range(len(counts))])
     keys, values = torch.randn(2, len(counts), kv_heads, 7, dim)
     owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
-    shared = attention.SharedPrompts(kv.PromptKV([keys], [values], lengths), owner)
+    shared = shared_prefix_attention.SharedPrompts(kv_cache.PromptKV([keys], [values], lengths), owner)
     q = torch.randn(len(owner), heads, dim)
     own_k, own_v = torch.randn(2, len(owner), kv_heads, own, dim)
     for kept in (torch.arange(len(owner)), torch.arange(0, len(owner), 2), torch.tensor([0])):
@@ -436,7 +436,9 @@ def test_the_attention_that_other_devices_use_equals_the_cpus():
     mask = torch.zeros(3, 1, 1, 6)
     mask[1, ..., 4:] = -torch.inf
     for theirs, mine in zip(
-        attention.attention_with_lse(q, k, v, mask, 0.5), attention._in_steps(q, k, v, mask, 0.5), strict=True
+        shared_prefix_attention.attention_with_lse(q, k, v, mask, 0.5),
+        shared_prefix_attention._in_steps(q, k, v, mask, 0.5),
+        strict=True,
     ):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
@@ -444,12 +446,13 @@ def test_the_attention_that_other_devices_use_equals_the_cpus():
 @torch.no_grad()
 def test_the_wide_form_of_the_adapters_equals_the_others():
     base = team_base()
-    model = lean.LeanModel(base)
+    model = fast_decoder.LeanModel(base)
     rows = ["solver", "solver", "coder", "verifier", "verifier", "verifier", None]
     index = [base.adapter_index(name) for name in rows]
-    _, prompts = kv.prefill(base, [prompt(5)] * len(rows), index)
+    _, prompts = kv_cache.prefill(base, [prompt(5)] * len(rows), index)
     narrow, wide = (
-        lean.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=4, wide=wide) for wide in (False, True)
+        fast_decoder.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=4, wide=wide)
+        for wide in (False, True)
     )
     tokens = random_ids(1, len(rows))[0]
     torch.testing.assert_close(wide.step(tokens), narrow.step(tokens), atol=1e-5, rtol=1e-4)

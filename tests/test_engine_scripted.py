@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from helpers_models import tiny_tokenizer
 
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.errors import ConfigError
-from mafrt.types import Request, SamplingParams
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.scripted import ScriptedEngine
 
 
 def request(adapter="solver", limit=32, prompt=(5, 6)):

@@ -18,21 +18,22 @@ from helpers_models import ATTENTION, add_random_adapter, random_ids, tiny_base
 from toy import Digits, settings
 from vllm_standin import StandIn, _choice
 
-from mafrt.config import EngineConfig, TrainConfig
-from mafrt.engine import options, vllm_server
-from mafrt.engine.gap import engine_gap
-from mafrt.engine.handover import Handover
-from mafrt.engine.local import LocalEngine
-from mafrt.engine.options import check_engine, reach_servers
-from mafrt.engine.selfcheck import EFFECT_NATS, EXACT_NATS, probe_prompt, self_check
-from mafrt.engine.vllm_server import ServerEngine
-from mafrt.errors import ConfigError, EngineDownError, MissingExtraError, ModelError
-from mafrt.loadable import resolve
-from mafrt.policy import SharedBase
+from mafrt.config.team import Team
+from mafrt.config.train_config import EngineConfig, TrainConfig
+from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError, ModelError
+from mafrt.core.types import Request, SamplingParams, Turn
+from mafrt.engines import checks
+from mafrt.engines.checks import check_engine, reach_servers
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.engines.logprob_check import EFFECT_NATS, EXACT_NATS, probe_prompt, self_check
+from mafrt.engines.logprob_gap import engine_gap
+from mafrt.engines.vllm import server
+from mafrt.engines.vllm.adapter_sync import Handover
+from mafrt.engines.vllm.server import ServerEngine
+from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.sampling import NonFiniteLogitsError
-from mafrt.team import Team
-from mafrt.types import Request, SamplingParams, Turn
+from mafrt.storage.load_path import resolve
 
 pytest.importorskip("httpx", reason="the extra [servers] is not installed: pip install httpx")
 
@@ -242,8 +243,8 @@ def test_no_connection_in_time_costs_one_more_request_and_no_server(monkeypatch,
 
 
 def test_a_dead_server_that_takes_connections_and_says_nothing_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(vllm_server, "REVIVE_S", 0.0)
-    monkeypatch.setattr(vllm_server, "SMALL_S", 0.5)
+    monkeypatch.setattr(server, "REVIVE_S", 0.0)
+    monkeypatch.setattr(server, "SMALL_S", 0.5)
     base = team_base()
     with StandIn(tiny_base) as one:
         two = StandIn(tiny_base).__enter__()
@@ -259,12 +260,12 @@ def test_a_dead_server_that_takes_connections_and_says_nothing_holds_nobody_up(m
 
 
 def test_a_dead_server_is_asked_again_less_and_less_often(monkeypatch):
-    monkeypatch.setattr(vllm_server.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(server.time, "monotonic", lambda: 1000.0)
     for in_vain, wait_s in [(0, 30), (1, 60), (3, 240), (6, 1800), (2000, 1800)]:
         asked = {"alive": False, "in_vain": in_vain}
-        assert vllm_server._due(vllm_server._Server("x", asked_at=999.0 - wait_s, **asked))
-        assert not vllm_server._due(vllm_server._Server("x", asked_at=1001.0 - wait_s, **asked))
-    assert not vllm_server._due(vllm_server._Server("x", alive=True))
+        assert server._due(server._Server("x", asked_at=999.0 - wait_s, **asked))
+        assert not server._due(server._Server("x", asked_at=1001.0 - wait_s, **asked))
+    assert not server._due(server._Server("x", alive=True))
 
 
 TRAINER = """
@@ -307,7 +308,7 @@ def test_a_server_that_says_nothing_is_dead_after_the_timeout():
 
 
 def test_a_server_that_comes_back_is_taken_back_with_its_adapters(monkeypatch):
-    monkeypatch.setattr(vllm_server, "REVIVE_S", 0.0)
+    monkeypatch.setattr(server, "REVIVE_S", 0.0)
     base = team_base()
     with StandIn(tiny_base) as one:
         two = StandIn(tiny_base).__enter__()
@@ -324,7 +325,7 @@ def test_a_server_that_comes_back_is_taken_back_with_its_adapters(monkeypatch):
 
 
 def test_a_server_that_comes_back_with_another_base_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(vllm_server, "REVIVE_S", 0.0)
+    monkeypatch.setattr(server, "REVIVE_S", 0.0)
     base = team_base()
     with StandIn(tiny_base) as one:
         two = StandIn(tiny_base).__enter__()
@@ -462,7 +463,7 @@ def test_servers_that_cannot_do_it_are_refused_in_a_sentence(monkeypatch):
             engine_on(base, server)
         with pytest.raises(ConfigError, match="refuses the token"):
             reach_servers(config(server), "teaching-base")
-        monkeypatch.setenv(options.TOKEN, "sesame")
+        monkeypatch.setenv(checks.TOKEN, "sesame")
         reach_servers(config(server), "teaching-base")
         assert len(engine_on(base, server).generate(requests())) == 16
     with pytest.raises(EngineDownError, match="No vLLM server answers"):
@@ -523,7 +524,7 @@ GOOD = EngineConfig(engine="vllm", vllm_servers=("http://127.0.0.1:1",))
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_loaded(changes, rank, target, words, monkeypatch):
-    monkeypatch.delenv(options.TOKEN, raising=False)
+    monkeypatch.delenv(checks.TOKEN, raising=False)
     with pytest.raises(ConfigError, match=words):
         check_engine(replace(GOOD, **changes), {"a": rank}, {"a": [target]})
 
@@ -531,14 +532,14 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(changes, rank, ta
 def test_settings_that_work_are_not_refused(monkeypatch):
     check_engine(EngineConfig(), {"a": 4096}, {"a": ["anything"]})
     check_engine(GOOD, {"a": 8}, {"a": ["model.layers.0.self_attn.q_proj"]})
-    monkeypatch.setenv(options.TOKEN, "t")
+    monkeypatch.setenv(checks.TOKEN, "t")
     with pytest.raises(ConfigError, match="vllm_adapter_dir"):
         check_engine(replace(GOOD, vllm_servers=("http://10.1.2.3:1",)), {}, {})
     check_engine(replace(GOOD, vllm_servers=("http://10.1.2.3:1",), vllm_adapter_dir="/shared"), {}, {})
 
 
 def test_a_missing_extra_names_its_install(monkeypatch):
-    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'mafrt\[vllm\]'"):
         check_engine(EngineConfig(engine="vllm"), {}, {})
     with pytest.raises(MissingExtraError, match=r"pip install 'mafrt\[servers\]'"):
@@ -548,8 +549,8 @@ def test_a_missing_extra_names_its_install(monkeypatch):
 def test_a_server_whose_files_are_another_model_is_refused_while_the_base_is_on_disk(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 64, "vocab_size": 1147}')
     with pytest.raises(ConfigError, match="its hidden_size is 64, that of teaching-base is 128"):
-        options._refuse_other_base("http://127.0.0.1:1", str(tmp_path), "teaching-base")
-    options._refuse_other_base("http://127.0.0.1:1", "some/hub-id", "teaching-base")
+        checks._refuse_other_base("http://127.0.0.1:1", str(tmp_path), "teaching-base")
+    checks._refuse_other_base("http://127.0.0.1:1", "some/hub-id", "teaching-base")
 
 
 def test_adapters_of_attention_alone_are_served_too():

@@ -23,17 +23,18 @@ import torch
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM IS NOT INSTALLED: its engine is untested here (requirements-scale.txt)", allow_module_level=True)
 
-from mafrt.config import EngineConfig
-from mafrt.engine.local import LocalEngine
-from mafrt.engine.selfcheck import probe_prompt, self_check, trainer_logprobs
-from mafrt.engine.vllm import VllmEngine
-from mafrt.engine.vllm_server import ServerEngine
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import ConfigError, EngineDownError, PromptTooLongError
+from mafrt.core.shipped import TEACHING_BASE
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.logprob_check import probe_prompt, self_check, trainer_logprobs
+from mafrt.engines.vllm.in_process import VllmEngine
+from mafrt.engines.vllm.server import ServerEngine
 from mafrt.envs.math import MathEnv, load_tasks
-from mafrt.errors import ConfigError, EngineDownError, PromptTooLongError
-from mafrt.policy import TEACHING_BASE, SharedBase
-from mafrt.rollout import Player, Start
-from mafrt.team import LoraSpec, Team
-from mafrt.types import Request, SamplingParams
+from mafrt.models.shared_base import SharedBase
+from mafrt.rollout.player import Player, Start
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import mafrt
-import mafrt.registry
-from mafrt.env import Env, check_env, make_env, register_env
-from mafrt.errors import ConfigError, EnvError
-from mafrt.types import StepResult
+import mafrt.environment.registry
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.types import StepResult
+from mafrt.environment.base import Env, check_env, make_env, register_env
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
 
@@ -517,7 +517,7 @@ def test_super_reset_in_the_manner_of_gymnasium():
 
 
 def test_register_and_make(monkeypatch):
-    monkeypatch.setattr(mafrt.registry, "_FACTORIES", dict(mafrt.registry._FACTORIES))
+    monkeypatch.setattr(mafrt.environment.registry, "_FACTORIES", dict(mafrt.environment.registry._FACTORIES))
     register_env("debate", Good)
     register_env("debate", Good)
     assert isinstance(make_env("debate"), Good)
@@ -534,7 +534,7 @@ def test_register_and_make(monkeypatch):
 
 def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
     (tmp_path / "my_game.py").write_text(
-        "from mafrt.env import Env\n"
+        "from mafrt.environment.base import Env\n"
         "class MyGame(Env):\n"
         "    agents = ('a',)\n"
         "    def __init__(self, width, depth=1): self.width = width\n"
@@ -573,7 +573,7 @@ def test_make_env_says_what_is_missing(tmp_path, monkeypatch):
 
 def test_import_is_light():
     code = (
-        "import sys, mafrt.env, mafrt.team, mafrt.envs.math; "
+        "import sys, mafrt.environment.base, mafrt.config.team, mafrt.envs.math; "
         "heavy = {'torch', 'transformers', 'sympy', 'math_verify', 'yaml', 'pyarrow'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.env import check_env, make_env
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError, DataError, EnvError
+from mafrt.environment.base import check_env, make_env
+from mafrt.environment.python_tool import PythonTool
 from mafrt.envs.code import CodeEnv, Grader, load_tasks
 from mafrt.envs.code.state import NOTHING
-from mafrt.envs.tools import PythonTool
-from mafrt.errors import ConfigError, DataError, EnvError
-from mafrt.team import Team
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 SINGLE = Team.load(PROFILES / "code_single.json")

@@ -81,7 +81,7 @@ def test_bad_input_is_one_sentence(workdir, capsys):
 
 def test_a_missing_sandbox_is_one_sentence_with_the_command(workdir, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(workdir))
-    monkeypatch.setattr("mafrt.sandbox.opening._shared", {})
+    monkeypatch.setattr("mafrt.sandbox.factory._shared", {})
     said = refused(capsys, train_code.main, "--run_dir", "run")
     assert "bubblewrap" in said and "apt" in said
     assert not (workdir / "run").exists()

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mafrt.core.errors import EnvError, SandboxError
+from mafrt.environment.python_tool import PythonTool
 from mafrt.envs.code import CodeTask, Grader, load_tasks
 from mafrt.envs.code.inside.moving import CannotMove, decode, encode
 from mafrt.envs.code.tasks import StdinTest
-from mafrt.envs.tools import PythonTool
-from mafrt.errors import EnvError, SandboxError
 from mafrt.sandbox import Execution
 
 SECRET = 8675309

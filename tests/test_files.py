@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_checkpoint import names
 
-from mafrt import files, random_state
-from mafrt.errors import CheckpointError
+from mafrt.core import atomic_files, rng_state
+from mafrt.core.errors import CheckpointError
 
 
 def test_random_states_go_through_json_and_back(tmp_path):
@@ -19,16 +19,16 @@ def test_random_states_go_through_json_and_back(tmp_path):
     def draw():
         return random.random(), random.gauss(0, 1), numpy.random.rand(), numpy.random.randn(), torch.randn(3).tolist()
 
-    random_state.seed_random_state(2**40)
-    first = random_state.random_state()
+    rng_state.seed_random_state(2**40)
+    first = rng_state.random_state()
     draw()
-    random_state.seed_random_state(2**40)
-    assert random_state.random_state() == first
+    rng_state.seed_random_state(2**40)
+    assert rng_state.random_state() == first
     random.gauss(0, 1), numpy.random.randn()  # leaves a second Gaussian waiting in both
-    files.save_json(tmp_path / "random.json", random_state.random_state())
+    atomic_files.save_json(tmp_path / "random.json", rng_state.random_state())
     expected = draw()
     assert draw() != expected
-    random_state.restore_random_state(files.load_json(tmp_path / "random.json"))
+    rng_state.restore_random_state(atomic_files.load_json(tmp_path / "random.json"))
     assert draw() == expected
 
 
@@ -39,8 +39,8 @@ def test_tensors_load_without_running_what_is_in_the_file(tmp_path):
     optimizer = torch.optim.AdamW([parameter], lr=0.1)
     parameter.sum().backward()
     optimizer.step()
-    files.save_tensors(tmp_path / "o.pt", {"solver": optimizer.state_dict()})
-    found = files.load_tensors(tmp_path / "o.pt")["solver"]
+    atomic_files.save_tensors(tmp_path / "o.pt", {"solver": optimizer.state_dict()})
+    found = atomic_files.load_tensors(tmp_path / "o.pt")["solver"]
     assert torch.equal(found["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert found["param_groups"] == optimizer.state_dict()["param_groups"]
 
@@ -54,17 +54,17 @@ def test_tensors_load_without_running_what_is_in_the_file(tmp_path):
     (tmp_path / "cut.pt").write_bytes((tmp_path / "o.pt").read_bytes()[:500])
     for name in ("bad", "empty", "text", "cut", "missing"):
         with pytest.raises(CheckpointError, match=rf"{name}\.pt holds no plain tensors"):
-            files.load_tensors(tmp_path / f"{name}.pt")
+            atomic_files.load_tensors(tmp_path / f"{name}.pt")
     assert not (tmp_path / "ran").exists()
 
 
 def test_json_is_strict_and_replaced_as_a_whole(tmp_path):
     path = tmp_path / "a.json"
-    files.save_json(path, {"x": 0.1 + 0.2})
-    assert files.load_json(path) == {"x": 0.30000000000000004}
+    atomic_files.save_json(path, {"x": 0.1 + 0.2})
+    assert atomic_files.load_json(path) == {"x": 0.30000000000000004}
     with pytest.raises(ValueError, match="JSON compliant"):
-        files.save_json(path, {"x": float("inf")})
+        atomic_files.save_json(path, {"x": float("inf")})
     assert names(tmp_path) == ["a.json"]
     path.write_text('{"x": 1')
     with pytest.raises(CheckpointError, match="cannot be read as JSON"):
-        files.load_json(path)
+        atomic_files.load_json(path)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from helpers_models import ALL, tiny_base
 
-from mafrt.errors import ConfigError
-from mafrt.fit import SHAPES, Shape, Use, activations, adapter_weights, footprint, shape_of
+from mafrt.config.team import LoraSpec
+from mafrt.core.errors import ConfigError
+from mafrt.models.memory_estimate import SHAPES, Shape, Use, activations, adapter_weights, footprint, shape_of
 from mafrt.scripts.info import InfoSettings, main, memory
-from mafrt.team import LoraSpec
 
 
 def shape_like(base) -> Shape:

@@ -36,7 +36,7 @@ SEPARATE_PROCESSES = {
 # These go to the sandbox as text.
 SEPARATE_PROCESSES |= {f"envs/code/inside/{name}.py": {"runs code"} for name in ("asserts", "calls", "stdin")}
 SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "look", "probe")}
-PRINTING = ("scripts/", "mafrt/bench/")
+PRINTING = ("scripts/", "scripts/benchmarks/")
 
 
 def violations(source: str, name: str = "mafrt/x.py") -> list[str]:
@@ -193,7 +193,7 @@ def test_the_lint_lets_pass(source):
 
 
 def test_printing_is_for_scripts():
-    assert violations("print(1)", "scripts/train.py") == violations("print(1)", "mafrt/bench/update.py") == []
+    assert violations("print(1)", "scripts/train.py") == violations("print(1)", "scripts/benchmarks/update.py") == []
 
 
 # Written in pieces, or this file would break its own rule.

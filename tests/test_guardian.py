@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.engine.guardian import alive, birth, children, descendants, watch
+from mafrt.engines.vllm.watchdog import alive, birth, children, descendants, watch
 
 TRAINER = """
 import subprocess, sys, time
 from pathlib import Path
-from mafrt.engine.guardian import watch
+from mafrt.engines.vllm.watchdog import watch
 sleeper = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
 child = subprocess.Popen([sys.executable, "-c", sleeper + "time.sleep(60)"])
 time.sleep(1)
-from mafrt.engine.guardian import descendants
+from mafrt.engines.vllm.watchdog import descendants
 import os
 pids = sorted(descendants(os.getpid()))
 watch(pids, Path(sys.argv[1]))
@@ -32,7 +32,7 @@ time.sleep(60)
 SHARING = """
 import os, subprocess, sys, time
 from pathlib import Path
-from mafrt.engine.guardian import descendants, watch
+from mafrt.engines.vllm.watchdog import descendants, watch
 sharer = "import time; from multiprocessing.shared_memory import SharedMemory; "
 sharer += "found = SharedMemory(create=True, size=8); print(found.name, flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", sharer], stdout=subprocess.PIPE, text=True)
@@ -47,7 +47,7 @@ time.sleep(60)
 STARTING = """
 import subprocess, sys, time
 from pathlib import Path
-from mafrt.engine.guardian import watch_what_starts
+from mafrt.engines.vllm.watchdog import watch_what_starts
 sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 before = subprocess.Popen(sleeper)
 watch_what_starts(Path(sys.argv[1]))

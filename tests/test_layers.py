@@ -13,20 +13,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "scripts": "mafrt.scripts"}
 
-# From the top; a module may import from its own layer and those below. Names are relative to `mafrt`.
+# From the top; a folder may import from itself and from the lines below its own. Names are relative to `mafrt`.
 LAYERS = (
-    "scripts bench",
-    "runners envs teaching",
-    "learner objective stepping rollout tree valuation mixing tally coach checkpoint loadable rundir metrics report",
-    "policy sharding quantised lora adapters critic mixer logprobs memory batch transcript engine sampling sandbox",
-    "credit losses losses_preference env sharing env_check registry team config seeding prompts signals"
-    " files random_state processes wire zero fit pace optimizers",
-    "types errors version toolcalls",
+    "scripts",
+    "runners envs",
+    "coach",
+    "rollout",
+    "engines training",
+    "environment models",
+    "algorithms storage sandbox",
+    "config",
+    "core",
 )
 LEVEL = {name: len(LAYERS) - depth for depth, names in enumerate(LAYERS) for name in names.split()}
 
-ENVS_KNOW = {"envs", "env", "sharing", "types", "errors", "team", "sandbox", "toolcalls"}
-CREDIT_KNOWS = {"credit", "losses", "types", "errors"}
+ENVS_KNOW = {"envs", "environment", "sandbox", "config", "core"}
+ALGORITHMS_KNOW = {"algorithms", "config", "core"}
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors", "numpy", "pandas", "math_verify", "sympy"}
 HEAVY |= {"pyarrow", "datasets", "tensorboard", "yaml", "wandb", "openai", "anthropic", "vllm", "deepspeed", "tqdm"}
 HEAVY |= {"google", "tenacity"}
@@ -44,17 +46,14 @@ def modules() -> dict[str, Path]:
 
 
 @cache
-def imports(name: str, *, at_once: bool) -> frozenset[str]:
-    """What a module imports, as dotted names; `at_once`: only what runs when it is imported itself.
-
-    Imports for type checkers (`if TYPE_CHECKING:`) do not count.
-    """
+def imports(name: str, *, at_once: bool, types: bool = False) -> frozenset[str]:
+    """Dotted names that a module imports: all, or only those `at_once`; `types`: those for type checkers too."""
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not types:
             for child in node.orelse:
                 visit(child)
             return
@@ -78,7 +77,7 @@ def imports(name: str, *, at_once: bool) -> frozenset[str]:
 
 
 def part(name: str) -> str:
-    """`mafrt.credit.gae` -> `credit`."""
+    """`mafrt.algorithms.gae` -> `credit`."""
     return name.split(".")[1] if "." in name else ""
 
 
@@ -101,15 +100,18 @@ def closure(name: str) -> dict[str, str]:
     return found
 
 
-def test_every_module_has_its_layer():
-    unknown = sorted({part(name) for name in modules() if part(name)} - LEVEL.keys())
-    assert not unknown, f"say in LAYERS of tests/test_layers.py where these belong: {unknown}"
+def test_every_folder_has_its_layer():
+    folders = {part(name) for name in modules() if part(name)}
+    assert folders == LEVEL.keys(), "LAYERS of tests/test_layers.py lists the folders of mafrt"
+    assert len([path for path in (ROOT / "mafrt").iterdir() if (path / "__init__.py").exists()]) <= 12
 
 
 @pytest.mark.parametrize("name", sorted(name for name in modules() if part(name)))
 def test_imports_run_downwards(name):
-    own = LEVEL.get(part(name), 99)  # one without a layer fails the test above
-    assert [other for other in imports(name, at_once=False) if ours(other) and LEVEL.get(part(other), 0) > own] == []
+    """Imports inside functions and under TYPE_CHECKING count too."""
+    own = part(name)
+    others = {part(other) for other in imports(name, at_once=False, types=True) if ours(other)} - {own}
+    assert {other for other in others if LEVEL[other] >= LEVEL[own]} == set()
 
 
 def test_modules_do_not_import_each_other_in_circles():
@@ -129,30 +131,32 @@ def test_modules_do_not_import_each_other_in_circles():
 
 @pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) == "envs"))
 def test_envs_know_the_environment_api_and_nothing_of_training(name):
-    known = {part(other) for other in imports(name, at_once=False) if ours(other)}
-    assert known <= ENVS_KNOW | {"config"}
-    assert "torch" not in {other.split(".")[0] for other in imports(name, at_once=False)}
-    tree = ast.parse(modules()[name].read_text(encoding="utf-8"))
-    of_config = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "mafrt.config"]
-    # The sentence for a wrong name, with the nearest right one, is the same everywhere; settings of training are not
-    # an environment's business.
-    assert {alias.name for node in of_config for alias in node.names} <= {"unknown"}
+    others = imports(name, at_once=False, types=True)
+    assert {part(other) for other in others if ours(other)} <= ENVS_KNOW
+    assert "torch" not in {other.split(".")[0] for other in others}
+    # Settings of training are not an environment's business.
+    assert "mafrt.config.train_config" not in others
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) in ("credit", "losses")))
-def test_credit_and_losses_are_mathematics(name):
-    others = imports(name, at_once=False)
+@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) == "algorithms"))
+def test_algorithms_are_mathematics(name):
+    others = imports(name, at_once=False, types=True)
     outside = {other.split(".")[0] for other in others if not ours(other)}
-    assert {part(other) for other in others if ours(other)} <= CREDIT_KNOWS
+    assert {part(other) for other in others if ours(other)} <= ALGORITHMS_KNOW
     assert outside <= {"torch", "mafrt"} | set(sys.stdlib_module_names)
     assert not outside & {"os", "pathlib", "io", "json", "socket", "subprocess", "shutil"}
 
 
-LIGHT = ("types", "errors", "version", "config", "team", "env", "registry", "signals", "seeding")
-LIGHT += ("checkpoint", "rundir", "metrics", "report", "envs", "scripts")
+LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
+HEAVY_FOLDERS = ("mafrt.scripts.benchmarks.", "mafrt.scripts.teaching_base.")
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) in LIGHT or name == "mafrt"))
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name for name in modules() if name == "mafrt" or (part(name) in LIGHT and not name.startswith(HEAVY_FOLDERS))
+    ),
+)
 def test_nothing_heavy_before_arguments_are_parsed(name):
     found = closure(name)
     heavy = {f"{other} by {by}" for other, by in found.items() if other.split(".")[0] in HEAVY}
@@ -169,7 +173,7 @@ def test_every_name_that_mafrt_promises_exists():
     """`import mafrt` resolves names late, so a wrong one would be noticed by users only."""
     import mafrt
 
-    for module in {*mafrt._WHERE.values(), *(f"mafrt.{name}" for name in mafrt._MODULES)}:
+    for module in {*mafrt._WHERE.values(), *mafrt._MODULES.values()}:
         assert module in modules(), module
     for name, module in mafrt._WHERE.items():
         tree = ast.parse(modules()[module].read_text(encoding="utf-8"))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from helpers_models import tiny_base
 
-from mafrt.batch import collate, split
-from mafrt.config import LearnConfig
-from mafrt.learner import Learner
-from mafrt.objective import Objective
-from mafrt.team import LoraSpec
-from mafrt.transcript import central_prompts
-from mafrt.types import Episode, Turn
-from mafrt.valuation import Valuation
+from mafrt.config.team import LoraSpec
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.types import Episode, Turn
+from mafrt.training.batch import collate, split
+from mafrt.training.critic import Valuation
+from mafrt.training.critic_input import central_prompts
+from mafrt.training.learner import Learner
+from mafrt.training.policy_objective import Objective
 
 AGENTS = ("ann", "bob")
 CONFIG = LearnConfig(lr=1e-2, ppo_epoch=1, max_grad_norm=1e9)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mafrt.logprobs import token_logprobs
+from mafrt.models.logprobs import token_logprobs
 
 
 def reference(hidden, targets, weight, bias=None, temperature=1.0):

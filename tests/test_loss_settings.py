@@ -12,16 +12,16 @@ from test_on_policy import adapters, same
 from test_swap_and_sampling import cut_and_resumed, metrics
 from toy import make, train
 
-from mafrt import credit
-from mafrt.config import LearnConfig, TrainConfig
-from mafrt.credit import assign
-from mafrt.errors import ConfigError
-from mafrt.learner import Learner
-from mafrt.objective import Objective
-from mafrt.runners.rule import resolve_rule
-from mafrt.team import Team
-from mafrt.types import Episode, Turn
-from mafrt.valuation import Valuation
+from mafrt import algorithms
+from mafrt.algorithms import assign
+from mafrt.config.team import Team
+from mafrt.config.train_config import LearnConfig, TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Turn
+from mafrt.runners.algorithm import resolve_rule
+from mafrt.training.critic import Valuation
+from mafrt.training.learner import Learner
+from mafrt.training.policy_objective import Objective
 
 DUO = Team.of(["a", "b"])
 
@@ -228,7 +228,7 @@ def test_reinforce_pp_pays_it_in_the_reward_unless_told_otherwise_and_others_in_
     found = rule(kl_in="reward")
     assert found.credit["kl_coef"] == 0.1 and found.kl_settings(0.2) == {"kl_coef": 0.2}
     with pytest.raises(ConfigError, match="needs the reference"):
-        credit.check_needs("grpo", {"kl_coef": 0.1}, critic=None, samples_per_problem=2, reference=False, agents=1)
+        algorithms.check_needs("grpo", {"kl_coef": 0.1}, critic=None, samples_per_problem=2, reference=False, agents=1)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp"])
@@ -329,7 +329,7 @@ def test_a_bonus_moves_other_adapters_than_none(tmp_path):
         runner.run()
         return adapters(runner)
 
-    from mafrt.types import StepResult
+    from mafrt.core.types import StepResult
 
     plain, bonus = moved(), moved(alpha0=2.0, alpha1=2.0)
     assert not same(plain["first"], bonus["first"])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.losses import (
+from mafrt.algorithms.losses import (
     AdaptiveKL,
     entropy_loss,
     kl_k1,

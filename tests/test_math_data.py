@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.envs.math import MathEnv, Task, find_leaks, load_tasks, verify_many
-from mafrt.envs.math.leak import normalise
+from mafrt.envs.math.contamination import normalise
 from mafrt.envs.math.tasks import answer_text
-from mafrt.errors import DataError, MissingExtraError
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "data"
 real_records = pytest.mark.skipif(

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mafrt.core.errors import EnvError
 from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
 from mafrt.envs.math.answers import boxed, plain_number, quick_verdict, tidy
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
-from mafrt.errors import EnvError
 
 
 @pytest.fixture

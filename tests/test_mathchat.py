@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from helpers_models import tiny_tokenizer
 
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.env import check_env
-from mafrt.envs.math import MathEnv, Task, rules, verify
-from mafrt.envs.math.solver_verifier import verdict_of
-from mafrt.envs.math.state import part_seen
-from mafrt.errors import ConfigError, SandboxError
-from mafrt.rollout import Player, Start
+from mafrt.config.team import AgentSpec, Team
+from mafrt.core.errors import ConfigError, SandboxError
+from mafrt.core.types import SamplingParams
+from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.base import check_env
+from mafrt.envs.math import MathEnv, Task, process_rewards, verify
+from mafrt.envs.math.workflows.base import part_seen
+from mafrt.envs.math.workflows.solver_verifier import verdict_of
+from mafrt.rollout.player import Player, Start
 from mafrt.sandbox import Execution
-from mafrt.team import AgentSpec, Team
-from mafrt.types import SamplingParams
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 MATHCHAT = Team.load(PROFILES / "mathchat.json")
@@ -229,7 +229,7 @@ def right(text):
     ],
 )
 def test_plans(text, score):
-    found = rules.plan(text, right)
+    found = process_rewards.plan(text, right)
     assert (found and found.score) == score
 
 
@@ -246,7 +246,7 @@ def test_plans(text, score):
     ],
 )
 def test_programs(status, stdout, stderr, score):
-    assert rules.program(Execution(status, stdout, stderr, 0), right).score == score
+    assert process_rewards.program(Execution(status, stdout, stderr, 0), right).score == score
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_programs(status, stdout, stderr, score):
     ],
 )
 def test_reports(text, printed, score):
-    assert rules.report(text, printed, right).score == score
+    assert process_rewards.report(text, printed, right).score == score
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_reports(text, printed, score):
     ],
 )
 def test_answers(text, score):
-    assert rules.answer(text, right).score == score
+    assert process_rewards.answer(text, right).score == score
 
 
 def test_every_turn_is_judged_in_the_end():
@@ -314,7 +314,7 @@ def test_settings_are_checked():
 def test_without_bubblewrap_nothing_begins(monkeypatch, tmp_path):
     """One sentence that names the command which installs it, before any model is loaded."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("mafrt.sandbox.opening._shared", {})
+    monkeypatch.setattr("mafrt.sandbox.factory._shared", {})
     with pytest.raises(SandboxError) as caught:
         mathchat()
     assert "apt" in str(caught.value) and "bubblewrap" in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from mafrt.memory import keep_freed_memory
+from mafrt.core.malloc import keep_freed_memory
 assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

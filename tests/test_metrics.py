@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint, loadable
-from mafrt.errors import MissingExtraError
-from mafrt.metrics import GLOSSARY, MetricsWriter, explain, glossary_markdown
-from mafrt.rundir import RunDir
+from mafrt.core.errors import MissingExtraError
+from mafrt.storage import checkpoint, load_path
+from mafrt.storage.metrics import GLOSSARY, MetricsWriter, explain, glossary_markdown
+from mafrt.storage.run_dir import RunDir
 
 DOCS = Path(__file__).parents[1] / "docs" / "runs.md"
 BEGIN, END = "<!-- glossary -->\n", "\n<!-- end of glossary -->"
@@ -78,14 +78,14 @@ def test_everything_that_a_run_writes_is_explained(tmp_path):
 
 @pytest.mark.parametrize("rule", ["gae", "grpo", "gigpo", "reinforce_pp", "maporl", "vdn"])
 def test_everything_that_credit_reports_is_explained(rule):
-    from mafrt import credit
-    from mafrt.types import Episode, Turn
+    from mafrt import algorithms
+    from mafrt.core.types import Episode, Turn
 
     def turn(agent: str, index: int) -> Turn:
         return Turn(agent, [1], [2], [-1.0], "eos", "x", index, index, 0, 1.0, values=[0.5], ref_logprobs=[-1.0])
 
     episodes = [Episode(str(i), "g", [turn("a", 0), turn("b", 1)], float(i)) for i in range(3)]
-    for metric in credit.assign(episodes, rule=rule):
+    for metric in algorithms.assign(episodes, rule=rule):
         explain(metric)
 
 
@@ -135,7 +135,7 @@ def test_a_resumed_run_hides_what_is_played_again(tmp_path):
             writer.write(iteration, {"score": 0.0})
             if iteration == 2:
                 checkpoint.save(run.checkpoints, 2, {"state/x": lambda target: target.write_text("x")})
-    with RunDir.open(path, {}, loadable.resolve(path)) as run, MetricsWriter(run) as writer:
+    with RunDir.open(path, {}, load_path.resolve(path)) as run, MetricsWriter(run) as writer:
         writer.write(3, {"score": 1.0})
         writer.write(4, {"score": 1.0})
     assert curves(run)["score"] == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]
@@ -178,8 +178,8 @@ def test_wandb_only_if_asked_for_and_installed(tmp_path, monkeypatch):
         """)
     )
     code = f"""
-        from mafrt.metrics import MetricsWriter
-        from mafrt.rundir import RunDir
+        from mafrt.storage.metrics import MetricsWriter
+        from mafrt.storage.run_dir import RunDir
         with RunDir.open({str(tmp_path / "b")!r}, {{}}) as run:
             with MetricsWriter(run, tensorboard=False, wandb="project") as writer:
                 writer.write(1, {{"score": 0.5, "kl/a": float("nan")}}, {{"seconds_play": 1.0}})

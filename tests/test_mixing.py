@@ -13,15 +13,15 @@ from test_on_policy import adapters, same
 from test_swap_and_sampling import cut_and_resumed
 from toy import make
 
-from mafrt.config import LearnConfig, TrainConfig
-from mafrt.critic import load_critic
-from mafrt.errors import CheckpointError, ConfigError
-from mafrt.loadable import resolve
-from mafrt.mixer import Monotone, TeamValue, follow, target_of
-from mafrt.mixing import Mixing
-from mafrt.runners.rule import resolve_rule
-from mafrt.team import Team
-from mafrt.types import Episode, Turn
+from mafrt.config.team import Team
+from mafrt.config.train_config import LearnConfig, TrainConfig
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.types import Episode, Turn
+from mafrt.models.q_mixer import Monotone, TeamValue, follow, target_of
+from mafrt.models.value_head import load_critic
+from mafrt.runners.algorithm import resolve_rule
+from mafrt.storage.load_path import resolve
+from mafrt.training.mixer_critic import Mixing
 
 AGENTS = ("first", "second")
 
@@ -145,7 +145,7 @@ def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
         want = stage.net.heads[1](alone).item()
     assert torch.allclose(steps.x[2, 1], alone, atol=1e-5)
     assert turn.values == pytest.approx([want] * 4, abs=1e-5)
-    from mafrt.valuation import Valuation
+    from mafrt.training.critic import Valuation
 
     twins = batch(stage.base)
     Valuation(stage.base, stage.learn, "token", 1).annotate(
@@ -245,7 +245,7 @@ def test_order_of_the_episodes_changes_not_one_bit(kind):
 
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
-    from mafrt.files import load_tensors, save_tensors
+    from mafrt.core.atomic_files import load_tensors, save_tensors
 
     whole, cut = mixing(kind), mixing(kind)
     for stage in (whole, cut):

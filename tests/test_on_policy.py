@@ -17,10 +17,10 @@ import pytest
 import torch
 from toy import Digits, make, settings, train
 
-from mafrt.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
-from mafrt.files import load_tensors
-from mafrt.loadable import resolve
-from mafrt.types import StepResult
+from mafrt.core.atomic_files import load_tensors
+from mafrt.core.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
+from mafrt.core.types import StepResult
+from mafrt.storage.load_path import resolve
 
 EXACT = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")
 
@@ -161,8 +161,8 @@ def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
     assert run["meta"]["team"] == ["first", "second"]
     from helpers_models import tiny_base
 
+    from mafrt.config.team import Team
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.team import Team
 
     class Others(Digits):
         agents = ("first", "third")
@@ -186,8 +186,8 @@ def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_tu
 
     from helpers_models import tiny_base
 
+    from mafrt.config.team import Team
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.team import Team
 
     runner = OnPolicy(Long(), Team.of(Long.agents), tiny_base(), settings(iterations=1, eval_episodes=0))
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_tu
             for parameter in runner.base.adapter_parameters(name):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             runner.base.bump(name)
-    from mafrt.signals import StopRequest
+    from mafrt.core.signals import StopRequest
 
     runner.stop = StopRequest()
     episodes, _, _ = runner.playing.play(runner.state.iteration, runner.state.drawn)
@@ -213,8 +213,8 @@ def test_an_environment_that_always_breaks_ends_the_run_with_its_own_sentence(tm
 
     from helpers_models import tiny_base
 
+    from mafrt.config.team import Team
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.team import Team
 
     runner = OnPolicy(Broken(), Team.of(Broken.agents), tiny_base(), settings(eval_episodes=0))
     with pytest.raises(EnvError, match=r"Broken\.step\(\)"):
@@ -234,8 +234,8 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
     with pytest.raises(ConfigError, match="no second"):
         from helpers_models import tiny_base
 
+        from mafrt.config.team import Team
         from mafrt.runners.on_policy import OnPolicy
-        from mafrt.team import Team
 
         OnPolicy(Digits(), Team.of(["first"]), tiny_base(), settings())
 
@@ -244,8 +244,8 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
 def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do(still):
     from helpers_models import tiny_base
 
+    from mafrt.config.team import AgentSpec, Team
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.team import AgentSpec, Team
 
     def weights_after(algorithm, rates):
         team = Team(tuple(AgentSpec(name=name, lr=rates.get(name)) for name in Digits.agents))
@@ -273,8 +273,8 @@ def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path)
 
     from helpers_models import tiny_base
 
+    from mafrt.config.team import Team
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.team import Team
 
     wanted = settings(iterations=5, save_interval=0, eval_episodes=0)
     runner = OnPolicy(Late(), Team.of(Late.agents), tiny_base(), wanted, run_dir=tmp_path / "run")

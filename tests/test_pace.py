@@ -9,9 +9,9 @@ import pytest
 from test_on_policy import hashes
 from toy import make, train
 
-from mafrt.config import LearnConfig
-from mafrt.errors import ConfigError
-from mafrt.pace import pace_of
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import ConfigError
+from mafrt.training.lr_schedule import pace_of
 
 
 def rates(run: Path) -> list[float]:

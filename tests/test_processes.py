@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 from toy import make, settings, train
 
-from mafrt import wire
-from mafrt.errors import BudgetSpentError, ConfigError, DataError, MafrtError
-from mafrt.processes import ALONE, Processes, packed_error, unpacked_error
-from mafrt.runners.preflight import check_processes
-from mafrt.runners.tasks import TaskStream
-from mafrt.runners.together import own_slots
-from mafrt.types import Episode, Evidence, Scored, Turn, Unscored
+from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
+from mafrt.core.errors import BudgetSpentError, ConfigError, DataError, MafrtError
+from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
+from mafrt.rollout.distributed_rollout import own_slots
+from mafrt.rollout.player import serialization
+from mafrt.rollout.task_stream import TaskStream
+from mafrt.runners.checks import check_processes
 
 SCRIPT = Path(__file__).with_name("toy_processes.py")
 # Adam divides by the gradient's size: a larger epsilon keeps the rounding of gradients near zero from being magnified.
@@ -262,7 +262,7 @@ def test_a_process_of_several_ends_in_order_and_without_taking_the_interpreter_a
     script.write_text(
         "import atexit, sys\n"
         "from mafrt import processes\n"
-        "from mafrt.scripts._cli import run_main\n"
+        "from mafrt.scripts.cli.command import run_main\n"
         "class Last:\n"
         "    def __del__(self): print('taken apart')\n"
         "last = Last()\n"
@@ -311,12 +311,12 @@ def test_episodes_cross_whole_and_bit_for_bit():
     turn.values = [0.1 + 0.2, 1e-300]
     other = Turn("b", [1], [], [], "length", "", 1, 2, 7, coach=Unscored("no answer"))
     episode = Episode("e", "g", [turn, other], outcome=0.5, info={"task": "ash", "level": None})
-    crossed = wire.unpack(json.loads(json.dumps(wire.pack(episode))))
+    crossed = serialization.unpack(json.loads(json.dumps(serialization.pack(episode))))
     assert crossed == episode and isinstance(crossed.turns[0].coach, Scored)
-    verdicts = json.loads(json.dumps(wire.pack_verdicts([episode])))
+    verdicts = json.loads(json.dumps(serialization.pack_verdicts([episode])))
     for one in crossed.turns:
         one.coach = None
-    wire.unpack_verdicts([crossed], verdicts)
+    serialization.unpack_verdicts([crossed], verdicts)
     assert crossed == episode
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from toy import Digits, make, settings
 
-from mafrt.errors import MissingExtraError
-from mafrt.optimizers import make_optimizer
-from mafrt.policy import SharedBase
+from mafrt.config.team import LoraSpec, Team
+from mafrt.core.errors import MissingExtraError
+from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.team import LoraSpec, Team
+from mafrt.training.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[1]
 HAVE = importlib.util.find_spec("bitsandbytes") is not None

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Digits, make
 
-from mafrt.errors import DataError
-from mafrt.prompts import encode_prompt
-from mafrt.runners.preference import pairs_of
-from mafrt.runners.recorded import Said, mine, read_episodes
-from mafrt.runners.records import Record, batch_at, digest, encode, fit, read_answers, steps_per_epoch
-from mafrt.runners.supervised import examples_of
-from mafrt.team import AgentSpec, Team
-from mafrt.types import Turn
+from mafrt.config.team import AgentSpec, Team
+from mafrt.core.errors import DataError
+from mafrt.core.types import Turn
+from mafrt.rollout.prompts import encode_prompt
+from mafrt.runners.offline.dataset import Record, batch_at, digest, encode, fit, read_answers, steps_per_epoch
+from mafrt.runners.offline.dpo import pairs_of
+from mafrt.runners.offline.replay import Said, mine, read_episodes
+from mafrt.runners.offline.sft import examples_of
 
 TEAM = Team((AgentSpec("solver", prompt="Solve."), AgentSpec("critic")))
 PAIR = ("chosen", "rejected")

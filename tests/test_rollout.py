@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from helpers_models import tiny_tokenizer
 
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.env import Env
-from mafrt.errors import EnvError
-from mafrt.prompts import encode_prompt, messages_of
-from mafrt.rollout import Player, Start
-from mafrt.team import Team
-from mafrt.types import SamplingParams, StepResult
+from mafrt.config.team import Team
+from mafrt.core.errors import EnvError
+from mafrt.core.types import SamplingParams, StepResult
+from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.base import Env
+from mafrt.rollout.player import Player, Start
+from mafrt.rollout.prompts import encode_prompt, messages_of
 
 
 class Relay(Env):

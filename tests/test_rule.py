@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mafrt import credit
-from mafrt.config import TrainConfig
-from mafrt.errors import ConfigError
-from mafrt.runners.rule import resolve_rule
-from mafrt.team import Team
+from mafrt import algorithms
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.runners.algorithm import resolve_rule
 
 DUO = Team.of(["a", "b"])
 
@@ -18,10 +18,10 @@ def resolve(team=DUO, **settings):
 
 
 def test_every_algorithm_resolves_with_what_it_needs():
-    for name in credit.ALGORITHMS:
+    for name in algorithms.ALGORITHMS:
         rule = resolve(algorithm=name, n_samples=4)
         assert rule.name == name and rule.schedule.plan(0).agents
-        assert set(rule.credit) <= set(credit.settings_of(name))
+        assert set(rule.credit) <= set(algorithms.settings_of(name))
 
 
 def test_presets_hold_until_the_user_says_otherwise():

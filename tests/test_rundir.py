@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mafrt import checkpoint, files, loadable, report, rundir
-from mafrt.errors import CheckpointError, ConfigError
-from mafrt.rundir import RunDir
-from mafrt.types import Episode, Scored, Turn, Unscored
+from mafrt.core import atomic_files
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.types import Episode, Scored, Turn, Unscored
+from mafrt.storage import checkpoint, load_path, report, run_dir
+from mafrt.storage.run_dir import RunDir
 
 ARGS = {"iterations": 9, "lr": 1e-5, "freeze": ("a",), "target_kl": None, "load_path": None, "prompt": "größer"}
 
@@ -36,7 +37,7 @@ def play(run: RunDir, start: int, end: int, *, every: int = 2, die_at: int | Non
 
 
 def save(run: RunDir, step: int) -> Path:
-    return checkpoint.save(run.checkpoints, step, {"state/run.json": lambda path: files.save_json(path, step)})
+    return checkpoint.save(run.checkpoints, step, {"state/run.json": lambda path: atomic_files.save_json(path, step)})
 
 
 def text(path: Path) -> dict[str, bytes]:
@@ -63,7 +64,7 @@ def test_a_resumed_run_has_the_same_lines(tmp_path, whole, die_at):
     for name in ("metrics", "episodes", "timings"):
         with open(path / f"{name}.jsonl", "ab") as file:
             file.write(b'{"iteration": 1, "torn')
-    found = loadable.resolve(path)
+    found = load_path.resolve(path)
     assert found.step == (die_at - 1) // 2 * 2
     with RunDir.open(path, ARGS, found) as run:
         assert run.step == (found.step or None)
@@ -81,7 +82,7 @@ def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_rundir import ARGS, RunDir, loadable, play
         path = Path({str(path)!r})
-        found = loadable.resolve(path) if path.exists() else None
+        found = load_path.resolve(path) if path.exists() else None
         with RunDir.open(path, ARGS, found) as run:
             print("go", flush=True)
             play(run, found.step if found else 0, 9)
@@ -111,7 +112,7 @@ def test_a_run_is_never_written_over(tmp_path, whole):
     with pytest.raises(ConfigError, match="already holds a run"):
         RunDir.open(tmp_path / "folder", ARGS)
     with pytest.raises(ConfigError, match="already holds a run"):
-        RunDir.open(tmp_path / "folder", ARGS, loadable.resolve(whole))
+        RunDir.open(tmp_path / "folder", ARGS, load_path.resolve(whole))
     with pytest.raises(ConfigError, match="is a file; give another --run_dir"):
         RunDir.open(tmp_path / "folder" / "thesis.tex", ARGS)
     with pytest.raises(ConfigError, match=r"cannot be made \(Not a directory\)"):
@@ -125,7 +126,7 @@ def test_a_run_that_was_killed_at_its_very_beginning_can_begin_again(tmp_path):
     for name in (".lock", ".args.yaml.tmp"):
         (tmp_path / "run" / name).touch()
     RunDir.open(tmp_path / "run", ARGS).close()
-    assert rundir.read_args(tmp_path / "run" / "args.yaml")["iterations"] == 9
+    assert run_dir.read_args(tmp_path / "run" / "args.yaml")["iterations"] == 9
 
 
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
@@ -133,7 +134,7 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     # The child forks a grandchild that outlives it, as a worker pool would.
     code = f"""
         import os, sys, time
-        from mafrt.rundir import RunDir
+        from mafrt.storage.run_dir import RunDir
         run = RunDir.open({str(path)!r}, {{}})
         if os.fork() == 0:
             os.close(1)
@@ -148,39 +149,39 @@ def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
     try:
         assert child.stdout is not None and child.stdout.readline() == b"open\n"
         with pytest.raises(ConfigError, match="another process is writing"):
-            RunDir.open(path, {}, loadable.resolve(path))
+            RunDir.open(path, {}, load_path.resolve(path))
         child.kill()
         child.wait()
-        RunDir.open(path, {}, loadable.resolve(path)).close()
+        RunDir.open(path, {}, load_path.resolve(path)).close()
     finally:
         subprocess.run(["kill", "-9", "--", f"-{child.pid}"], check=False)
         child.stdout.close()
 
 
 def test_going_on_from_an_earlier_checkpoint_sets_later_ones_aside(whole, caplog):
-    found = loadable.resolve(whole / "checkpoints" / "step_000006")
+    found = load_path.resolve(whole / "checkpoints" / "step_000006")
     with RunDir.open(whole, ARGS, found) as run:
         assert run.step == 6
         assert iterations(whole / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
         assert iterations(whole / "evaluations.jsonl") == [0, 3]
     assert "step_000008.aside" in caplog.text
-    assert loadable.resolve(whole).step == 6
+    assert load_path.resolve(whole).step == 6
 
 
 def test_a_checkpoint_of_another_run_brings_its_history_along(tmp_path, whole):
     expected = text(whole)
     branch = tmp_path / "branch"
-    found = loadable.resolve(whole / "checkpoints" / "step_000006")
+    found = load_path.resolve(whole / "checkpoints" / "step_000006")
     with RunDir.open(branch, {**ARGS, "load_path": "x"}, found):
         assert iterations(branch / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
     # Stopped before its own first checkpoint, it starts from the other run's once more, not from nothing.
-    again = loadable.resolve(branch)
+    again = load_path.resolve(branch)
     assert (again.step, again.run, again.path) == (6, branch, found.path)
     with RunDir.open(branch, ARGS, again) as run:
         play(run, 6, 9)
     assert text(branch) == text(whole) == expected
-    assert loadable.resolve(branch).path == branch / "checkpoints" / "step_000008"
-    assert rundir.read_args(branch / "args.yaml")["load_path"] == "x"
+    assert load_path.resolve(branch).path == branch / "checkpoints" / "step_000008"
+    assert run_dir.read_args(branch / "args.yaml")["load_path"] == "x"
 
 
 def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
@@ -188,9 +189,9 @@ def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
     (adapters / "a").mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapters / "a" / name).touch()
-    with RunDir.open(path, ARGS, loadable.resolve(adapters)) as run:
+    with RunDir.open(path, ARGS, load_path.resolve(adapters)) as run:
         run.metrics.append(1, [{}])
-    again = loadable.resolve(path)
+    again = load_path.resolve(path)
     assert (again.kind, again.run, set(again.adapters)) == ("adapters", path, {"a"})
     assert again.resumes and again.step == 0
     with RunDir.open(path, ARGS, again):
@@ -202,26 +203,26 @@ def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
 
 def test_a_bad_line_amid_good_ones_goes_alone(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    good = [rundir.encode_line({"iteration": i, "x": i}) for i in (1, 2, 3, 4)]
+    good = [run_dir.encode_line({"iteration": i, "x": i}) for i in (1, 2, 3, 4)]
     path.write_bytes(good[0] + b"\0" * 9 + b"\n" + good[1] + b'{"x": 1}\n' + good[2] + good[3])
-    rundir.keep_until(path, 3)
+    run_dir.keep_until(path, 3)
     assert path.read_bytes() == good[0] + good[1] + good[2]
     path.write_bytes(good[0] + good[1][:-1])
-    rundir.keep_until(path, 3)
+    run_dir.keep_until(path, 3)
     assert path.read_bytes() == good[0]
 
 
 def test_lines_hold_any_text_and_any_number():
     odd = 'Größe 数学 \ud800 "\n\r\t\x85\u2028\u2029 \x00'
     record = {"iteration": 1, "text": odd, "nan": float("nan"), "inf": [float("inf"), -1.5], "set": {2, 1}}
-    line = rundir.encode_line(record)
+    line = run_dir.encode_line(record)
     assert line.count(b"\n") == 1 and len(line.decode().splitlines()) == 1
     assert json.loads(line) == {"iteration": 1, "text": odd, "nan": None, "inf": [None, -1.5], "set": [1, 2]}
-    assert "数学" in rundir.encode_line({"text": "数学"}).decode()
+    assert "数学" in run_dir.encode_line({"text": "数学"}).decode()
     import numpy
     import torch
 
-    assert rundir.json_safe({1: numpy.float32(0.5), "t": torch.tensor(2), "p": Path("a"), "b": True}) == {
+    assert run_dir.json_safe({1: numpy.float32(0.5), "t": torch.tensor(2), "p": Path("a"), "b": True}) == {
         "1": 0.5,
         "t": 2,
         "p": "a",
@@ -234,8 +235,8 @@ def test_a_refused_line_is_not_left_half_written(tmp_path):
     path = tmp_path / "run"
     code = f"""
         import resource
-        from mafrt.errors import CheckpointError
-        from mafrt.rundir import RunDir
+        from mafrt.core.errors import CheckpointError
+        from mafrt.storage.run_dir import RunDir
         run = RunDir.open({str(path)!r}, {{}})
         run.metrics.append(1, [{{"text": "x" * 3000}}])
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -256,8 +257,8 @@ def test_an_episode_is_logged_with_rewards_and_verdicts():
 
     episode = Episode("e", "g", [turn(reward=0.5, advantages=[1.0, 2.0, 3.0], coach=Scored(9.0, "good")), turn()], 1.0)
     episode.turns[1].coach = Unscored("timed out")
-    record = rundir.episode_record(episode)
-    assert json.loads(rundir.encode_line(record))["turns"][0] == {
+    record = run_dir.episode_record(episode)
+    assert json.loads(run_dir.encode_line(record))["turns"][0] == {
         "agent": "solver",
         "turn": 0,
         "env_step": 0,
@@ -278,41 +279,41 @@ def test_an_episode_is_logged_with_rewards_and_verdicts():
 
 
 def test_settings_come_back_as_they_were(tmp_path, whole):
-    assert rundir.read_args(whole / "args.yaml") == {**ARGS, "freeze": ["a"]}
+    assert run_dir.read_args(whole / "args.yaml") == {**ARGS, "freeze": ["a"]}
     assert "größer" in (whole / "args.yaml").read_text()
 
 
 def test_changed_settings_are_told_and_the_old_ones_kept(whole, caplog):
     with caplog.at_level(logging.WARNING):
-        RunDir.open(whole, {**ARGS, "load_path": "runs/x"}, loadable.resolve(whole)).close()
+        RunDir.open(whole, {**ARGS, "load_path": "runs/x"}, load_path.resolve(whole)).close()
     assert "settings changed" not in caplog.text
-    RunDir.open(whole, {**ARGS, "iterations": 20}, loadable.resolve(whole)).close()
+    RunDir.open(whole, {**ARGS, "iterations": 20}, load_path.resolve(whole)).close()
     assert "settings changed (the old ones are in args.until_000008.yaml): iterations" in caplog.text
-    assert rundir.read_args(whole / "args.yaml")["iterations"] == 20
-    assert rundir.read_args(whole / "args.until_000008.yaml")["iterations"] == 9
+    assert run_dir.read_args(whole / "args.yaml")["iterations"] == 20
+    assert run_dir.read_args(whole / "args.until_000008.yaml")["iterations"] == 9
 
 
 @pytest.mark.parametrize("name", ["openai_api_key", "apikey", "hf_token", "password", "CLIENT_SECRET"])
 def test_secrets_stay_out_of_the_settings(tmp_path, name):
     with pytest.raises(ConfigError, match="looks like a secret"):
-        rundir.write_args(tmp_path / "args.yaml", {name: "sk-123"})
+        run_dir.write_args(tmp_path / "args.yaml", {name: "sk-123"})
     assert not (tmp_path / "args.yaml").exists()
-    rundir.write_args(tmp_path / "args.yaml", {name: None, "max_new_tokens": 3, "token": "word"})
+    run_dir.write_args(tmp_path / "args.yaml", {name: None, "max_new_tokens": 3, "token": "word"})
 
 
 @pytest.mark.parametrize("content", [b"- a\n- b\n", b"\xff\xfe", b"a: [1", b"a: !!python/object/apply:os.system [ls]"])
 def test_settings_that_are_none_are_one_sentence(tmp_path, content):
     (tmp_path / "args.yaml").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        rundir.read_args(tmp_path / "args.yaml")
+        run_dir.read_args(tmp_path / "args.yaml")
     assert "\n" not in str(caught.value)
 
 
 def test_set_aside_finds_a_free_name(tmp_path):
-    assert rundir.set_aside(tmp_path / "run") is None
+    assert run_dir.set_aside(tmp_path / "run") is None
     for number in (1, 2):
         (tmp_path / "run").mkdir()
-        assert rundir.set_aside(tmp_path / "run") == tmp_path / f"run.{number}"
+        assert run_dir.set_aside(tmp_path / "run") == tmp_path / f"run.{number}"
     assert not (tmp_path / "run").exists()
 
 
@@ -359,4 +360,4 @@ def test_the_summary_is_json_whatever_is_in_it(tmp_path):
     path = report.write_summary(tmp_path, {"before": 0.5, "after": float("nan"), "seed": 1})
     assert json.loads(path.read_text()) == {"before": 0.5, "after": None, "seed": 1}
     with pytest.raises(CheckpointError):
-        files.load_json(tmp_path / "nothing.json")
+        atomic_files.load_json(tmp_path / "nothing.json")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from mafrt.errors import ConfigError, MafrtError
-from mafrt.sampling import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms, truncate
-from mafrt.types import SamplingParams
+from mafrt.core.errors import ConfigError, MafrtError
+from mafrt.core.types import SamplingParams
+from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms, truncate
 
 CASES = [
     SamplingParams(),

@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fusion_server import StandIn
 from helpers_sandbox import SECRET, descendants, ensure_bubblewrap, settled, why_not
 
 import mafrt
-from mafrt.errors import ConfigError, DataError, MafrtError
-from mafrt.sandbox import Execution, Sandbox, SandboxError, open_sandbox, opening, shared_sandbox
+from mafrt.core.errors import ConfigError, DataError, MafrtError
+from mafrt.sandbox import Execution, Sandbox, SandboxError, factory, open_sandbox, shared_sandbox
 from mafrt.sandbox.inside import confine, limits
 from mafrt.sandbox.inside.zygote import SPARE
-from mafrt.sandbox.standin import StandIn
-from mafrt.sandbox.warm import WarmSandbox
+from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
 
 @pytest.fixture(scope="module", params=["bwrap", "degraded", "fusion"])
@@ -327,7 +327,7 @@ def test_killing_the_trainer_ends_everything(tier):
         pytest.skip(why)
     code = f"""
 import sys
-from mafrt.sandbox.warm import WarmSandbox
+from mafrt.sandbox.zygote_sandbox import WarmSandbox
 sandbox = WarmSandbox({tier!r}, libraries=False)
 print(sandbox.zygote_pid, flush=True)
 sandbox.execute("import os\\nos.execv('/usr/bin/sleep', ['sleep', '7654322'])", timeout_s=600)
@@ -399,13 +399,13 @@ def test_an_unknown_tier(name):
 
 
 def test_one_sandbox_is_shared(monkeypatch):
-    monkeypatch.setattr(opening, "_shared", {})
+    monkeypatch.setattr(factory, "_shared", {})
     first = shared_sandbox("bwrap")
     try:
         assert shared_sandbox("bwrap") is first
         assert first.execute("print(1)").stdout == "1\n"
     finally:
-        opening._close_shared()
+        factory._close_shared()
     with pytest.raises(SandboxError):
         first.execute("pass")
 
@@ -484,7 +484,7 @@ def test_as_an_ordinary_user(tmp_path):
 
 def test_hundreds_of_executions_leave_nothing():
     """The benchmark's `--soak 10000` is the long version."""
-    from mafrt.bench import sandbox as bench
+    from mafrt.scripts.benchmarks import sandbox as bench
 
     with WarmSandbox("bwrap", 4, libraries=False) as warm:
         found = bench._soak(warm, 200, 4)

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from fusion_server import StandIn
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.sandbox import Execution, SandboxError, Workspace, fusion, open_sandbox
 from mafrt.sandbox.inside import launcher
-from mafrt.sandbox.standin import StandIn
-from mafrt.sandbox.warm import WarmSandbox
+from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fusion_server import StandIn
 from helpers_sandbox import NOT_RUN, SECRET, descendants, ensure_bubblewrap, settled, why_not
 
 from mafrt.sandbox import Execution, Sandbox, open_sandbox
 from mafrt.sandbox.inside.zygote import SPARE
-from mafrt.sandbox.standin import StandIn
-from mafrt.sandbox.warm import WarmSandbox
+from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
 TIERS = ("bwrap", "degraded", "fusion")
 

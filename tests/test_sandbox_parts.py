@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mafrt.errors import ConfigError
+from mafrt.core.errors import ConfigError
 from mafrt.sandbox import Execution, Workspace, bwrap
+from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import frames, limits, names, seccomp, workdir
 from mafrt.sandbox.inside.output import Kept
-from mafrt.sandbox.slots import Slots
 from mafrt.sandbox.text import readable
-from mafrt.sandbox.warm import read_reply
+from mafrt.sandbox.zygote_sandbox import read_reply
 
 # --- the filter ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from mafrt.errors import ConfigError
+from mafrt.core.errors import ConfigError
 from mafrt.runners.schedules import SCHEDULES, make_schedule
 
 

@@ -15,15 +15,15 @@ from helpers_models import tiny_base, tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.config import LearnConfig, TrainConfig
-from mafrt.errors import CheckpointError, ConfigError, DataError
-from mafrt.files import load_tensors
-from mafrt.loadable import resolve
-from mafrt.losses_preference import sft_loss
-from mafrt.runners.offline import ADAPTERS, Offline
-from mafrt.runners.records import Record, turn_of
-from mafrt.runners.supervised import RecordLearner, Sft
-from mafrt.team import AgentSpec, LoraSpec, Team
+from mafrt.algorithms.preference_losses import sft_loss
+from mafrt.config.team import AgentSpec, LoraSpec, Team
+from mafrt.config.train_config import LearnConfig, TrainConfig
+from mafrt.core.atomic_files import load_tensors
+from mafrt.core.errors import CheckpointError, ConfigError, DataError
+from mafrt.runners.offline.dataset import Record, turn_of
+from mafrt.runners.offline.loop import ADAPTERS, Offline
+from mafrt.runners.offline.sft import RecordLearner, Sft
+from mafrt.storage.load_path import resolve
 
 TEAM = Team.of(["ann", "bob", "cat"])
 LEARN = LearnConfig(lr=1e-2, max_grad_norm=1e9)

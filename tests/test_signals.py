@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from mafrt.signals import StopRequest
+from mafrt.core.signals import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -27,7 +27,7 @@ def test_the_first_signal_is_a_flag_and_handlers_come_back(number):
 
 
 def test_the_second_signal_leaves_at_once_but_an_echo_does_not(monkeypatch):
-    monkeypatch.setattr("mafrt.signals._ECHO_S", 0.05)
+    monkeypatch.setattr("mafrt.core.signals._ECHO_S", 0.05)
     before = signal.getsignal(signal.SIGINT)  # ignored, where a shell started the tests in the background
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -67,7 +67,7 @@ def test_an_error_puts_the_handlers_back():
 
 LOOP = """
     import time
-    from mafrt.signals import StopRequest
+    from mafrt.core.signals import StopRequest
     with StopRequest() as stop:
         print("ready", flush=True)
         while not stop.requested:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import Digits
 
-from mafrt.errors import ConfigError
-from mafrt.runners.strata import StratifiedOrder, strata_of
-from mafrt.runners.tasks import TaskStream
+from mafrt.core.errors import ConfigError
+from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
+from mafrt.rollout.task_stream import TaskStream
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=24), st.integers(0, 5), st.integers(1, 30))

@@ -11,14 +11,14 @@ import torch
 from test_on_policy import adapters, hashes, same
 from toy import make, train
 
-from mafrt.config import TrainConfig
-from mafrt.errors import ConfigError
-from mafrt.rollout import PlayStats
-from mafrt.runners.dynamic_sampling import resample
-from mafrt.runners.rule import resolve_rule
-from mafrt.runners.tasks import TaskStream
-from mafrt.team import Team
-from mafrt.types import Episode
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode
+from mafrt.rollout.dynamic_sampling import resample
+from mafrt.rollout.player import PlayStats
+from mafrt.rollout.task_stream import TaskStream
+from mafrt.runners.algorithm import resolve_rule
 
 DUO = Team.of(["a", "b"])
 
@@ -60,14 +60,14 @@ def test_optimizer_state_travels_with_the_adapter():
     runner.run()
     plan = runner.cast()
     assert runner.state.iteration == 2 and plan.adapters == {"first": "second", "second": "first"}
-    from mafrt.signals import StopRequest
+    from mafrt.core.signals import StopRequest
 
     runner.stop = StopRequest()
     episodes, _, _ = runner.playing.play(runner.state.iteration, runner.state.drawn)
     runner.learning.valuation.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
-    from mafrt import credit
+    from mafrt import algorithms
 
-    credit.assign(episodes, rule="cory")
+    algorithms.assign(episodes, rule="cory")
     before, learner = adapters(runner), runner.learning.learner
     moments = {
         name: [{k: v.clone() for k, v in entry.items()} for entry in learner.optimizers[name].state.values()]

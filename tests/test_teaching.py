@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.teaching.demonstrations import (
+from mafrt.scripts.teaching_base.demonstrations import (
     PROMPTS,
     actor_document,
     code_executor_document,
@@ -22,9 +22,9 @@ from mafrt.teaching.demonstrations import (
     reasoner_document,
     verifier_document,
 )
-from mafrt.teaching.problems import distinct, draw, stream
-from mafrt.teaching.solutions import RATES, choose_steps, plan_text, step_text
-from mafrt.teaching.tokenizer import render
+from mafrt.scripts.teaching_base.problems import distinct, draw, stream
+from mafrt.scripts.teaching_base.solutions import RATES, choose_steps, plan_text, step_text
+from mafrt.scripts.teaching_base.tokenizer import render
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "mafrt/assets/teaching_base"
@@ -225,7 +225,7 @@ def test_a_faultless_demonstrator_makes_no_mistake():
 def test_muon_gives_every_direction_the_same_pace():
     import torch
 
-    from mafrt.teaching.muon import orthogonalize
+    from mafrt.scripts.teaching_base.muon import orthogonalize
 
     torch.manual_seed(0)
     # Singular values over two orders of magnitude; five iterations bring them to within [.7, 1.2] (see the source).

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.errors import ConfigError
-from mafrt.team import AgentSpec, LoraSpec, Team
+from mafrt.config.team import AgentSpec, LoraSpec, Team
+from mafrt.core.errors import ConfigError
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 

@@ -11,14 +11,23 @@ from helpers_models import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.env import Env
-from mafrt.errors import EnvError, MafrtError
-from mafrt.prompts import encode_prompt, opens_thought
-from mafrt.rollout import Player, Start
-from mafrt.team import Team
-from mafrt.toolcalls import BadCall, ToolCall, code_of, find_call, find_code, shorten, tool_message, visible
-from mafrt.types import SamplingParams, StepResult
+from mafrt.config.team import Team
+from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.types import SamplingParams, StepResult
+from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.base import Env
+from mafrt.environment.tool_calls import (
+    BadCall,
+    ToolCall,
+    code_of,
+    find_call,
+    find_code,
+    shorten,
+    tool_message,
+    visible,
+)
+from mafrt.rollout.player import Player, Start
+from mafrt.rollout.prompts import encode_prompt, opens_thought
 
 FENCE = "```"
 
@@ -122,7 +131,7 @@ def test_long_outputs_keep_both_ends():
 def test_a_tool_message_goes_through_the_template_of_the_shipped_base():
     from transformers import AutoTokenizer
 
-    from mafrt.policy import TEACHING_BASE
+    from mafrt.core.shipped import TEACHING_BASE
 
     tokenizer = AutoTokenizer.from_pretrained(TEACHING_BASE)
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, tool_message("7")]

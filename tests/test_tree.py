@@ -11,22 +11,22 @@ from test_on_policy import adapters, same
 from test_swap_and_sampling import cut_and_resumed, metrics
 from toy import Digits, settings
 
-from mafrt import credit, wire
-from mafrt.bench._tasks import Rounds
+from mafrt import algorithms
 from mafrt.coach import make_coach
-from mafrt.config import CoachConfig, TrainConfig
-from mafrt.engine.scripted import ScriptedEngine
-from mafrt.env import Env, check_env
+from mafrt.config.team import Team
+from mafrt.config.train_config import CoachConfig, TrainConfig
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.seeding import seed_of
+from mafrt.core.types import SamplingParams, Scored, StepResult
+from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.base import Env, check_env
 from mafrt.envs.math import MathEnv
-from mafrt.errors import ConfigError, EnvError
-from mafrt.rollout import Player, Start
+from mafrt.rollout.player import Player, Start, serialization
+from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
+from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.checks import check_tree
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.runners.preflight import check_tree
-from mafrt.runners.rule import resolve_rule
-from mafrt.seeding import seed_of
-from mafrt.team import Team
-from mafrt.tree import TreePlayer, no_score, to_learn
-from mafrt.types import SamplingParams, Scored, StepResult
+from mafrt.scripts.benchmarks._tasks import Rounds
 
 DUO = Team.of(["a", "b"])
 
@@ -68,7 +68,7 @@ class Together(Env):
 
 
 def worth(episodes):
-    return credit.turn_rewards(episodes, "at_grpo", outcome_to="end", outcome_weight=0.5)
+    return algorithms.turn_rewards(episodes, "at_grpo", outcome_to="end", outcome_weight=0.5)
 
 
 def grow(env, answers, samples=3, team=DUO, starts=1, engine=None):
@@ -182,7 +182,7 @@ def test_advantages_by_hand_and_what_was_not_carried_on_learns_too():
     """
     episodes, _, _ = grow(Bids(), {"a": ["1", "9", "4", "3", "2", "8"], "b": ["5", "7", "6"]})
     learnt = to_learn(episodes)
-    found = credit.assign(learnt, "at_grpo", outcome_to="end", outcome_weight=0.5)
+    found = algorithms.assign(learnt, "at_grpo", outcome_to="end", outcome_weight=0.5)
     want = [-0.9073, 1.0722, -0.1650, -1.0, 1.0, 0.0, -0.4148, -0.7259, 1.1407]
     assert [b.turns[0].advantages[0] for b in learnt] == pytest.approx(want, abs=1e-4)
     assert learnt[8].turns[0].returns[0] == 8.5 and learnt[4].turns[0].returns[0] == 7.0
@@ -220,7 +220,7 @@ def test_a_coach_judges_alternatives_before_one_is_carried_on():
     how = {name: SamplingParams(max_new_tokens=20) for name in DUO.names}
 
     def judged(episodes):
-        return credit.turn_rewards(episodes, "at_grpo", outcome_to="end", coach=True, reward_weight=0.0)
+        return algorithms.turn_rewards(episodes, "at_grpo", outcome_to="end", coach=True, reward_weight=0.0)
 
     player = TreePlayer(engine, tokenizer, DUO, how, 500, samples=3, worth=judged)
 
@@ -267,7 +267,7 @@ class Counted(Digits):
 def make(run_dir=None, load_path=None, **changes):
     from helpers_models import tiny_base
 
-    from mafrt.loadable import resolve
+    from mafrt.storage.load_path import resolve
 
     torch.set_num_threads(1)
     env = Counted()
@@ -314,7 +314,7 @@ def test_groups_hold_the_alternatives_of_one_state_and_nothing_else():
 
 def _seeds(runner, episode):
     """reset_seed, seed and task of an episode of the first iteration, from its group."""
-    from mafrt.runners.tasks import task_at
+    from mafrt.rollout.task_stream import task_at
 
     draw, seed = int(episode.group.split("-")[1]), runner.config.run.seed
     return seed_of(seed, "draw", draw), seed_of(seed, "episode", draw, 0), task_at(draw, runner.env.num_tasks, seed)
@@ -350,7 +350,7 @@ def test_trees_survive_the_way_between_processes():
     [episode], _, _ = grow(Bids(), {"a": ["1", "9", "4", "3", "2", "8"], "b": ["5", "7", "6"]})
     import json
 
-    assert wire.unpack(json.loads(json.dumps(wire.pack(episode)))) == episode
+    assert serialization.unpack(json.loads(json.dumps(serialization.pack(episode)))) == episode
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.config import LearnConfig
-from mafrt.errors import ConfigError, MissingExtraError
-from mafrt.zero import check_fields, read_zero
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.training.deepspeed_config import check_fields, read_zero
 
 ROOT = Path(__file__).parents[1]
 HAVE = importlib.util.find_spec("deepspeed") is not None

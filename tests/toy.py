@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from helpers_models import tiny_base
 
-from mafrt.config import TrainConfig
-from mafrt.env import Env
-from mafrt.loadable import resolve
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.types import StepResult
+from mafrt.environment.base import Env
 from mafrt.runners.on_policy import OnPolicy, Summary
-from mafrt.team import Team
-from mafrt.types import StepResult
+from mafrt.storage.load_path import resolve
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir")
 

@@ -17,8 +17,8 @@ import torch
 from helpers_models import tiny_base
 from toy import Digits, settings
 
-from mafrt.processes import connect
-from mafrt.scripts._cli import run_main
+from mafrt.core.distributed import connect
+from mafrt.scripts.cli.command import run_main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -45,11 +45,11 @@ def threads() -> list[str]:
 def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str, Any]:
     from safetensors.torch import save_file
 
-    from mafrt.loadable import resolve
+    from mafrt.config.team import Team
+    from mafrt.runners.build import spread
     from mafrt.runners.on_policy import OnPolicy
-    from mafrt.runners.setup import spread
-    from mafrt.team import Team
-    from mafrt.zero import read_zero
+    from mafrt.storage.load_path import resolve
+    from mafrt.training.deepspeed_config import read_zero
 
     config = settings(**run["settings"])
     zero = None

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mafrt.engine.local import LocalEngine
-from mafrt.policy import SharedBase
-from mafrt.types import Completion, Request, SamplingParams
+from mafrt.core.types import Completion, Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.models.shared_base import SharedBase
 
 
 class StandIn:

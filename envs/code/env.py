@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mafrt.env import Env
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.cloning import fork_sharing, spawn_sharing
+from mafrt.environment.python_tool import PythonTool, Ran
+from mafrt.environment.tool_calls import BadCall, find_code, shorten
 from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.state import NOTHING, TOOL, CodeState, Flow
 from mafrt.envs.code.tasks import CodeTask, load_tasks
-from mafrt.envs.tools import PythonTool, Ran
-from mafrt.errors import ConfigError
-from mafrt.sharing import fork_sharing, spawn_sharing
-from mafrt.team import Team
-from mafrt.toolcalls import BadCall, find_code, shorten
-from mafrt.types import Evidence, Observation, Scored, StepResult
 
 SILENT = "The checks ran without an error."
 

@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.errors import EnvError
+from mafrt.environment.python_tool import PythonTool, Ran
 from mafrt.envs.code.inside.moving import CannotMove, decode
 from mafrt.envs.code.tasks import Asserts, Call, CallTest, CodeTask, StdinTest
-from mafrt.envs.tools import PythonTool, Ran
-from mafrt.errors import EnvError
 
 INSIDE = Path(__file__).parent / "inside"
 MOST_ROUNDS = 6

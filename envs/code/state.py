@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mafrt.toolcalls import BadCall, find_code, tool_message
-from mafrt.types import Message, Observation
+from mafrt.core.types import Message, Observation
+from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 
 TOOL = "tool"
 NOTHING = "Nothing was run: put the whole program into one ```python block."

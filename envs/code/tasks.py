@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.errors import DataError
 from mafrt.envs.code.inside.moving import CannotMove, encode
-from mafrt.errors import DataError
 
 SHIPPED = Path(__file__).parent / "data"
 SETS = ("functions", "programs")

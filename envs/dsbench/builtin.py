@@ -17,12 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.core.errors import DataError
 from mafrt.envs.dsbench.builtin_tables import BUILTIN, Builtin
 from mafrt.envs.dsbench.metrics import metric_of
 from mafrt.envs.dsbench.records import METRICS_FILE, Loaded, load_records
 from mafrt.envs.dsbench.scoring import encode
 from mafrt.envs.dsbench.tables import pandas_module
-from mafrt.errors import DataError
 
 if TYPE_CHECKING:
     import pandas
@@ -145,7 +145,7 @@ def reference(task: Builtin, train: pandas.DataFrame, test: pandas.DataFrame, an
     import pandas as pd
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
-    from mafrt.envs.dsbench.answers import make_answers
+    from mafrt.envs.dsbench.ground_truth import make_answers
 
     targets = list(task.targets)
     both = pd.concat([train.drop(columns=targets), test]).drop(columns="id")

@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from mafrt.core.types import Message
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
-from mafrt.types import Message
 
 CARELESS = 0.5
 """Share of programs that are careless ones."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mafrt.config import unknown
-from mafrt.env import Env
-from mafrt.envs.dsbench import rules, views
-from mafrt.envs.dsbench.bench import INSIDE, LAB, Bench, Shape
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.types import Evidence, Message, Observation, Scored, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.cloning import spawn_sharing
+from mafrt.environment.tool_calls import BadCall, find_code, tool_message
+from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score, score_submission
 from mafrt.envs.dsbench.tasks import Task
-from mafrt.errors import ConfigError, DataError
-from mafrt.sharing import spawn_sharing
-from mafrt.toolcalls import BadCall, find_code, tool_message
-from mafrt.types import Evidence, Message, Observation, Scored, StepResult
+from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, Shape
 
 STYLES = ("full", "brief")
 PRELUDE = "from lab import *\n"
@@ -121,7 +121,7 @@ class DSBenchEnv(Env):
             self.files |= {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(self.task)}
         self.shapes = self.bench.look({name: self.files[name] for name in self.task.files})
         self.judged: dict[str, Scored] = {}
-        self.handed: list[rules.Work] = []
+        self.handed: list[process_rewards.Work] = []
         info = {
             "task": self.task.id,
             "problem": self.task.description,
@@ -148,9 +148,9 @@ class DSBenchEnv(Env):
                 self.opening = self._opening(self.stage)
         else:
             answer = (
-                views.brief_answer(output, missing)
+                prompts.brief_answer(output, missing)
                 if self.style == "brief"
-                else views.full_answer(output, changed, missing, done, left)
+                else prompts.full_answer(output, changed, missing, done, left)
             )
             chat = (*self.stage.chat, {"role": "assistant", "content": text}, tool_message(answer))
             self.stage = replace(self.stage, turns=self.stage.turns + 1, chat=chat)
@@ -158,14 +158,14 @@ class DSBenchEnv(Env):
             return StepResult(self._observations(), {}, False, False, {"evidence": evidence})
         return self._end(work, evidence)
 
-    def _end(self, work: rules.Work, evidence: dict[str, Evidence]) -> StepResult:
+    def _end(self, work: process_rewards.Work, evidence: dict[str, Evidence]) -> StepResult:
         """The last step: the score of the submission, and who is to blame if there is none."""
         score = work.score or Score(False, "is missing")
         measures = {"success": float(score.valid), "above_baseline": float(score.above_baseline)}
         if score.value is not None:
             measures[self.task.answers.metric.name] = score.value
         info: dict[str, Any] = {"outcome": score.normalised, "measures": measures, "evidence": evidence}
-        if (found := rules.root_cause(self.handed)) is not None:
+        if (found := process_rewards.root_cause(self.handed)) is not None:
             blamed, why = found
             reason = f"The team failed, and this is why: {why}."
             before = self.judged.get(blamed)
@@ -184,23 +184,23 @@ class DSBenchEnv(Env):
         done, after = self.bench.run(PRELUDE + code if self.lab else code, self.files)
         fresh = {name: data for name, data in after.items() if self.files.get(name) != data}
         self.files = after
-        output = views.printed(done, self.bench.timeout_s, self.bench.memory_mib)
+        output = prompts.printed(done, self.bench.timeout_s, self.bench.memory_mib)
         return code, done.status, output, self.bench.look(fresh)
 
-    def _work(self, scored: bool) -> rules.Work:
+    def _work(self, scored: bool) -> process_rewards.Work:
         """What is known about the files as they are now."""
         model, probe = self.shapes.get("model.pkl"), None
-        if model is not None and "X_test.pkl" in self.files and not rules.dangerous(model):
+        if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
             probe = self.bench.probe(self.files)
         given = self.files.get(SUBMISSION) if scored else None
         score = None if given is None else score_submission(self.task.answers, given)
-        return rules.Work(self.task, dict(self.shapes), probe, score)
+        return process_rewards.Work(self.task, dict(self.shapes), probe, score)
 
     def _evidence(
-        self, role: str, work: rules.Work, status: str | None, code: str | None, done: bool, output: str
+        self, role: str, work: process_rewards.Work, status: str | None, code: str | None, done: bool, output: str
     ) -> Evidence:
         """What the coach gets to know about the turn."""
-        judged = rules.judge(role, work, status, code, done, self.handed[-1] if self.handed else None)
+        judged = process_rewards.judge(role, work, status, code, done, self.handed[-1] if self.handed else None)
         self.judged[role] = judged
         facts: dict[str, Any] = {
             "turn": f"{self.stage.turns + 1} of {self.turns}",
@@ -221,8 +221,8 @@ class DSBenchEnv(Env):
     def _opening(self, stage: Stage) -> str:
         shapes = {name: shape for name, shape in self.shapes.items() if name != "task.json"}
         if self.style == "brief":
-            return views.brief_task(stage.role, self.task, shapes)
-        return views.full_task(stage.role, self.task, shapes, stage.said, self.lab)
+            return prompts.brief_task(stage.role, self.task, shapes)
+        return prompts.full_task(stage.role, self.task, shapes, stage.said, self.lab)
 
     def _observations(self) -> dict[str, Observation]:
         return {self.stage.role: [{"role": "user", "content": self.opening}, *self.stage.chat]}

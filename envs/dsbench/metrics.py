@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mafrt.config import unknown
-from mafrt.errors import DataError
+from mafrt.config.schema import unknown
+from mafrt.core.errors import DataError
 
 Array = Any
 """A numpy array; numpy is imported when a metric is computed."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mafrt.core.errors import DataError
 from mafrt.envs.dsbench.tasks import Task, load_task
-from mafrt.errors import DataError
 
 METRICS_FILE = "dsbench_task_metrics.json"
 PLACES = ("", "data", "data/Bench", "Bench", "data/DSBench", "DSBench", "data_modeling")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mafrt.envs.dsbench.answers import Answers
+from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.metrics import Array
 from mafrt.envs.dsbench.tables import TableError, label, missing, number, parse_table, places, shown
 

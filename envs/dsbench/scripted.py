@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mafrt.env import Env
+from mafrt.environment.base import Env
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.errors import DataError, MissingExtraError
+from mafrt.core.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     import pandas

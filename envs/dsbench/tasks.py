@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mafrt.envs.dsbench.answers import Answers, make_answers
+from mafrt.core.errors import DataError
+from mafrt.envs.dsbench.ground_truth import Answers, make_answers
 from mafrt.envs.dsbench.metrics import metric_of
 from mafrt.envs.dsbench.tables import TableError, header_of, places, read_columns, shown
-from mafrt.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mafrt.config import unknown
-from mafrt.env import Env
-from mafrt.envs.math import rules
+from mafrt.config.schema import unknown
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence, Observation, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.cloning import fork_sharing, spawn_sharing
+from mafrt.environment.python_tool import PythonTool, Ran
+from mafrt.envs.math import process_rewards
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.math.verifier import verify, verify_many
-from mafrt.envs.math.workflow import MathState, make_workflow
-from mafrt.envs.tools import PythonTool, Ran
-from mafrt.errors import ConfigError
-from mafrt.sharing import fork_sharing, spawn_sharing
-from mafrt.team import Team
-from mafrt.types import Evidence, Observation, StepResult
+from mafrt.envs.math.workflows.registry import MathState, make_workflow
 
 REWARDS = ("outcome_only", "last", "each")
 
@@ -113,7 +113,7 @@ class MathEnv(Env):
         score = sum(correct.values()) / len(correct)
         self.state = self.workflow.judged(after, score)
         for agent in self.undecided:
-            evidence[agent] = Evidence(rules=rules.followed(score > 0, "the team's answer"))
+            evidence[agent] = Evidence(rules=process_rewards.followed(score > 0, "the team's answer"))
         self.undecided = frozenset()
         info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
         over = self.state.over

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.envs.math.answers import boxed, hash_answer
-from mafrt.errors import DataError, MissingExtraError
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
 """Looked for in this order, without regard to case."""

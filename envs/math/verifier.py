@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mafrt.core.errors import EnvError, MissingExtraError
 from mafrt.envs.math.answers import boxed, extract_answer, quick_verdict, tidy
-from mafrt.errors import EnvError, MissingExtraError
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
 

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from mafrt.coach.cases import Case, Coach, RulesCoach
+from mafrt.coach.base import Case, Coach, RulesCoach
 from mafrt.coach.rubric import load_rubric
-from mafrt.config import CoachConfig, unknown
-from mafrt.errors import CoachError, ConfigError, EnvError, MafrtError, MissingExtraError
-from mafrt.registry import load_object
+from mafrt.config.schema import unknown
+from mafrt.config.train_config import CoachConfig
+from mafrt.core.errors import CoachError, ConfigError, EnvError, MafrtError, MissingExtraError
+from mafrt.environment.registry import load_object
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
@@ -48,7 +49,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         return RulesCoach()
     criteria = load_rubric(config.coach_rubric, rubric)
     if kind == "local":
-        from mafrt.coach.local import LocalCoach
+        from mafrt.coach.local_coach import LocalCoach
 
         return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
     from mafrt.coach.providers import make_provider
@@ -58,9 +59,9 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         from mafrt.coach.retry import Breaker, Retry
     except ImportError as error:
         raise MissingExtraError(f"coach {config.coach} needs {error.name}: pip install 'mafrt[coach]'") from error
+    from mafrt.coach.api_coach import RemoteCoach
     from mafrt.coach.budget import Budget, Prices
     from mafrt.coach.cache import VerdictCache
-    from mafrt.coach.remote import RemoteCoach
 
     return RemoteCoach(
         provider,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mafrt.types import Episode, Scored
+from mafrt.core.types import Episode, Scored
 
 LEAST = 16
 """Turns (or rejected episodes, of which half as many do) below which nothing is said."""

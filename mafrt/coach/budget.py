@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mafrt.errors import BudgetSpentError
+from mafrt.core.errors import BudgetSpentError
 
 MILLION = 1_000_000
 

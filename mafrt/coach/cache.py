@@ -14,9 +14,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from mafrt.coach.replies import UnreadableError, read_json, verdict_json
-from mafrt.errors import ConfigError
-from mafrt.types import Scored
+from mafrt.coach.parse_reply import UnreadableError, read_json, verdict_json
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Scored
 
 log = logging.getLogger(__name__)
 

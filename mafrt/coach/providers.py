@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from mafrt.coach.asking import Ask
-from mafrt.coach.failures import CallFailedError, failed
-from mafrt.config import unknown
-from mafrt.errors import ConfigError, MissingExtraError
+from mafrt.coach.api_errors import CallFailedError, failed
+from mafrt.coach.judge_prompt import Ask
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError, MissingExtraError
 
 PROVIDERS = ("openai", "anthropic", "google", "vertex")
 

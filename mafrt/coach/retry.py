@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
-from mafrt.coach.failures import CallFailedError
-from mafrt.errors import CoachDownError
+from mafrt.coach.api_errors import CallFailedError
+from mafrt.core.errors import CoachDownError
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mafrt.config import unknown
-from mafrt.errors import ConfigError
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "rubrics"
 GENERAL = "general"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mafrt.errors import SandboxError
-from mafrt.sandbox.opening import open_sandbox, shared_sandbox
+from mafrt.core.errors import SandboxError
+from mafrt.sandbox.factory import open_sandbox, shared_sandbox
 from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox, Status
 from mafrt.sandbox.workspace import Workspace
 

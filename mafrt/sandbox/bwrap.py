@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mafrt.errors import SandboxError
+from mafrt.core.errors import SandboxError
 from mafrt.sandbox.inside import confine
-from mafrt.sandbox.process import ENVIRONMENT, interpreter
+from mafrt.sandbox.zygote_process import ENVIRONMENT, interpreter
 
 INSIDE = "/mafrt"
 """Where the folder of that name stands, in there."""

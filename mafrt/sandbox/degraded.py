@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from mafrt.errors import SandboxError
+from mafrt.core.errors import SandboxError
 from mafrt.sandbox.inside import landlock
-from mafrt.sandbox.process import ENVIRONMENT, interpreter
+from mafrt.sandbox.zygote_process import ENVIRONMENT, interpreter
 
 log = logging.getLogger(__name__)
 

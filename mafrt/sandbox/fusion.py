@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mafrt.errors import ConfigError, SandboxError
+from mafrt.core.errors import ConfigError, SandboxError
+from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
-from mafrt.sandbox.slots import Slots
 from mafrt.sandbox.text import readable
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
-from mafrt.sandbox.warm import Counts, checked_request
+from mafrt.sandbox.zygote_sandbox import Counts, checked_request
 
 ANSWER_MIB = 2 * limits.FETCH_TOTAL_MIB
 """Longest answer that is read."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mafrt.errors import ConfigError
+from mafrt.core.errors import ConfigError
 from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.bench.learn import COMMON, whole_or_nothing
-from mafrt.config import TrainConfig
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.seeding import seed_of
+from mafrt.core.shipped import SHIPPED
+from mafrt.scripts.benchmarks.learn import COMMON, whole_or_nothing
 from mafrt.scripts.reproduce._figure import need_matplotlib
-from mafrt.seeding import seed_of
 
 if TYPE_CHECKING:
-    from mafrt.env import Env
+    from mafrt.environment.base import Env
     from mafrt.runners.on_policy import OnPolicy
 
 
@@ -44,7 +45,7 @@ def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Nam
     need_matplotlib()
     import torch
 
-    from mafrt.memory import keep_freed_memory
+    from mafrt.core.malloc import keep_freed_memory
 
     keep_freed_memory()
     if args.threads:
@@ -63,13 +64,13 @@ def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
 
 def train(args: argparse.Namespace, seed: int, env: Env | None = None, **settings: Any) -> Run:
     """Train the Reasoner -> Actor team once, evaluated on held-out problems before and after."""
+    from mafrt.config.team import Team
+    from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
-    from mafrt.policy import SharedBase
+    from mafrt.models.shared_base import SharedBase
     from mafrt.runners.on_policy import OnPolicy, Progress
-    from mafrt.signals import StopRequest
-    from mafrt.team import Team
 
-    team = Team.load(Path(__file__).parents[2] / "profiles" / "quickstart.json")
+    team = Team.load(SHIPPED / "profiles" / "quickstart.json")
     config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()

@@ -6,7 +6,7 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 
-from mafrt.errors import MissingExtraError
+from mafrt.core.errors import MissingExtraError
 
 COLOURS = ("#0f6f95", "#d9480f", "#2b8a3e", "#862e9c")
 

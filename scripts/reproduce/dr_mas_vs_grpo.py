@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mafrt.core.shipped import SHIPPED
 from mafrt.scripts.reproduce._experiment import before_after, compare, parse, report, train
 from mafrt.scripts.reproduce._figure import curves
 
 if TYPE_CHECKING:
-    from mafrt.env import Env
+    from mafrt.environment.base import Env
 
 CLAIM = "With one baseline for agents whose rewards differ in scale, gradient norms spike; one per agent avoids that."
 SCALE = 10.0
@@ -47,11 +48,10 @@ def plan_value(text: str) -> float | None:
 
 def unequal() -> Env:
     """The chain, with `SCALE` for the Reasoner's right plan and 1 for the Actor's right answer."""
-    from pathlib import Path
 
+    from mafrt.config.team import Team
+    from mafrt.core.types import StepResult
     from mafrt.envs.math import MathEnv
-    from mafrt.team import Team
-    from mafrt.types import StepResult
 
     class Unequal(MathEnv):
         def step(self, actions: dict[str, str]) -> StepResult:
@@ -63,7 +63,7 @@ def unequal() -> Env:
             right = planned is not None and planned == float(self.task.answer)
             return result._replace(rewards={"reasoner": SCALE * right, "actor": float(result.info["outcome"])})
 
-    return Unequal(team=Team.load(Path(__file__).parents[2] / "profiles" / "quickstart.json"))
+    return Unequal(team=Team.load(SHIPPED / "profiles" / "quickstart.json"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.bench.learn import whole_or_nothing
-from mafrt.config import TrainConfig
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.seeding import seed_of
+from mafrt.core.shipped import SHIPPED
+from mafrt.scripts.benchmarks.learn import whole_or_nothing
 from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
 from mafrt.scripts.reproduce._figure import curves
-from mafrt.seeding import seed_of
 
 if TYPE_CHECKING:
     from mafrt.envs.dsbench import DSBenchEnv
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 CLAIM = (
     "Scores for every turn, from the environment's own checks, raise the success rate of the team on held-out tasks."
 )
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = SHIPPED / "configs"
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "rules": {},
     "outcome only": {"coach": "none"},
@@ -71,7 +72,7 @@ def warm_start(folder: Path) -> Path:
 
 def config() -> dict[str, Any]:
     """What configs/dsbench.yaml says."""
-    from mafrt.scripts._cli import read_yaml
+    from mafrt.scripts.cli.command import read_yaml
 
     return dict(read_yaml(CONFIGS / "dsbench.yaml"))
 
@@ -99,17 +100,17 @@ def train(
     args: argparse.Namespace, seed: int, arm: Mapping[str, Any], env: DSBenchEnv, held_out: DSBenchEnv, start: Path
 ) -> Curve:
     """Train once, evaluated before, along the way and after."""
-    from mafrt import loadable
-    from mafrt.policy import SharedBase
+    from mafrt.config.team import Team
+    from mafrt.core.signals import StopRequest
+    from mafrt.models.shared_base import SharedBase
     from mafrt.runners.on_policy import OnPolicy, Progress
-    from mafrt.signals import StopRequest
-    from mafrt.team import Team
+    from mafrt.storage import load_path
 
     used = _cpu()
     team = Team.load(CONFIGS.parent / "profiles" / "dsbench_brief.json")
     chosen = TrainConfig.of(**{**settings(args.iterations), "seed": seed, **arm})
     runner = OnPolicy(
-        env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=loadable.resolve(start)
+        env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=load_path.resolve(start)
     )
     runner.stop = StopRequest()
     curve = Curve(episodes=[0])

@@ -13,22 +13,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mafrt.bench.learn import whole_or_nothing
-from mafrt.config import TrainConfig
-from mafrt.rollout import Start
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.seeding import seed_of
+from mafrt.core.shipped import SHIPPED
+from mafrt.rollout.player import Start
+from mafrt.scripts.benchmarks.learn import whole_or_nothing
 from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
 from mafrt.scripts.reproduce._figure import curves
-from mafrt.seeding import seed_of
 
 if TYPE_CHECKING:
-    from mafrt.env import Env
+    from mafrt.environment.base import Env
     from mafrt.runners.on_policy import OnPolicy
 
 CLAIM = "Scores for every turn teach the team faster than the verdict on its answer alone."
-CONFIG = Path(__file__).parents[2] / "configs" / "mathchat.yaml"
+CONFIG = SHIPPED / "configs" / "mathchat.yaml"
 ARMS: Mapping[str, Mapping[str, Any]] = {"rules": {}, "outcome only": {"coach": "none"}}
 EVERY, SAMPLES = 2, 2
 """Iterations between evaluations, and episodes of each held-out task in one."""
@@ -50,7 +50,7 @@ class Curve:
 
 def settings(iterations: int) -> dict[str, Any]:
     """What configs/mathchat.yaml says, as far as the runner reads it."""
-    from mafrt.scripts._cli import read_yaml
+    from mafrt.scripts.cli.command import read_yaml
 
     known = TrainConfig().flat()
     found = {name: value for name, value in read_yaml(CONFIG).items() if name in known}
@@ -78,11 +78,11 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Curve) -
 
 def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
     """Train once, evaluated before, along the way and after."""
+    from mafrt.config.team import Team
+    from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
-    from mafrt.policy import SharedBase
+    from mafrt.models.shared_base import SharedBase
     from mafrt.runners.on_policy import OnPolicy, Progress
-    from mafrt.signals import StopRequest
-    from mafrt.team import Team
 
     started = time.perf_counter()
     team = Team.load(CONFIG.parents[1] / "profiles" / "mathchat.json")

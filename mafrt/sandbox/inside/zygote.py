@@ -1,7 +1,7 @@
 """The warm interpreter: everything a snippet may want is imported once, and every snippet is a fork of it.
 
-Started as `python -c "...; main()"` with a socket as the only open file; see `mafrt.sandbox.process`. It never runs a
-snippet, reads nothing that a snippet wrote, and ends when the trainer's end of the socket closes, however that
+Started as `python -c "...; main()"` with a socket as the only open file; see `mafrt.sandbox.zygote_process`. It never
+runs a snippet, reads nothing that a snippet wrote, and ends when the trainer's end of the socket closes, however that
 happens.
 """
 

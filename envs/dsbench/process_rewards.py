@@ -1,0 +1,203 @@
+"""What the rules say of a turn: scores in 0..10 that rest on files found in the sandbox and on the verified score.
+
+    Data Engineer   10 the three files are there and fit each other and the task, all numbers, nothing missing;
+                     5 they fit, but hold words or missing values; 3 one is not there; 2 they do not fit
+    Modeler         10 model.pkl predicts every row of X_test.pkl; 4 it always says the same; 3 it is not there;
+                     2 it cannot be used
+    Analyst          5 + 5 times the normalised score of submission.csv, 4 if that is no better than the baseline,
+                     2 if it is not valid, 3 if it is not there
+    everybody        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
+                     1 less where the work is right and the agent does not say that it is done
+
+Who was handed something that cannot be worked with is not blamed for it: 5, whatever it says of it, unless it mends it.
+Any difference would be learnt in place of the work, since most episodes of a weak team are of this kind. When the team
+fails, the agent who made the root cause gets at most 1 for its last turn: the first, in the order of the work, whose
+files do not fit, or who spoilt those that it was handed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mafrt.core.types import Scored
+from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER, REQUIRED, ROLES
+from mafrt.envs.dsbench.scoring import Score
+from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.workspace import Shape
+
+_PEEKS = re.compile(r"test_answer|answer_dir|/answers?\b|\.\./|/proc/|/etc/|\bos\.walk\(\s*['\"]/")
+MODEL_PACKAGES = ("sklearn", "xgboost", "lightgbm", "catboost", "statsmodels", "torch")
+"""Whose classes may stand at the top of model.pkl, besides those of the program itself."""
+DANGEROUS = frozenset({"os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "pty", "importlib", "runpy"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known about the workspace after a turn."""
+
+    task: Task
+    shapes: Mapping[str, Shape]
+    probe: Mapping[str, Any] | None = None
+    """what model.pkl made of X_test.pkl, if both are there"""
+    score: Score | None = None
+    """of submission.csv, if it is there"""
+
+    def missing(self, role: str) -> tuple[str, ...]:
+        """Files that this agent has to make and that are not there."""
+        return tuple(name for name in REQUIRED[role] if name not in self.shapes)
+
+
+def data_defect(work: Work) -> str | None:
+    """Why nobody can go on from the Data Engineer's files, or None."""
+    if absent := work.missing(ENGINEER):
+        return f"{' and '.join(absent)} not there"
+    x, y, test = (work.shapes[name] for name in REQUIRED[ENGINEER])
+    for name, shape in zip(REQUIRED[ENGINEER], (x, y, test), strict=True):
+        if shape.kind == "broken" or shape.rows is None:
+            return f"{name} is no table ({shape.why or shape.kind})"
+    rows, targets = len(work.task.answers.ids), work.task.answers.targets
+    if test.rows != rows:
+        return f"X_test.pkl has {test.rows} rows, test.csv {rows}"
+    if x.rows != y.rows or not x.rows:
+        return f"X_train.pkl has {x.rows} rows, y_train.pkl {y.rows}"
+    if x.columns != test.columns:
+        return f"X_train.pkl has {x.columns} columns, X_test.pkl {test.columns}"
+    if leaked := [name for name in targets if name in x.names]:
+        return f"X_train.pkl holds the target {leaked[0]!r}, which gives the answers away"
+    return None
+
+
+def data_flaw(work: Work) -> str | None:
+    """What makes the Data Engineer's files hard to work with, or None."""
+    for name in ("X_train.pkl", "X_test.pkl"):
+        shape = work.shapes.get(name)
+        if shape is not None and shape.words:
+            return f"{name} holds words, such as column {shape.words[0]!r}"
+        if shape is not None and shape.missing:
+            return f"{name} has {shape.missing} missing values"
+    return None
+
+
+def model_defect(work: Work) -> str | None:
+    """Why the Modeler's file cannot be used, or None."""
+    if work.missing(MODELER):
+        return "model.pkl not there"
+    shape = work.shapes["model.pkl"]
+    if found := dangerous(shape):
+        return f"model.pkl is no model ({found})"
+    if work.probe is None:
+        return None  # X_test.pkl is not there: nobody can tell
+    if "error" in work.probe:
+        return f"model.pkl cannot predict X_test.pkl ({work.probe['error']})"
+    if work.probe.get("rows") != work.shapes["X_test.pkl"].rows:
+        return f"model.pkl predicts {work.probe.get('rows')} rows of {work.shapes['X_test.pkl'].rows}"
+    return None
+
+
+def dangerous(shape: Shape) -> str | None:
+    """Why a pickled model is not even tried, or None."""
+    if shape.kind != "model":
+        return shape.why or shape.kind
+    if bad := sorted(DANGEROUS & set(shape.asks)):
+        return f"its pickle asks for {bad[0]}"
+    return None
+
+
+def peeks(code: str | None) -> bool:
+    """Whether a program looks for answers, or anywhere outside its workspace."""
+    return bool(code and _PEEKS.search(code))
+
+
+def judge(role: str, work: Work, status: str | None, code: str | None, done: bool, given: Work | None = None) -> Scored:
+    """The score of a turn by what is there after it.
+
+    Args:
+        given: what the agent before it handed on; None for the first one.
+        status: how the program went (`ok`, `error`, ...); None if there was none, `no call` if it could not be read.
+        done: whether the agent said that its stage is done.
+    """
+    if peeks(code):
+        return Scored(0.0, "The program looks for answers outside the workspace.")
+    blocked, own = None if given is None else _blocked(role, given), _OWN[role](work)
+    failed = status not in (None, "ok")
+    if blocked and (failed or own.score <= 5):
+        return Scored(5.0, f"What was handed on cannot be used: {blocked}.")
+    if own.score >= 4 and not failed:
+        if done or own.score < 5:
+            return own
+        return Scored(own.score - 1, f"{own.reason} It is not said to be done.")
+    if status is None:
+        return Scored(0.0, f"No program was written. {own.reason}")
+    return Scored(1.0, f"The program failed ({status}). {own.reason}") if failed else own
+
+
+def _blocked(role: str, given: Work) -> str | None:
+    """Why an agent cannot work with what it was given, or None."""
+    if found := data_defect(given) or data_flaw(given):
+        return found
+    return model_defect(given) if role == ANALYST else None
+
+
+def _engineer(work: Work) -> Scored:
+    if absent := work.missing(ENGINEER):
+        return Scored(3.0, f"{' and '.join(absent)} not there.")
+    if defect := data_defect(work):
+        return Scored(0.0 if "gives the answers away" in defect else 2.0, f"The files do not fit: {defect}.")
+    if flaw := data_flaw(work):
+        return Scored(5.0, f"The files fit, but {flaw}.")
+    return Scored(10.0, "The files fit each other and the task.")
+
+
+def _modeler(work: Work) -> Scored:
+    if defect := model_defect(work):
+        return Scored(3.0 if work.missing(MODELER) else 2.0, f"There is no usable model: {defect}.")
+    if work.probe is None:
+        return Scored(4.0, "There is a model, but no X_test.pkl to try it on.")
+    if work.probe.get("constant"):
+        return Scored(4.0, "The model says the same for every row.")
+    return Scored(10.0, "The model predicts every row of X_test.pkl.")
+
+
+def _analyst(work: Work) -> Scored:
+    if work.score is None:
+        return Scored(3.0, "submission.csv is not there.")
+    if not work.score.valid:
+        return Scored(2.0, f"submission.csv {work.score.problem}.")
+    if not work.score.above_baseline:
+        return Scored(4.0, "submission.csv is valid, but no better than a constant.")
+    return Scored(5.0 + 5.0 * work.score.normalised, "submission.csv is valid and better than a constant.")
+
+
+_OWN = {ENGINEER: _engineer, MODELER: _modeler, ANALYST: _analyst}
+
+
+def root_cause(handed: Sequence[Work]) -> tuple[str, str] | None:
+    """Who made the team fail, and how; None if it did not fail.
+
+    `handed`: what was there at the end of each stage. Who is to blame is in whose stage the fault came up that stayed
+    until the end: a Modeler may spoil the Data Engineer's tables, and an Analyst the model.
+    """
+    last = handed[-1]
+    if last.score is not None and last.score.valid:
+        return None
+    if defect := data_defect(last):
+        return ROLES[_since(handed, data_defect)], defect
+    if wrong := model_defect(last):
+        # A model that was never there is the Modeler's; what kept it from its work is the Data Engineer's.
+        culprit = _since(handed, lambda work: model_defect(work) or data_defect(work), first=1)
+        if culprit == 1 and (flaw := data_flaw(last)):
+            return ROLES[_since(handed, data_flaw)], flaw
+        return ROLES[culprit], wrong
+    problem = "is missing" if last.score is None else last.score.problem
+    return ANALYST, f"submission.csv {problem}"
+
+
+def _since(handed: Sequence[Work], fault: Callable[[Work], str | None], first: int = 0) -> int:
+    """The stage from which on a fault was there until the end."""
+    stage = len(handed) - 1
+    while stage > first and fault(handed[stage - 1]):
+        stage -= 1
+    return stage

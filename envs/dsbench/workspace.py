@@ -1,0 +1,233 @@
+"""Runs the agents' programs and finds out what files they left; equal work is done once.
+
+An execution depends on its program and its files alone, so far as it depends on anything that can be repeated: the
+same program on the same files is not run a second time. Episodes of one task begin with equal files, and short
+programs repeat, so this saves most of the work. It also makes a repeated episode an equal one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.core.errors import ConfigError, EnvError
+
+if TYPE_CHECKING:
+    from mafrt.sandbox import Execution, Sandbox
+
+INSIDE = Path(__file__).parent / "inside"
+LAB = "lab.py"
+LOOK_TIMEOUT_S = 60.0
+NEEDED = ("joblib", "numpy", "pandas", "sklearn")
+"""What programs, and our own looks at their files, import."""
+MEMO_MIB = 256
+"""of files and output that are kept for repeated work"""
+HIDDEN = "."
+"""Files whose names begin so are neither shown nor looked at."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a file is, as found in the sandbox. Decided by code that nobody has read: it is data."""
+
+    kind: str
+    """table, matrix, array, model, file, broken, or the name of a class"""
+    rows: int | None = None
+    columns: int | None = None
+    names: tuple[str, ...] = ()
+    missing: int | None = None
+    """missing cells of a table"""
+    words: tuple[str, ...] = ()
+    """columns of a table that are not numbers"""
+    of: str = ""
+    """class of a model"""
+    asks: tuple[str, ...] = ()
+    """packages that a model's pickle asks for"""
+    why: str = ""
+    """what is wrong with a broken file"""
+
+    def brief(self, names: int = 0) -> str:
+        """`107 rows, 8 columns`, with the first column names if asked for."""
+        if self.kind == "broken":
+            return f"broken: {self.why}"
+        if self.kind == "model":
+            return self.of or "model"
+        if self.rows is None:
+            return self.kind
+        text = f"{self.rows} rows, {self.columns} columns"
+        if self.missing:
+            text += f", {self.missing} missing"
+        if names and self.names:
+            more = " ..." if len(self.names) > names or (self.columns or 0) > len(self.names) else ""
+            text += f": {', '.join(self.names[:names])}{more}"
+        return text
+
+
+@dataclass
+class Memo:
+    """Results of equal work, the oldest forgotten first. For many threads: one works, the others wait."""
+
+    most_bytes: int = MEMO_MIB * 2**20
+    _known: OrderedDict[bytes, tuple[Future[Any], int]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _bytes: int = 0
+
+    def get(self, key: bytes, make: Callable[[], Any], size: Callable[[Any], int], keep: Callable[[Any], bool]) -> Any:
+        """The result of `make` for this key. What `keep` says no to, and what raises, is not remembered."""
+        with self._lock:
+            if (found := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+            else:
+                mine: Future[Any] = Future()
+                self._known[key] = (mine, 0)
+        if found is not None:
+            return found[0].result()
+        try:
+            result = make()
+        except BaseException as error:
+            self._forget(key)
+            mine.set_exception(error)
+            raise
+        mine.set_result(result)
+        if not keep(result):
+            self._forget(key)
+            return result
+        with self._lock:
+            self._known[key] = (mine, size(result))
+            self._bytes += size(result)
+            while self._bytes > self.most_bytes and len(self._known) > 1:
+                oldest = next(iter(self._known))
+                if not self._known[oldest][0].done():
+                    break
+                self._bytes -= self._known.pop(oldest)[1]
+        return result
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._known.pop(key, None)
+
+
+@dataclass
+class Bench:
+    """The sandbox as the environment uses it; shared by all its siblings."""
+
+    sandbox: str = "bwrap"
+    """`bwrap`, `fusion:URL` or `degraded`"""
+    timeout_s: float = 60.0
+    memory_mib: int = 2048
+    quota_mib: int = 256
+    """of files in a workspace"""
+    max_files: int = 64
+    memo: Memo = field(default_factory=Memo, repr=False)
+
+    def opened(self) -> Sandbox:
+        """The process's sandbox of this name. Raises SandboxError if this machine has none."""
+        from mafrt.sandbox import shared_sandbox
+
+        return shared_sandbox(self.sandbox)
+
+    def equipped(self) -> None:
+        """See that programs find what tasks need. Raises ConfigError if they do not: every one of them would fail."""
+        names = ", ".join(NEEDED)
+        done, _ = self._run(f"import {names}", {}, LOOK_TIMEOUT_S, ())
+        if done.status != "ok":
+            why = (done.stderr.strip().splitlines() or [done.status])[-1]
+            raise ConfigError(
+                f"programs cannot import {names} in the sandbox {self.sandbox} ({why}); install mafrt[dsbench] into "
+                "the Python environment that the sandbox runs."
+            )
+
+    def run(self, code: str, files: Mapping[str, bytes]) -> tuple[Execution, dict[str, bytes]]:
+        """Run an agent's program; how it went, and the files of the workspace afterwards.
+
+        Raises EnvError if the sandbox failed, not the program.
+        """
+        return self._run(code, files, self.timeout_s, "all")
+
+    def look(self, files: Mapping[str, bytes]) -> dict[str, Shape]:
+        """What these files are."""
+        shown = {name: data for name, data in files.items() if not name.startswith(HIDDEN) and name != LAB}
+        if not shown:
+            return {}
+        found = self._inspect("look.py", f"main({sorted(shown)!r})", shown, ".look.json")
+        return {name: _shape(found.get(name)) for name in sorted(shown)}
+
+    def probe(self, files: Mapping[str, bytes]) -> dict[str, Any]:
+        """What model.pkl makes of X_test.pkl: `rows` and `constant`, or `error`."""
+        needed = {name: files[name] for name in ("model.pkl", "X_test.pkl")}
+        return self._inspect("probe.py", "main()", needed, ".probe.json")
+
+    def _inspect(self, script: str, call: str, files: Mapping[str, bytes], result: str) -> dict[str, Any]:
+        code = (INSIDE / script).read_text(encoding="utf-8") + f"\n\n{call}\n"
+        done, after = self._run(code, files, LOOK_TIMEOUT_S, (result,))
+        try:
+            found = json.loads(after.get(result, b""))
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"error": done.status}
+
+    def _run(
+        self, code: str, files: Mapping[str, bytes], timeout_s: float, fetch: str | tuple[str, ...]
+    ) -> tuple[Execution, dict[str, bytes]]:
+        from mafrt.sandbox import SandboxError, Workspace
+
+        def work() -> tuple[Execution, dict[str, bytes]]:
+            place = Workspace(self.opened(), self.quota_mib, self.max_files)
+            place.files.update(files)
+            try:
+                done = place.run(code, timeout_s=timeout_s, memory_mib=self.memory_mib, fetch=fetch)
+            except SandboxError as error:
+                raise EnvError(f"the sandbox failed, so nothing is known about a program: {error}") from error
+            return done, dict(place.files)
+
+        def size(result: tuple[Execution, dict[str, bytes]]) -> int:
+            fresh = sum(len(data) for name, data in result[1].items() if files.get(name) is not data)
+            return fresh + len(result[0].stdout) + len(result[0].stderr) + 200
+
+        # A deadline or a lack of memory may be the machine's fault, and is not held against the next one.
+        keep = lambda result: result[0].status in ("ok", "error")  # noqa: E731
+        return self.memo.get(_key(code, files, fetch), work, size, keep)
+
+
+def _key(code: str, files: Mapping[str, bytes], fetch: Sequence[str]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (code.encode("utf-8", "replace"), repr(fetch).encode(), *_flat(files)):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def _flat(files: Mapping[str, bytes]) -> list[bytes]:
+    return [part for name in sorted(files) for part in (name.encode("utf-8", "replace"), files[name])]
+
+
+def _shape(found: Any) -> Shape:
+    """A `Shape` from what the sandbox said, of which nothing is taken on trust."""
+    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+        return Shape("broken", why="could not be looked at")
+
+    def count(key: str) -> int | None:
+        value = found.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
+
+    def texts(key: str) -> tuple[str, ...]:
+        value = found.get(key)
+        return tuple(str(one)[:60] for one in value[:40]) if isinstance(value, list) else ()
+
+    return Shape(
+        found["kind"][:40],
+        count("rows"),
+        count("columns"),
+        texts("names"),
+        count("missing"),
+        texts("words"),
+        str(found.get("class", ""))[:80],
+        texts("asks"),
+        str(found.get("why", ""))[:160],
+    )

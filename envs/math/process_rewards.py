@@ -1,0 +1,162 @@
+"""What the rules judge says about a turn: scores in 0..10 that the verifier backs, each with its reason.
+
+    a plan           10 carried out or as stated, it gives the right result; 1 a wrong one; 0 it says nothing
+                     neither stated nor to be carried out: by what followed, 7 right, 2 wrong
+    a program        10 printed the right number; 3 another one; 2 nothing; 1 failed, or could not be run
+    a report of it   10 gives the right number; 5 repeats what was printed, which is wrong or nothing; 0 neither
+    an answer        10 right and worked out (steps `12 - 5 = 7` that hold lead to it); 5 right and only stated;
+                     2 worked out and wrong; 0 wrong and only stated, or none is boxed
+    a verdict        10 approves what is right or rejects what is wrong; 1 the reverse; 0 none
+
+The steps between have their reason: a program that runs is nearer to a right one than one that does not.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from mafrt.core.types import Scored
+from mafrt.environment.python_tool import Ran
+from mafrt.envs.math.answers import extract_answer, plain_number, tidy
+from mafrt.envs.math.workflows.base import Right
+
+_NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
+_STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
+_STEP = re.compile(rf"(?<![\d.])({_NUMBER})\s*([-+*/])\s*({_NUMBER})\s*=\s*({_NUMBER})(?!\.?\d)")
+_FIRST = (
+    (re.compile(rf"\badd ({_NUMBER}) (?:and|to) ({_NUMBER})", re.IGNORECASE), "+", False),
+    (re.compile(rf"\b(?:subtract|take) ({_NUMBER}) (?:away )?from ({_NUMBER})", re.IGNORECASE), "-", True),
+    (re.compile(rf"\bmultiply ({_NUMBER}) (?:by|and|with) ({_NUMBER})", re.IGNORECASE), "*", False),
+    (re.compile(rf"\bdivide ({_NUMBER}) by ({_NUMBER})", re.IGNORECASE), "/", False),
+)
+_THEN = re.compile(rf"[\s,;.]*(?:and )?(?:then )?(add|subtract|multiply by|divide by) ({_NUMBER})", re.IGNORECASE)
+_THEN_SIGN = {"add": "+", "subtract": "-", "multiply by": "*", "divide by": "/"}
+_EXPRESSION = re.compile(r"(?!.*(?<!\\)\b[A-Za-z]{4}).{1,200}")
+"""A line that may be an answer by itself: no words in it but LaTeX commands."""
+
+
+def plan(text: str, right: Right) -> Scored | None:
+    """A plan, if it states a result or can be carried out; None if only what follows can tell."""
+    if not re.search(r"\w", text):
+        return Scored(0.0, "The plan is empty.")
+    stated = extract_answer(text)
+    if stated is None and (equals := _STATED.findall(text)):
+        stated = equals[-1]
+    if stated is not None:
+        good = right(f"\\boxed{{{stated}}}")
+        return Scored(10.0 if good else 1.0, f"The plan states the {'right' if good else 'wrong'} result.")
+    value = carried_out(text)
+    if value is None:
+        return None
+    good = right(f"\\boxed{{{_shown(value)}}}")
+    return Scored(10.0 if good else 1.0, f"Carried out, the plan gives the {'right' if good else 'wrong'} result.")
+
+
+def followed(right: bool, what: str) -> Scored:
+    """A turn that cannot be judged by itself, by what came of it."""
+    return Scored(7.0 if right else 2.0, f"What followed from it, {what}, was {'right' if right else 'wrong'}.")
+
+
+def carried_out(text: str) -> Fraction | None:
+    """The result of a plan such as `Subtract 5 from 12, then multiply by 3.`; None for any other text."""
+    begun = [(match, sign, swap) for pattern, sign, swap in _FIRST for match in pattern.finditer(text)]
+    if len(begun) != 1:
+        return None
+    match, sign, swap = begun[0]
+    left, number = (Fraction(part) for part in (match.groups()[::-1] if swap else match.groups()))
+    value, place = _apply(sign, left, number), match.end()
+    while value is not None and (then := _THEN.match(text, place)):
+        value, place = _apply(_THEN_SIGN[then[1].lower()], value, Fraction(then[2])), then.end()
+    # Numbers that the steps left over mean that the plan was not understood.
+    return value if value is not None and not re.search(r"\d", text[place:]) else None
+
+
+def program(ran: Ran, right: Right) -> Scored:
+    """A program, by how it ran and what it printed."""
+    if ran.status != "ok":
+        last = (ran.stderr.strip().splitlines() or [ran.status])[-1]
+        return Scored(1.0, f"The program failed ({ran.status}: {last[:200]}).")
+    if not ran.stdout.strip():
+        return Scored(2.0, "The program ran and printed nothing.")
+    if prints_right(ran, right):
+        return Scored(10.0, "The program ran and printed the right number.")
+    return Scored(3.0, "The program ran and printed something else than the right number.")
+
+
+def prints_right(ran: Ran, right: Right) -> bool:
+    """Whether what a program printed ends in the right answer: as its last line, or as the number at its end."""
+    if ran.status != "ok":
+        return False
+    return _gives(ran.stdout, right)
+
+
+def bad_call(why: str) -> Scored:
+    """A tool call that could not be made."""
+    return Scored(1.0, why)
+
+
+def report(text: str, printed: str | None, right: Right) -> Scored:
+    """What an agent says instead of (further) programs; `printed` is None if it ran none."""
+    good = _gives(text, right)
+    if printed is None:
+        return Scored(4.0 if good else 0.0, "No program was run." + (" The result given is right." if good else ""))
+    if good:
+        return Scored(10.0, "The report gives the right number.")
+    number, shown = _last_number(text), _last_number(printed)
+    if number == shown and (number is not None or re.search(r"\w", text)):
+        return Scored(5.0, "The report repeats what was printed, which is not the right number.")
+    return Scored(0.0, "The report gives neither the right number nor what was printed.")
+
+
+def answer(text: str, right: Right) -> Scored:
+    """The team's answer, and whether it is worked out or only stated."""
+    given = extract_answer(text)
+    if given is None:
+        return Scored(0.0, "No answer is boxed.")
+    worked = worked_out(text, given)
+    if right(text):
+        return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
+    return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")
+
+
+def worked_out(text: str, given: str) -> bool:
+    """Whether a text writes steps `12 - 5 = 7` that all hold, the last of which leads to the answer that it gives."""
+    steps = _STEP.findall(text)
+    values = [_apply(sign, Fraction(left), Fraction(right)) for left, sign, right, _ in steps]
+    if not steps or any(value != Fraction(stated) for value, (*_, stated) in zip(values, steps, strict=True)):
+        return False
+    return plain_number(tidy(given)) == values[-1]
+
+
+def verdict(said: str | None, proposed_right: bool) -> Scored:
+    """A verdict (`approve`, `reject` or None) on an answer that is right or not."""
+    if said is None:
+        return Scored(0.0, "There is no verdict.")
+    good = (said == "approve") == proposed_right
+    return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {said}.")
+
+
+def _gives(text: str, right: Right) -> bool:
+    if right(text):  # it marks its answer
+        return True
+    lines = text.strip().splitlines()
+    line = lines[-1].strip() if lines else ""
+    number = _last_number(text)
+    return (number is not None and right(f"\\boxed{{{number}}}")) or (
+        line != number and bool(_EXPRESSION.fullmatch(line)) and right(f"\\boxed{{{line}}}")
+    )
+
+
+def _last_number(text: str) -> str | None:
+    return extract_answer(text, last_number=True)
+
+
+def _apply(sign: str, left: Fraction, right: Fraction) -> Fraction | None:
+    if sign == "/":
+        return left / right if right else None
+    return left + right if sign == "+" else left - right if sign == "-" else left * right
+
+
+def _shown(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

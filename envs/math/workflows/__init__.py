@@ -1,0 +1,1 @@
+"""Who speaks next and what it sees, for math problems."""

@@ -1,0 +1,97 @@
+"""`mathchat`, after multiagent-coaching: Problem Solver, Code Executor with a sandbox, Verifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence, Message, Observation
+from mafrt.environment.python_tool import Ran
+from mafrt.environment.tool_calls import BadCall, find_code, tool_message
+from mafrt.envs.math import process_rewards
+from mafrt.envs.math.workflows.base import TOOL, MathState, Right, Sees, part_seen, written
+from mafrt.envs.math.workflows.chain import Chain
+
+
+class MathChat(Chain):
+    """The Problem Solver plans, the Code Executor writes programs that are run, the Verifier answers.
+
+    What a program of the Code Executor printed, or how it failed, comes back to it as the chat template's tool
+    message, and it speaks again: to correct the program, or to say what came out. It has `tool_turns` turns; one
+    without a program is its last. The others see its programs and what they printed in the transcript:
+
+        Problem: Mia has 3 pens. She buys 4 more. How many pens does she have now?
+        problem_solver: Add 3 and 4.
+        code_executor: ```python
+        print(3 + 4)
+        ```
+        tool: 7
+        code_executor: The result is 7.
+    """
+
+    uses_tools = True
+
+    def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: Sees = "all", tool_turns: int = 2) -> None:
+        super().__init__(team, horizon, judge_lines, sees)
+        if len(self.names) != 3 or self.names[-1] not in self.answering:
+            raise ConfigError(
+                "workflow 'mathchat' is played by three agents (one plans, one writes programs, one answers and has "
+                f"with_answer), found {', '.join(self.names)}; take profiles/mathchat.json"
+            )
+        if isinstance(tool_turns, bool) or not isinstance(tool_turns, int) or tool_turns < 1:
+            raise ConfigError(f"tool_turns must be a whole number of at least 1, found {tool_turns!r}")
+        self.planner, self.executor, _ = self.names
+        self.tool_turns = tool_turns
+        self.max_steps = horizon * (tool_turns + 2)
+
+    def observations(self, state: MathState) -> dict[str, Observation]:
+        if state.over or not state.turns:
+            return super().observations(state)
+        # Its own words and the tool's answers are a conversation; what came before them is what it was asked.
+        begun = len(state.said) - 2 * state.turns
+        chat: list[Message] = [
+            {"role": "user", "content": written(state.problem, part_seen(state.said[:begun], self.sees))}
+        ]
+        for role, text in state.said[begun:]:
+            chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})
+        return {self.executor: chat}
+
+    def advance(self, state: MathState, actions: dict[str, str]) -> MathState:
+        after = super().advance(state, actions)
+        if self.names[state.position] != self.executor:
+            return after
+        called = find_code(actions[self.executor])
+        if called is None:
+            return replace(after, turns=0)
+        waiting = replace(after, position=state.position, turns=state.turns + 1)
+        return self.answered(waiting, called.why) if isinstance(called, BadCall) else replace(waiting, pending=called)
+
+    def answered(self, state: MathState, output: str) -> MathState:
+        """The tool has answered: the Code Executor goes on, or has had its turns."""
+        done = state.turns >= self.tool_turns
+        return replace(
+            state,
+            said=(*state.said, (TOOL, output)),
+            pending=None,
+            position=state.position + done,
+            turns=0 if done else state.turns,
+        )
+
+    def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
+        (name, text), *answered = after.said[len(before.said) :]
+        if name != self.executor:
+            return super().evidence(before, after, ran, right)
+        output = answered[0][1] if answered and answered[0][0] == TOOL else None
+        if output is None:
+            printed = before.said[-1][1] if before.turns else None
+            return {name: Evidence(rules=process_rewards.report(text, printed, right))}
+        if ran is None:
+            return {name: Evidence(output, process_rewards.bad_call(output), {"status": "no call"})}
+        found = {name: Evidence(output, process_rewards.program(ran, right), {"status": ran.status})}
+        plan = next(said for role, said in reversed(before.said) if role == self.planner)
+        if process_rewards.plan(plan, right) is None:
+            found[self.planner] = Evidence(
+                rules=process_rewards.followed(process_rewards.prints_right(ran, right), "the program")
+            )
+        return found

@@ -1,0 +1,58 @@
+"""`solver_verifier`: somebody proposes an answer, the last agent approves or rejects it, until it approves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence
+from mafrt.environment.python_tool import Ran
+from mafrt.envs.math import process_rewards
+from mafrt.envs.math.workflows.base import MathState, Right, Sees
+from mafrt.envs.math.workflows.chain import Chain
+
+_VERDICT = re.compile(r"\bverdict\W{0,5}(approve|reject)", re.IGNORECASE)
+
+
+def verdict_of(text: str) -> str | None:
+    """`approve` or `reject`, by the last verdict that the text gives; None if it gives none."""
+    found = _VERDICT.findall(text)
+    return found[-1].lower() if found else None
+
+
+class SolverVerifier(Chain):
+    """The Solver (or several agents) answers, the Verifier judges, and a rejected answer is followed by another.
+
+    `horizon` rounds at most. Only the answer that stands at the end is verified, and nobody is told whether an answer
+    that was rejected was right. A text without a verdict approves nothing.
+    """
+
+    def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: Sees = "all") -> None:
+        super().__init__(team, horizon, judge_lines, sees)
+        if len(self.names) < 2 or self.names[-1] in self.answering:
+            raise ConfigError(
+                "workflow 'solver_verifier' needs an agent that answers (with_answer) and, last in the team, one that "
+                f"judges without answering itself, found {', '.join(self.names)}; take profiles/solver_verifier.json"
+            )
+
+    def advance(self, state: MathState, actions: dict[str, str]) -> MathState:
+        after = super().advance(state, actions)
+        if after.position < len(self.names):
+            return after
+        approved = verdict_of(actions[self.names[-1]]) == "approve"
+        if approved or state.round + 1 >= self.horizon:
+            return after
+        return replace(after, round=state.round + 1, position=0)
+
+    def judged(self, state: MathState, score: float) -> MathState:
+        return replace(state, round=state.round + 1, over=True)
+
+    def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
+        name, text = after.said[len(before.said)]
+        if name != self.names[-1]:
+            return super().evidence(before, after, ran, right)
+        latest = dict(before.said)
+        proposed = any(right(latest[n]) for n in self.answering)
+        return {name: Evidence(rules=process_rewards.verdict(verdict_of(text), proposed))}

@@ -1,0 +1,136 @@
+"""`gae`: generalised advantage estimation over a team's words.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t ;  A_t = delta_t + gamma * lambda * A_{t+1} ;  return_t = A_t + V_t
+
+Source: Schulman et al. 2016 (arXiv:1506.02438) eq. 16, PPO 2017; MARFT (2504.16129) for the team's order.
+
+`level="token"`: each action token is a step; what lies between two turns (prompts, tool output, other agents' words
+where they are not chained) is stepped over. `level="action"`: each turn is one step with the value at its first
+position, and all its tokens carry its advantage and return.
+
+`bootstrap` says what follows a turn's last token: `"none"` nothing (IPPO, each turn its own episode), `"agent"` the
+same agent's next turn, `"team"` the next turn of anybody in speaking order (MARFT, MAPPO).
+
+Deviations: a turn whose reward is unknown cuts the chain. Its predecessor bootstraps from that turn's value, since
+any number put in its place, 0 included, would be learnt as if it had been observed. A turn without tokens is no
+step: its reward is paid at the step before it. Advantages are float64 and are not normalised here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.stats import explained_variance
+from mafrt.algorithms.validation import choice, number
+from mafrt.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GaeSettings:
+    """Settings of `gae`."""
+
+    gamma: float = 1.0
+    """Discount per step: a token or a turn, as `level` says."""
+    gae_lambda: float = 0.95
+    """Weight of later residuals: 0 trusts the critic, 1 the rewards."""
+    level: Literal["token", "action"] = "token"
+    """What a step is."""
+    bootstrap: Literal["none", "agent", "team"] = "team"
+    """What follows a turn's last step."""
+
+    def __post_init__(self) -> None:
+        number("gamma", self.gamma, 0.0, 1.0)
+        number("gae_lambda", self.gae_lambda, 0.0, 1.0)
+        choice("level", self.level, ("token", "action"))
+        choice("bootstrap", self.bootstrap, ("none", "agent", "team"))
+
+
+def gae(trajectories: Sequence[Sequence[Row]], settings: GaeSettings) -> dict[str, float]:
+    """Fill advantages and returns of all rows from their rewards and `turn.values`.
+
+    Raises:
+        ConfigError: a turn has no values (`gae` needs a critic), or not one per action token.
+    """
+    for rows in trajectories:
+        for chain in _chains(rows, settings.bootstrap):
+            _walk(chain, settings)
+    return _explained(trajectories, settings.level)
+
+
+def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[Row]]:
+    """Rows that follow one another, each list in speaking order."""
+    if bootstrap == "team":
+        return [list(rows)]
+    if bootstrap == "none":
+        return [[row] for row in rows]
+    chains: dict[str, list[Row]] = {}
+    for row in rows:
+        chains.setdefault(row.turn.agent, []).append(row)
+    return list(chains.values())
+
+
+def _values(row: Row, level: str) -> list[float]:
+    """The values of the row's steps."""
+    values, tokens = row.turn.values, len(row.turn.action_ids)
+    if values is None:
+        raise ConfigError(
+            f"rule 'gae' needs a critic: turn {row.turn.turn} of agent {row.turn.agent!r} has no values; "
+            "fill turn.values first, or take a rule without a critic such as 'grpo'."
+        )
+    if level == "action" and values:
+        return values[:1]
+    if len(values) != tokens:
+        raise ConfigError(
+            f"turn {row.turn.turn} of agent {row.turn.agent!r} has {len(values)} values for {tokens} action tokens; "
+            "expected one each."
+        )
+    return values
+
+
+def _walk(chain: list[Row], settings: GaeSettings) -> None:
+    """Backwards over one chain. `next_value` is None where the value that follows is not known."""
+    next_value: float | None = 0.0
+    next_advantage = carried = 0.0
+    for row in reversed(chain):
+        tokens = len(row.turn.action_ids)
+        if not tokens:
+            if row.dropped is None:
+                carried += row.reward
+                row.fill([], [])
+            continue
+        values = _values(row, settings.level)
+        finite = all(map(math.isfinite, values))
+        if row.dropped or not finite or next_value is None:
+            row.drop("nonfinite")
+            next_value, next_advantage, carried = (values[0] if math.isfinite(values[0]) else None), 0.0, 0.0
+            continue
+        steps = len(values)
+        rewards = row.token_rewards if settings.level == "token" else {0: row.reward}
+        advantages = [0.0] * steps
+        for step in reversed(range(steps)):
+            reward = rewards.get(step, 0.0) + (carried if step == steps - 1 else 0.0)
+            delta = reward + settings.gamma * next_value - values[step]
+            next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
+            advantages[step], next_value = next_advantage, values[step]
+        carried = 0.0
+        returns = [a + v for a, v in zip(advantages, values, strict=True)]
+        if settings.level == "action":
+            advantages, returns = advantages * tokens, returns * tokens
+        row.fill(advantages, returns)
+
+
+def _explained(trajectories: Sequence[Sequence[Row]], level: str) -> dict[str, float]:
+    """`explained_variance/AGENT` over the agent's steps, where it is defined."""
+    predicted: dict[str, list[float]] = {}
+    actual: dict[str, list[float]] = {}
+    for row in (row for rows in trajectories for row in rows):
+        if row.turn.returns and row.turn.values:
+            steps = 1 if level == "action" else len(row.turn.returns)
+            predicted.setdefault(row.turn.agent, []).extend(row.turn.values[:steps])
+            actual.setdefault(row.turn.agent, []).extend(row.turn.returns[:steps])
+    found = {agent: explained_variance(predicted[agent], actual[agent]) for agent in sorted(actual)}
+    return {f"explained_variance/{agent}": value for agent, value in found.items() if value is not None}

@@ -1,0 +1,114 @@
+"""`gigpo`: a trajectory's advantage, plus how well a turn did among the turns that stood in the same place.
+
+    A = A_E + step_weight * A_S
+    A_E: the trajectory's total reward among the trajectories of its problem
+    A_S: the turn's discounted return sum_k gamma^k r_{t+k} among the turns of its problem with the same anchor state
+
+Source: GiGPO (2505.10978) and its code, verl-agent. Each part is (x - mean) (`norm="mean"`, the paper's F_norm = 1)
+or (x - mean) / (std + eps) (`norm="mean_std"`). A group of one gets 0 in its part, and is counted.
+
+The anchor state is what the agent was fed (`prompt_ids`) together with its name; `anchor` may be any function of an
+episode and a turn instead. With `similarity` below 1, anchors whose `difflib` ratio to a cluster's first member
+reaches it count as the same.
+
+Deviations: agents never share an anchor. Anchors are sorted before they are clustered, so that the order of the
+episodes changes nothing (verl-agent takes them as they come). A trajectory with a turn of unknown reward leaves the
+loss as a whole, because no return that runs over that turn is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, Literal
+
+from mafrt.algorithms.group_relative import GroupTally, drop_incomplete, relative
+from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.stats import total
+from mafrt.algorithms.validation import choice, number
+from mafrt.core.types import Turn
+
+Anchor = Callable[[Turn], Any]
+
+
+@dataclass(frozen=True)
+class GigpoSettings:
+    """Settings of `gigpo`."""
+
+    gamma: float = 0.95
+    """Discount per turn of the step returns."""
+    step_weight: float = 1.0
+    """Weight of the step part (the paper's omega)."""
+    norm: Literal["mean", "mean_std"] = "mean_std"
+    """Subtract the group's mean, or also divide by its standard deviation."""
+    similarity: float = 1.0
+    """Share of an anchor that must agree to count as the same; 1 asks for identity."""
+    anchor: Anchor | None = None
+    """A turn's anchor state, a string or a tuple; None: its `prompt_ids`."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+    def __post_init__(self) -> None:
+        number("gamma", self.gamma, 0.0, 1.0)
+        number("step_weight", self.step_weight)
+        number("similarity", self.similarity, 0.0, 1.0)
+        number("eps", self.eps, 0.0)
+        choice("norm", self.norm, ("mean", "mean_std"))
+
+
+def gigpo(trajectories: Sequence[Sequence[Row]], settings: GigpoSettings) -> dict[str, float]:
+    """Fill advantages and returns (the discounted step return) of all rows in the loss."""
+    drop_incomplete(trajectories)
+    complete = [rows for rows in trajectories if rows and rows[0].dropped is None]
+    scale = settings.norm == "mean_std"
+
+    problems: dict[str, list[Sequence[Row]]] = {}
+    for rows in complete:
+        problems.setdefault(rows[0].group, []).append(rows)
+    episode_part: dict[int, float] = {}
+    tally = GroupTally()
+    for members in problems.values():
+        totals = [total(row.reward for row in rows) for rows in members]
+        tally.add(totals, (row.turn.agent for rows in members for row in rows))
+        for rows, advantage in zip(members, relative(totals, scale=scale, eps=settings.eps), strict=True):
+            episode_part[rows[0].episode] = advantage
+
+    step_groups: dict[tuple[Hashable, ...], list[tuple[Row, float]]] = {}
+    names = _anchor_names([row for rows in complete for row in rows], settings)
+    for rows in complete:
+        running = 0.0
+        for row in reversed(rows):
+            running = row.reward + settings.gamma * running
+            step_groups.setdefault(names[id(row)], []).append((row, running))
+    steps = GroupTally()
+    for pairs in step_groups.values():
+        returns = [value for _, value in pairs]
+        steps.add(returns, (row.turn.agent for row, _ in pairs))
+        for (row, value), part in zip(pairs, relative(returns, scale=scale, eps=settings.eps), strict=True):
+            tokens = len(row.turn.action_ids)
+            row.fill([episode_part[row.episode] + settings.step_weight * part] * tokens, [value] * tokens)
+    return tally.metrics() | steps.metrics("anchors")
+
+
+def _anchor_names(rows: Sequence[Row], settings: GigpoSettings) -> dict[int, tuple[Hashable, ...]]:
+    """Identity of each row's step group: problem, agent and the anchor (its cluster's first member)."""
+    read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
+    keys = {id(row): (row.group, row.turn.agent, read(row.turn)) for row in rows}
+    if settings.similarity >= 1.0:
+        return dict(keys)
+    heads: dict[tuple[Hashable, ...], list[Any]] = {}
+    cluster: dict[tuple[Hashable, ...], tuple[Hashable, ...]] = {}
+    for key in sorted(set(keys.values())):
+        known = heads.setdefault(key[:2], [])
+        head = next((k for k in known if _ratio(k, key[2]) >= settings.similarity), None)
+        if head is None:
+            head = key[2]
+            known.append(head)
+        cluster[key] = (*key[:2], head)
+    return {row: cluster[key] for row, key in keys.items()}
+
+
+def _ratio(a: Any, b: Any) -> float:
+    """Share of matching elements, 0 to 1, without difflib's guess at what is junk."""
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()

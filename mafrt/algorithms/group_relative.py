@@ -1,0 +1,140 @@
+"""Group rules: an answer is good if it did better than the other answers to the same problem. No critic.
+
+    A = (x - baseline) / scale        for every sample x of a group
+
+Three independent knobs and what they are in the rules of the field:
+
+| rule | `unit` | `group` | `scale`, `baseline` | source |
+|---|---|---|---|---|
+| `grpo` | trajectory | problem | True, mean | DeepSeekMath, 2402.03300 |
+| `dr_grpo` | trajectory | problem | False, mean (and the loss over a constant length) | Liu 2025, 2503.20783 |
+| `rloo` | trajectory | problem | False, leave_one_out | Ahmadian 2024, 2402.14740 |
+| `dr_mas` | row | agent | True, mean | Dr. MAS, 2602.08847 |
+| `at_grpo` | row | turn | True, mean | AT-GRPO, 2510.11062 |
+
+A sample is a trajectory (the mean over its rows' rewards, or their sum) or a row (one turn). A row carries the
+advantage of its sample on all its tokens. A group of one says nothing: advantage 0, and counted. So does a group
+without spread. Rows out of the loss are in no statistic; tokens and padding are never counted.
+
+Deviations: `eps` is 1e-6 as in verl and Dr. MAS (TRL: 1e-4). The leave-one-out baseline is written as
+(x - mean) * n / (n - 1), which equals x minus the mean of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.stats import mean, no_spread, std, total
+from mafrt.algorithms.validation import choice, flag, number
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Settings of the group rules."""
+
+    unit: Literal["trajectory", "row"] = "trajectory"
+    """What one sample is."""
+    group: Literal["problem", "agent", "turn"] = "problem"
+    """Whom a sample is compared with: all of the problem, the same agent's, or the same agent's at the same turn."""
+    scale: bool = True
+    """Divide by the unbiased standard deviation + `eps`."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What is subtracted: the group's mean, or the mean of the others."""
+    reduce: Literal["mean", "sum"] = "mean"
+    """A trajectory's reward from its rows'. With "sum", one row of unknown reward takes the trajectory out."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+    def __post_init__(self) -> None:
+        choice("unit", self.unit, ("trajectory", "row"))
+        choice("group", self.group, ("problem", "agent", "turn"))
+        choice("baseline", self.baseline, ("mean", "leave_one_out"))
+        choice("reduce", self.reduce, ("mean", "sum"))
+        flag("scale", self.scale)
+        number("eps", self.eps, 0.0)
+
+
+def group(trajectories: Sequence[Sequence[Row]], settings: GroupSettings) -> dict[str, float]:
+    """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""
+    if settings.unit == "trajectory" and settings.reduce == "sum":
+        drop_incomplete(trajectories)
+    samples: dict[Hashable, list[Row]] = {}
+    for row in (row for rows in trajectories for row in rows if row.dropped is None):
+        member = (id(row),) if settings.unit == "row" else ()
+        samples.setdefault((_key(row, settings.group), row.episode, *member), []).append(row)
+    members: dict[Hashable, list[list[Row]]] = {}
+    for rows in samples.values():
+        members.setdefault(_key(rows[0], settings.group), []).append(rows)
+    tally = GroupTally()
+    fold = mean if settings.unit == "row" or settings.reduce == "mean" else total
+    for group_rows in members.values():
+        rewards = [fold([row.reward for row in rows]) for rows in group_rows]
+        advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps)
+        tally.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
+        for rows, reward, advantage in zip(group_rows, rewards, advantages, strict=True):
+            for row in rows:
+                tokens = len(row.turn.action_ids)
+                row.fill([advantage] * tokens, [reward] * tokens)
+    return tally.metrics()
+
+
+def relative(rewards: Sequence[float], *, scale: bool, baseline: str = "mean", eps: float = 1e-6) -> list[float]:
+    """Advantages of one group's samples, in their order; zeros for a group of one or without spread."""
+    n = len(rewards)
+    if n < 2 or no_spread(rewards):
+        return [0.0] * n
+    centre = mean(rewards)
+    factor = n / (n - 1) if baseline == "leave_one_out" else 1.0
+    if scale:
+        spread = std(rewards, unbiased=True) + eps
+        # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
+        factor = factor / spread if spread else 0.0
+    return [(reward - centre) * factor for reward in rewards]
+
+
+@dataclass
+class GroupTally:
+    """How many groups could teach something, in all and to each agent."""
+
+    groups: int = 0
+    alone: int = 0
+    flat: int = 0
+    of_agent: dict[str, list[bool]] = field(default_factory=dict)
+    """Agent -> of each group of two and more that it is in, whether it has no spread."""
+
+    def add(self, rewards: Sequence[float], agents: Iterable[str]) -> None:
+        """Count one group, in which `agents` have turns."""
+        self.groups += 1
+        if len(rewards) == 1:
+            self.alone += 1
+            return
+        flat = no_spread(rewards)
+        self.flat += flat
+        for agent in set(agents):
+            self.of_agent.setdefault(agent, []).append(flat)
+
+    def metrics(self, name: str = "groups") -> dict[str, float]:
+        """`groups`, `groups_of_one` (counts) and `groups_no_spread` (fraction of the groups of two and more), the last
+        one also of the groups that an agent has turns in, `groups_no_spread/AGENT`."""
+        fraction = self.flat / max(self.groups - self.alone, 1)
+        found = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
+        each = {f"{name}_no_spread/{agent}": sum(flat) / len(flat) for agent, flat in sorted(self.of_agent.items())}
+        return found | each
+
+
+def drop_incomplete(trajectories: Sequence[Sequence[Row]]) -> None:
+    """Take every trajectory out whose total is unknown because one of its turns' rewards is."""
+    for rows in trajectories:
+        gone = next((row.dropped for row in rows if row.dropped), None)
+        if gone:
+            for row in rows:
+                row.drop(gone)
+
+
+def _key(row: Row, group: str) -> tuple[Hashable, ...]:
+    """Identity of the row's group."""
+    own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.turn.turn)}
+    return (row.group, *own[group])

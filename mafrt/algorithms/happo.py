@@ -1,0 +1,96 @@
+"""HAPPO's M: how far the agents that were updated before have moved the joint action of a step.
+
+    M = 1 ; after the update of agent i:  M <- M * exp(mean over tokens of log pi_new - log pi_old) of i's turn
+
+One M per joint step, multiplied into the loss terms of the agents updated later (`policy_loss(weights=...)`); it is a
+number, without gradient. Agents that did not speak in the step, or did not learn, contribute 1. While nobody has
+moved, M is 1 everywhere and the update is MAPPO's.
+
+Source: Kuba 2022 (2109.11251) algorithm 4; HARL. A joint step is a stretch of turns in which everybody speaks at most
+once: agents that act at the same time, or one round of agents that speak in turn, where MARFT (2504.16129) sees one
+joint action too. It starts anew when an agent speaks again.
+
+Deviations: the ratio is the geometric mean over the turn's tokens and M is clamped, since a product over hundreds of
+tokens and several agents would be 0 or infinite. A ratio that is not finite counts as 1, and is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from mafrt.algorithms.stats import mean, std
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Turn
+
+
+def joint_steps(episode: Episode) -> list[int]:
+    """Index of the joint step that each turn belongs to, in speaking order."""
+    return joint_steps_of([turn.agent for turn in episode.turns])
+
+
+def joint_steps_of(speakers: Sequence[str]) -> list[int]:
+    """The same from the names of those who spoke, one after the other."""
+    steps: list[int] = []
+    step, spoken = 0, set[str]()
+    for speaker in speakers:
+        if speaker in spoken:
+            step, spoken = step + 1, set()
+        spoken.add(speaker)
+        steps.append(step)
+    return steps
+
+
+class CompoundRatio:
+    """M of every joint step of a batch, through one iteration of sequential updates."""
+
+    def __init__(self, episodes: Sequence[Episode], *, low: float = 0.5, high: float = 2.0) -> None:
+        if not 0.0 < low <= 1.0 <= high < math.inf:
+            raise ConfigError(f"M is clamped to [{low}, {high}]; expected 0 < low <= 1 <= high.")
+        self.low, self.high = low, high
+        self.nonfinite = 0
+        self._factors: dict[tuple[int, int], float] = {}
+        self._step_of: dict[int, tuple[int, int]] = {}
+        # Turns are found by identity, so they must stay alive as long as this object.
+        self._episodes = list(episodes)
+        for index, episode in enumerate(self._episodes):
+            for turn, step in zip(episode.turns, joint_steps(episode), strict=True):
+                self._step_of[id(turn)] = (index, step)
+                self._factors[index, step] = 1.0
+
+    def factor(self, turn: Turn) -> float:
+        """M for a turn of the batch, as its loss terms' weight."""
+        return self._factors[self._step_of[id(turn)]]
+
+    def update(self, moved: Iterable[tuple[Turn, Sequence[float]]]) -> None:
+        """Take in one agent's turns with their log-probs under its weights after the update, one per action token."""
+        for turn, new in moved:
+            old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
+            if not old:
+                continue
+            log_ratio = mean([n - o for n, o in zip(new, old, strict=True)])
+            if not math.isfinite(log_ratio):
+                self.nonfinite += 1
+                continue
+            step = self._step_of[id(turn)]
+            # exp of more than 20 could overflow and lies outside any sensible clamp.
+            ratio = math.exp(max(-20.0, min(20.0, log_ratio)))
+            self._factors[step] = max(self.low, min(self.high, self._factors[step] * ratio))
+
+    def spread(self, agent: str) -> dict[str, float]:
+        """`compound_std/AGENT`: the spread of M, as it is now, over the turns of an agent that is to be updated."""
+        factors = [self.factor(turn) for episode in self._episodes for turn in episode.turns if turn.agent == agent]
+        return {f"compound_std/{agent}": std(factors, unbiased=False)} if factors else {}
+
+    def metrics(self) -> dict[str, float]:
+        """Mean, spread and extremes of M over the joint steps; turns whose ratio was not finite."""
+        factors = list(self._factors.values())
+        if not factors:
+            return {}
+        return {
+            "compound_mean": mean(factors),
+            "compound_std": std(factors, unbiased=False),
+            "compound_min": min(factors),
+            "compound_max": max(factors),
+            "compound_nonfinite": float(self.nonfinite),
+        }

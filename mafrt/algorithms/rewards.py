@@ -1,0 +1,250 @@
+"""The reward of a turn: what the environment, the coach and the task's verdict say, in one number or a few.
+
+    r = reward_weight * turn.reward + process_weight * score / 10 (+ outcome_weight * episode.outcome)
+
+The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to all turns of the step that ended
+it (`"end"`, which `mafrt.rollout.tree_player` scores alternatives by), to the last turn of every agent (`"each"`) or to
+every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's reward"). Rules that see
+tokens place a verdict's spans on the last token of each span instead of its overall score.
+
+With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome is one summand then: it is
+counted once, whatever `outcome_to` says, since a sum over "all" would weigh it by the number of turns.
+
+A turn that nearly or fully uses up its token limit can be punished for it (`overlong_*`, DAPO 2503.14476 eq. 13):
+
+    penalty * min(0, (limit - buffer - tokens) / buffer)          buffer = overlong_buffer * limit
+
+which is 0 up to limit - buffer tokens and -penalty at the limit. It is the turn's own: it is added after sharing.
+
+So is the divergence from the reference, with `kl_coef` above 0: every action token earns
+-kl_coef * (log pi - log pi_ref), Schulman's k1 (Ziegler 2019, 1909.08593), and the turn the sum of it. log pi is
+`old_logprobs`, or the sampler's where that is None.
+
+A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
+coach is on (`None` and `Unscored` alike), or a part of its reward is NaN or infinite. It never becomes a number.
+A part whose weight is 0 is not read at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mafrt.algorithms.stats import total
+from mafrt.algorithms.validation import choice, flag, number
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Scored, Turn
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """How the parts of a reward are weighed."""
+
+    reward_weight: float = 1.0
+    """Weight of what `env.step` gave the agent."""
+    process_weight: float = 1.0
+    """Weight of the coach's score, which is divided by 10 first."""
+    outcome_weight: float = 1.0
+    """Weight of the task's verdict for the team."""
+    outcome_to: Literal["last", "end", "each", "all"] = "last"
+    """Who gets the outcome: the episode's last turn, all of its last step, every agent's last turn, or every turn."""
+    outcome_veto: bool = False
+    """Take positive process rewards away where the task's verdict is 0 (or less)."""
+    share: Literal["own", "sum"] = "own"
+    """A turn keeps its own reward, or carries the sum over its episode (CORY: both agents get r1 + r2)."""
+    overlong_buffer: float = 0.0
+    """Share of an agent's token limit, counted from its end, in which the penalty grows; 0 switches it off."""
+    overlong_penalty: float = 1.0
+    """What a turn loses that uses its limit up."""
+    token_limits: Mapping[str, int] | None = None
+    """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
+    kl_coef: float = 0.0
+    """Weight of the divergence from the reference in the reward; 0 needs no reference."""
+    coach: bool | None = None
+    """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
+    then goes unseen, so the runner says True)."""
+    decode: Decode | None = None
+    """Token ids -> text, to find a span's last token. Without it a span falls back to the action's last token."""
+
+    def __post_init__(self) -> None:
+        number("reward_weight", self.reward_weight)
+        number("process_weight", self.process_weight)
+        number("outcome_weight", self.outcome_weight)
+        choice("outcome_to", self.outcome_to, ("last", "end", "each", "all"))
+        choice("share", self.share, ("own", "sum"))
+        number("overlong_buffer", self.overlong_buffer, 0.0, 1.0)
+        number("overlong_penalty", self.overlong_penalty, 0.0)
+        number("kl_coef", self.kl_coef, 0.0)
+        flag("outcome_veto", self.outcome_veto)
+        if self.coach is not None:
+            flag("coach", self.coach)
+
+
+@dataclass
+class Row:
+    """One turn with its reward, as every rule reads it."""
+
+    turn: Turn
+    episode: int
+    """Position of its episode in the batch; tells trajectories apart even if two share an id."""
+    group: str
+    reward: float = 0.0
+    """The turn's reward as one number, for rules that give a turn one number."""
+    token_rewards: dict[int, float] = field(default_factory=dict)
+    """Token index -> reward, for rules that see tokens; they add up to `reward` unless a verdict has spans."""
+    kl_rewards: list[float] = field(default_factory=list)
+    """The divergence's part of both, one number per action token; empty without such a penalty."""
+    dropped: Literal["unjudged", "nonfinite"] | None = None
+    """Why the turn is out of the loss; None if it is in."""
+
+    def fill(self, advantages: list[float], returns: list[float]) -> None:
+        """Write one advantage and one return per action token."""
+        self.turn.advantages, self.turn.returns = advantages, returns
+
+    def drop(self, why: Literal["unjudged", "nonfinite"]) -> None:
+        """Take the turn out of the loss; the first reason stays."""
+        self.dropped = self.dropped or why
+        self.turn.advantages = self.turn.returns = None
+
+
+def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[list[list[Row]], int]:
+    """One list of rows per episode, in speaking order, and the number of spans that could not be located."""
+    coached = settings.process_weight != 0.0 and (
+        any(turn.coach is not None for episode in episodes for turn in episode.turns)
+        if settings.coach is None
+        else settings.coach
+    )
+    spans_lost = 0
+    trajectories = []
+    for index, episode in enumerate(episodes):
+        payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to)
+        rows = []
+        for position, turn in enumerate(episode.turns):
+            row = Row(turn, index, episode.group)
+            turn.advantages = turn.returns = None
+            spans_lost += _pay(row, episode, settings, coached=coached, outcome=position in payees)
+            rows.append(row)
+        if settings.share == "sum":
+            _share(rows)
+        if settings.overlong_buffer:
+            for row in rows:
+                _shorten(row, settings)
+        if settings.kl_coef:
+            for row in rows:
+                _penalise(row, settings.kl_coef)
+        trajectories.append(rows)
+    return trajectories, spans_lost
+
+
+def _payees(episode: Episode, outcome_to: str) -> set[int]:
+    """Positions of the turns that the outcome is added to."""
+    positions = range(len(episode.turns))
+    if outcome_to == "all":
+        return set(positions)
+    if outcome_to == "last":
+        return set(positions[-1:])
+    if outcome_to == "end":
+        return {i for i in positions if episode.turns[i].env_step == episode.turns[-1].env_step}
+    return set({episode.turns[i].agent: i for i in positions}.values())
+
+
+def _pay(row: Row, episode: Episode, settings: RewardSettings, *, coached: bool, outcome: bool) -> int:
+    """Fill `row`'s rewards, or drop it. Returns how many spans were not located."""
+    turn = row.turn
+    last = max(len(turn.action_ids) - 1, 0)
+    base = 0.0
+    if turn.reward is not None and settings.reward_weight != 0.0:
+        base += settings.reward_weight * turn.reward
+    if outcome and episode.outcome is not None and settings.outcome_weight != 0.0:
+        base += settings.outcome_weight * episode.outcome
+    row.reward, row.token_rewards = base, {last: base}
+    lost = 0
+    if coached:
+        if not isinstance(turn.coach, Scored):
+            row.drop("unjudged")
+            return 0
+        veto = settings.outcome_veto and episode.outcome is not None and episode.outcome <= 0.0
+
+        def process(score: float) -> float:
+            paid = settings.process_weight * score / 10.0
+            return min(paid, 0.0) if veto and not math.isnan(paid) else paid
+
+        row.reward += process(turn.coach.score)
+        for quote, score in turn.coach.spans or (("", turn.coach.score),):
+            where = _last_token(turn, quote, settings.decode) if turn.coach.spans else last
+            lost += where is None
+            where = last if where is None else where
+            row.token_rewards[where] = row.token_rewards.get(where, 0.0) + process(score)
+    if not all(map(math.isfinite, (row.reward, *row.token_rewards.values()))):
+        row.drop("nonfinite")
+    return lost
+
+
+def _share(rows: list[Row]) -> None:
+    """Give every row the sum of the episode's rewards; unknown if one of them is."""
+    gone = next((row.dropped for row in rows if row.dropped), None)
+    summed = math.fsum(row.reward for row in rows) if gone is None else 0.0
+    for row in rows:
+        row.reward = summed
+        row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): summed}
+        if gone:
+            row.drop(gone)
+
+
+def _shorten(row: Row, settings: RewardSettings) -> None:
+    """Take the overlong penalty off the turn's reward, on its last token."""
+    turn = row.turn
+    limit = (settings.token_limits or {}).get(turn.agent)
+    if limit is None:
+        raise ConfigError(
+            f"agent {turn.agent!r} has no token limit, which the overlong penalty needs; give token_limits, or set "
+            "overlong_buffer to 0."
+        )
+    buffer = settings.overlong_buffer * limit
+    share = min(max((len(turn.action_ids) - (limit - buffer)) / buffer, 0.0), 1.0)
+    if share:
+        last = max(len(turn.action_ids) - 1, 0)
+        row.reward -= settings.overlong_penalty * share
+        row.token_rewards[last] = row.token_rewards.get(last, 0.0) - settings.overlong_penalty * share
+
+
+def _penalise(row: Row, coef: float) -> None:
+    """Take the divergence from the reference off the turn's reward, token by token."""
+    turn = row.turn
+    if not turn.action_ids:
+        return
+    if turn.ref_logprobs is None:
+        raise ConfigError(
+            f"kl_coef={coef} in the reward needs a reference: turn {turn.turn} of agent {turn.agent!r} has no "
+            "ref_logprobs; fill them first, or set kl_coef to 0."
+        )
+    old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
+    row.kl_rewards = [coef * (ref - own) for own, ref in zip(old, turn.ref_logprobs, strict=True)]
+    row.reward += total(row.kl_rewards)
+    for token, paid in enumerate(row.kl_rewards):
+        row.token_rewards[token] = row.token_rewards.get(token, 0.0) + paid
+    if not math.isfinite(row.reward):
+        row.drop("nonfinite")
+
+
+def _last_token(turn: Turn, quote: str, decode: Decode | None) -> int | None:
+    """Index of the token that completes the first occurrence of `quote`; None if it is not to be found.
+
+    Decoded text grows with its tokens, so the first prefix that holds the quote ends in its last token. The search
+    halves the range; a tokenizer may change the last characters of a prefix (half of a multi-byte character), never
+    those before, so containment is monotone once the quote is complete.
+    """
+    if decode is None or not quote or quote not in decode(turn.action_ids):
+        return None
+    low, high = 1, len(turn.action_ids)
+    while low < high:
+        middle = (low + high) // 2
+        if quote in decode(turn.action_ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low - 1

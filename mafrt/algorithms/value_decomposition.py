@@ -1,0 +1,152 @@
+"""`vdn`, `qmix`: how much better the team does with this turn than with the others that the agent said in its place.
+
+    A_i = Q_tot(s, a) - mean over the group's alternatives a_i' of Q_tot(s, (a_-i, a_i'))  +  residual_weight * D
+    D   = sum_k (gamma lambda)^k (r_team + gamma Q_tot' - Q_tot) over this joint step and those after it
+
+`turn.values` hold the agent's own Q_i(turn), the same on every token. With `mixer="sum"` (VDN) Q_tot is the sum of the
+Q_i, everybody else's cancel, and the first half is Q_i - mean of the group's Q_i. With `mixer="given"` (QMIX)
+`joint(turn, qs)` says what Q_tot would be, in the turn's own state and with the others' own turns, for each number in
+`qs` in the place of Q_i. A joint step is what is said at the same time, one step of the environment
+(`mafrt.training.mixer_critic`). The alternatives are what the same agent said when it spoke for the same time (first,
+second...) in all samples of the problem, its own turn included. A group of one has no first half, and is counted. All
+tokens of a turn carry its advantage.
+
+D is what the team earned beyond its Q_tot, generalised over the joint steps to come as in `mafrt.algorithms.gae`. With
+weight 1, Q_tot(s, a) cancels: a turn is credited with the return that was seen, less the counterfactual baseline.
+
+`returns` are the turn's own reward: they are what the mixer's temporal differences are made of
+(`mafrt.training.mixer_critic`), not what a value head is fitted to.
+
+Source: VDN, Sunehag 2017 (1706.05296); QMIX, Rashid 2018 (1803.11485); the baseline is the counterfactual one of COMA,
+Foerster 2018 (1705.08926), eq. 4, with the samples of the group in place of an expectation under the policy.
+
+Deviations: both papers act greedily on Q, which needs a Q for everything that can be said; here Q credits a policy. A
+policy that follows Q alone (weight 0) soon says what Q errs about, and is lost before Q learns better, hence D. After
+the first turn, samples differ in what they answer to, so alternatives are what was said in similar states, not in the
+same one. With a turn of unknown reward nothing is known of what its joint step earned: all of the step leaves the loss,
+and the step before it bootstraps from its Q_tot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mafrt.algorithms.group_relative import GroupTally
+from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.stats import mean, total
+from mafrt.algorithms.validation import choice, number
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Turn
+
+Joint = Callable[[Turn, Sequence[float]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class MixedSettings:
+    """Settings of `vdn` and `qmix`."""
+
+    mixer: Literal["sum", "given"] = "sum"
+    """Q_tot is the sum of the Q_i, or what `joint` says."""
+    gamma: float = 1.0
+    """Discount per joint step, here and in the mixer's temporal differences."""
+    gae_lambda: float = 0.95
+    """Weight of later residuals, here and in the mixer's temporal differences: 0 trusts Q_tot, 1 the rewards."""
+    residual_weight: float = 1.0
+    """Weight of what the team earned beyond its Q_tot; 0 credits by Q alone."""
+    joint: Joint | None = None
+    """(turn, values in the place of its Q_i) -> Q_tot for each; a runner with a mixer fills it in."""
+
+    def __post_init__(self) -> None:
+        choice("mixer", self.mixer, ("sum", "given"))
+        number("gamma", self.gamma, 0.0, 1.0)
+        number("gae_lambda", self.gae_lambda, 0.0, 1.0)
+        number("residual_weight", self.residual_weight, 0.0, 1.0)
+
+
+def mixed(trajectories: Sequence[Sequence[Row]], settings: MixedSettings) -> dict[str, float]:
+    """Fill advantages and returns of all rows from `turn.values`.
+
+    Raises:
+        ConfigError: a turn has no values, or nobody says what Q_tot would be.
+    """
+    if settings.mixer == "given" and settings.joint is None:
+        raise ConfigError("rule 'qmix' needs `joint`, which says what Q_tot would be; give it, or take 'vdn'.")
+    groups: dict[tuple[str, str, int], list[tuple[Row, float]]] = {}
+    for rows in trajectories:
+        beyond = _residuals(rows, settings)
+        spoken: dict[str, int] = {}
+        for row in rows:
+            time = spoken[row.turn.agent] = spoken.get(row.turn.agent, 0) + 1
+            tokens = len(row.turn.action_ids)
+            if row.dropped is not None:
+                continue
+            row.fill([0.0] * tokens, [row.reward] * tokens)
+            if tokens:
+                pair = row, settings.residual_weight * beyond[row.turn.env_step]
+                groups.setdefault((row.group, row.turn.agent, time), []).append(pair)
+    tally = GroupTally()
+    for members in groups.values():
+        # Sorted, so that the order of the episodes does not even change a rounding of the mixer's.
+        alternatives = sorted(_own(row) for row, _ in members)
+        advantages = [_against(row, alternatives, settings) + residual for row, residual in members]
+        tally.add(advantages, (row.turn.agent for row, _ in members))
+        for (row, _), advantage in zip(members, advantages, strict=True):
+            row.turn.advantages = [advantage] * len(row.turn.action_ids)
+    return tally.metrics()
+
+
+def _against(row: Row, alternatives: Sequence[float], settings: MixedSettings) -> float:
+    """The first half of a row's advantage."""
+    own = _own(row)
+    if alternatives[0] == alternatives[-1]:
+        return 0.0
+    if settings.mixer == "sum" or settings.joint is None:
+        return own - mean(alternatives)
+    worth = list(settings.joint(row.turn, alternatives))
+    return worth[alternatives.index(own)] - mean(worth)
+
+
+def _residuals(rows: Sequence[Row], settings: MixedSettings) -> dict[int, float]:
+    """D of every joint step of one episode; takes the rows of a step out of the loss if what it earned is unknown."""
+    steps: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.turn.action_ids and not math.isfinite(_own(row)):
+            row.drop("nonfinite")
+        steps.setdefault(row.turn.env_step, []).append(row)
+    found: dict[int, float] = {}
+    ahead: float | None = 0.0
+    residual = 0.0
+    for step, members in reversed(steps.items()):
+        gone = next((row.dropped for row in members if row.dropped), None)
+        if settings.residual_weight and (gone or ahead is None):
+            for row in members:
+                row.drop(gone or "nonfinite")
+        said = [row for row in members if row.turn.action_ids]
+        now = _q_tot(said, settings) if all(math.isfinite(_own(row)) for row in said) else None
+        if gone or ahead is None or now is None:
+            residual, found[step], ahead = 0.0, 0.0, now
+            continue
+        earned = total(row.reward for row in members)
+        residual = earned + settings.gamma * ahead - now + settings.gamma * settings.gae_lambda * residual
+        found[step], ahead = residual, now
+    return found
+
+
+def _q_tot(said: Sequence[Row], settings: MixedSettings) -> float:
+    """Q_tot of a joint step as it was; 0 if nobody said anything."""
+    if settings.mixer == "given" and settings.joint is not None and said:
+        return next(iter(settings.joint(said[0].turn, [_own(said[0])])))
+    return total(_own(row) for row in said)
+
+
+def _own(row: Row) -> float:
+    """The turn's Q_i."""
+    if not row.turn.values:
+        raise ConfigError(
+            f"rules 'vdn' and 'qmix' need a mixer: turn {row.turn.turn} of agent {row.turn.agent!r} has no values; "
+            "fill turn.values with its Q, or take a rule without a critic such as 'grpo'."
+        )
+    return row.turn.values[0]

@@ -1,0 +1,81 @@
+"""What a coach is asked, and what a coach is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mafrt.core.types import Evidence, Scored, Unscored, Verdict
+
+if TYPE_CHECKING:
+    from mafrt.engines import Engine
+    from mafrt.models.shared_base import SharedBase
+
+
+@dataclass(frozen=True)
+class Case:
+    """One turn to be judged, as text."""
+
+    agent: str
+    said: str
+    role: str = ""
+    """the agent's role prompt"""
+    saw: str = ""
+    """what the agent was shown, its role prompt included"""
+    evidence: Evidence | None = None
+    """what the environment found out: tool output, facts, the rules' own judgement"""
+    truth: str | None = None
+    """the reference answer; None if there is none, or if the judge must not know it"""
+    spans: bool = False
+    """whether quotations with scores of their own are wanted (`--level token`)"""
+
+
+class Coach:
+    """Base class of coaches. A subclass defines `judge`.
+
+    A verdict is `Scored`, with a score in 0..10, or `Unscored`, with the reason why there is none. There is no number
+    for a judgement that failed. What nobody could judge raises a `CoachError`, and the run pauses.
+    """
+
+    name: str = ""
+    """what the run's log and its coach.json call it"""
+    reads: bool = True
+    """whether it reads `Case.saw`; a coach that does not is spared the decoding of every prompt"""
+    interrupted: Callable[[], bool] = staticmethod(lambda: False)
+    """set by the runner: whether to give up at once, by CoachInterruptedError"""
+
+    def load(self, base: SharedBase) -> None:
+        """Called once, before an engine is made: put onto the base what judging needs, such as an adapter."""
+
+    def bind(self, base: SharedBase, engine: Engine) -> None:
+        """Called once before the first case, with the model that is trained and what samples on it."""
+
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        """One verdict per case, in the order of the cases. May be called often, with any number of cases."""
+        raise NotImplementedError(f"{type(self).__name__} lacks judge(self, cases); define it")
+
+    def counts(self) -> Mapping[str, float]:
+        """What judging has taken so far: any of calls, cached, retries, tokens_in, tokens_out, cost."""
+        return {}
+
+    def restore(self, counts: Mapping[str, float]) -> None:
+        """Go on counting from what an earlier part of the run took."""
+
+    def close(self) -> None:
+        """Release what the coach holds. May be called more than once."""
+
+
+class RulesCoach(Coach):
+    """Reads the judgement that the environment's own verifier made. No network, no model."""
+
+    name = "rules"
+    reads = False
+
+    def judge(self, cases: Sequence[Case]) -> list[Verdict]:
+        return [self._one(case) for case in cases]
+
+    @staticmethod
+    def _one(case: Case) -> Scored | Unscored:
+        rules = case.evidence.rules if case.evidence is not None else None
+        return rules or Unscored("the environment gave no rules judgement about this turn")

@@ -1,0 +1,1 @@
+"""Settings of a run, their schema, and the team."""

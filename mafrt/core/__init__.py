@@ -1,0 +1,1 @@
+"""Ground floor: types, errors, seeding, processes, atomic files, signals. Imports nothing else of mafrt."""

@@ -1,0 +1,74 @@
+"""Files that a kill or a full disk leaves whole, and state that is read without running anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mafrt.core.errors import CheckpointError
+
+
+def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
+    """Write tensors in plain containers (a `state_dict`), to be read by `load_tensors`."""
+    import io
+
+    import torch
+
+    # Through memory, so that a full disk is an ordinary OSError instead of an abort inside torch's zip writer.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with open(path, "wb") as file:
+        file.write(buffer.getbuffer())
+
+
+def load_tensors(path: str | os.PathLike[str]) -> Any:
+    """Read what `save_tensors` wrote, on the CPU, without running anything it may contain. Raises CheckpointError."""
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # foreign bytes make torch raise nearly anything
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} holds no plain tensors that can be loaded: {reason[0]}") from error
+
+
+def save_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write JSON through a rename, durably: the file holds either the old value or the whole new one."""
+    write_atomic(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def load_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON. Raises CheckpointError if it is missing or cut."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file so that a kill or a full disk leaves the old content or all of the new one."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

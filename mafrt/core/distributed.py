@@ -1,0 +1,242 @@
+"""The processes of one run: who this one is, and the few things that all of them have to agree on.
+
+`accelerate launch` or `torchrun` starts the same script several times. Every process plays a part of the episodes and
+learns from a part of the turns; what lies between (credit, optimizer steps) all of them do alike, on the same numbers,
+so that the adapters stay equal without ever being sent. With one process every method here is a plain no-op.
+
+Messages are JSON and not pickles: floats come back bit for bit, and nothing that arrives can run. They have a gloo
+group of their own on GPUs too, since a dead peer closes its socket at once, where NCCL would wait.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mafrt.core import errors
+from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TIMEOUT_S = 1800.0
+"""Seconds that a process waits for the others before it takes them for lost; their rollouts may differ by as much."""
+
+
+class Processes:
+    """This process among `size`. `ALONE` is the one of an ordinary run; `connect` makes the others.
+
+    All methods but `share` are collective: every process calls them, in the same order.
+
+    Raises:
+        ProcessLostError: from any collective method, when another process is dead, or silent for the timeout.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, control: Any = None, timeout_s: float = TIMEOUT_S, device: str = "cpu"
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.timeout_s = timeout_s
+        self.device = device
+        """type of the device that each of several processes computes on"""
+        self._control = control
+        """Group of the messages; None is torch's default group."""
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """This process's part: every `size`-th item, so that what is sorted by length is dealt evenly."""
+        return list(items[self.rank :: self.size])
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
+        return flag if self.size == 1 else any(self.gather(flag))
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value`, which JSON can hold, of every process, by rank. Tuples come back as lists, also one's own."""
+        if self.size == 1:
+            return [value]
+        return [json.loads(part) for part in self._exchange(json.dumps(value, default=_plain).encode())]
+
+    def lead(self, decide: Callable[[], T]) -> T:
+        """What `decide()` gives in the first process (JSON), for all; a MafrtError there is raised in all."""
+        if self.size == 1:
+            return decide()
+        found: dict[str, Any] = {}
+        if self.main:
+            try:
+                found = {"value": decide()}
+            except MafrtError as error:
+                found = {"error": packed_error(error)}
+        found = self.gather(found)[0]
+        if "error" in found:
+            raise unpacked_error(found["error"])
+        return found["value"]
+
+    def same(self, value: Any, what: str) -> None:
+        """Raise ConfigError unless all processes give the same `value` (JSON; of a dict, the first that differs)."""
+        first, *others = self.gather(value)
+        for rank, other in enumerate(others, 1):
+            if other == first:
+                continue
+            one, two = first, other
+            while isinstance(one, dict) and isinstance(two, dict):
+                name = next(name for name in {**one, **two} if one.get(name) != two.get(name))
+                what, one, two = f"{what}: {name}", one.get(name), two.get(name)
+            raise ConfigError(
+                f"{what} differs between processes: process 0 has {one!r}, process {rank} has {two!r}; start all of "
+                "them with the same settings, code, libraries and files."
+            )
+
+    def sum(self, tensors: Iterable[Tensor]) -> None:
+        """Add each tensor up over the processes, in place. Of one device; float32 unless all are of another type."""
+        tensors = list(tensors)
+        if self.size == 1 or not tensors:
+            return
+        import torch
+
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self._collective(lambda: torch.distributed.all_reduce(flat))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.detach().copy_(part.view_as(tensor))
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add the gradients up over the processes; one that a process has not is 0."""
+        if self.size == 1:
+            return
+        import torch
+
+        parameters = list(parameters)
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.sum(parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    def most(self, number: int) -> int:
+        """The largest `number` of all processes."""
+        return number if self.size == 1 else max(self.gather(number))
+
+    def beside(self) -> Processes:
+        """The same processes with a channel of their own, for another thread: two on one channel would mix."""
+        if self.size == 1:
+            return self
+        import torch
+
+        group = _new_group(torch.distributed, self.timeout_s)
+        return Processes(self.rank, self.size, group, self.timeout_s, self.device)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            import torch
+
+            torch.distributed.destroy_process_group()
+
+    def _exchange(self, message: bytes) -> list[bytes]:
+        """Every process's message, by rank."""
+        import torch
+
+        size = torch.tensor([len(message)])
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
+        self._collective(lambda: torch.distributed.all_gather(sizes, size, group=self._control))
+        longest = max(int(one) for one in sizes)
+        padded = torch.frombuffer(bytearray(message.ljust(longest, b" ")), dtype=torch.uint8)
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        self._collective(lambda: torch.distributed.all_gather(found, padded, group=self._control))
+        return [part[: int(one)].numpy().tobytes() for part, one in zip(found, sizes, strict=True)]
+
+    def _collective(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except RuntimeError as error:  # what gloo and NCCL raise; they have no class in common
+            raise lost(error, self.rank, self.size, self.timeout_s) from error
+
+
+ALONE = Processes()
+
+_joined = False
+
+
+def lost(error: Exception, rank: int, size: int, timeout_s: float) -> ProcessLostError:
+    """The sentence for a collective that failed."""
+    log.debug("process %d: %s", rank, error)
+    return ProcessLostError(
+        f"another of the {size} processes is gone, or was silent for {timeout_s:g} s (process_timeout_s), so process "
+        f"{rank} ends too; the line of the one that failed says why, and --load_path with the run's folder goes on "
+        "from its newest checkpoint, with any number of processes"
+    )
+
+
+def started() -> tuple[int, int]:
+    """(rank, number) of this process as its launcher says; (0, 1) where there is none. Imports nothing."""
+    try:
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+
+
+def joined() -> bool:
+    """Whether `connect` has joined others in this process, or tried to; also after `close`."""
+    return _joined
+
+
+def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
+    """Join the other processes, if a launcher started several: through accelerate, NCCL on GPUs, gloo on CPUs."""
+    global _joined
+    rank, size = started()
+    if size == 1:
+        return ALONE
+    from datetime import timedelta
+
+    import torch
+
+    # Its functions take the default group for a default argument: imported later, they would keep that group, and the
+    # threads of gloo with it, alive beyond `close`.
+    import torch.distributed.nn.functional
+    from accelerate import PartialState
+
+    _joined = True
+    try:
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout_s))
+        control = None if state.backend == "gloo" else _new_group(torch.distributed, timeout_s)
+    except (RuntimeError, ValueError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ProcessLostError(
+            f"process {rank} of {size} cannot join the others ({said[0][:200]}); start all of them with "
+            "`accelerate launch` or `torchrun`, with one address and port that every machine reaches."
+        ) from error
+    return Processes(rank, size, control, timeout_s, "cpu" if control is None else state.device.type)
+
+
+def _new_group(distributed: Any, timeout_s: float) -> Any:
+    from datetime import timedelta
+
+    return distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def packed_error(error: MafrtError) -> dict[str, str]:
+    """An error of ours as JSON."""
+    return {"kind": type(error).__name__, "text": str(error)}
+
+
+def unpacked_error(found: dict[str, str]) -> MafrtError:
+    """The error that `packed_error` packed, of the same class where it is one of `mafrt.core.errors`."""
+    kind = getattr(errors, found["kind"], MafrtError)
+    return kind(found["text"]) if isinstance(kind, type) and issubclass(kind, MafrtError) else MafrtError(found["text"])
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know: scalars of numpy and torch as numbers, sets as lists, the rest as text."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)

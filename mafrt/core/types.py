@@ -1,0 +1,162 @@
+"""The types that flow from rollout to gradient. Standard library only, so that everything may import them.
+
+Each stage fills its own fields of a `Turn` and touches no other. `None` means "not computed"; `0.0` is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+Message: TypeAlias = dict[str, str]
+"""One chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
+
+Observation: TypeAlias = "str | list[Message]"
+"""What an agent sees: a text (it becomes the user message) or the chat messages themselves."""
+
+Stop: TypeAlias = Literal["eos", "length", "stop"]
+"""Why a generation ended: the model's end token, the token limit, or one of the request's stop strings."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A judgement that was made: `score` in 0..10, `reason` in words, `spans` as (quoted text, score in 0..10)."""
+
+    score: float
+    reason: str = ""
+    spans: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """A judgement that failed, and why. It is never turned into a number."""
+
+    why: str
+
+
+Verdict: TypeAlias = "Scored | Unscored"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the environment found out about one turn: `env.step` gives it as `info["evidence"] = {agent: Evidence}`.
+
+    It depends on seed and actions alone (no clock times, no paths): it is written to `episodes.jsonl`.
+    """
+
+    tool_output: str | None = None
+    """What the turn's tools answered; None if it used none."""
+    rules: Scored | None = None
+    """The environment's own judgement, backed by its verifier: what `--coach rules` reads. None if it makes none."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Whatever else it found: JSON-able values, such as a status, or files with their shapes."""
+
+    def updated(self, later: Evidence) -> Evidence:
+        """What is known of a turn after `later` came in: what it gives replaces what was there."""
+        return Evidence(
+            self.tool_output if later.tool_output is None else later.tool_output,
+            self.rules if later.rules is None else later.rules,
+            {**self.facts, **later.facts},
+        )
+
+
+@dataclass
+class Turn:
+    """One generation by one agent.
+
+    All lists of floats have one entry per token of `action_ids`.
+    """
+
+    agent: str
+    prompt_ids: list[int]
+    """Exactly what the model was fed."""
+    action_ids: list[int]
+    """Exactly what it sampled, the end token included if it was sampled; never re-tokenised."""
+    logprobs: list[float]
+    """Log-probabilities of `action_ids` under the distribution they were really sampled from."""
+    stop: Stop
+    text: str
+    """`action_ids` decoded without special tokens, for people and for the environment."""
+    turn: int
+    """Index of this turn within the episode, in speaking order."""
+    env_step: int
+    """Index of the `env.step` call that consumed this turn; agents that speak simultaneously share it."""
+    adapter_version: int
+    """Version of the adapter that sampled it."""
+    reward: float | None = None
+    """Filled from `env.step`; None if the environment gave this agent none."""
+    evidence: Evidence | None = None
+    """Filled from `info["evidence"]` of `env.step`; None if the environment found out nothing about it."""
+    coach: Verdict | None = None
+    """Filled by the coach; None if it was not judged."""
+    values: list[float] | None = None
+    advantages: list[float] | None = None
+    returns: list[float] | None = None
+    old_logprobs: list[float] | None = None
+    ref_logprobs: list[float] | None = None
+
+
+@dataclass
+class Episode:
+    """One play of one task by the whole team."""
+
+    id: str
+    group: str
+    """The task instance; the n samples of one problem share it."""
+    turns: list[Turn] = field(default_factory=list)
+    """In the order in which they were spoken."""
+    outcome: float | None = None
+    """The task's own verdict for the team (`info["outcome"]` of the last step), None if the task gives none."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """JSON-able facts: task id, problem, answer, how it ended (`terminated` | `truncated` | an error)."""
+    branches: list[Episode] = field(default_factory=list)
+    """Of an episode grown as a tree (`mafrt.rollout.tree_player`): all alternatives of all its turns, the carried ones
+    included, each as an episode of one turn. Empty otherwise."""
+
+
+class StepResult(NamedTuple):
+    """What `Env.step` returns, in Gymnasium's order. Dicts are keyed by agent name."""
+
+    observations: Mapping[str, Observation]
+    rewards: Mapping[str, float]
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. `temperature=0` is greedy; `top_p=1` and `top_k=0` switch those off."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the support is cut, so that the sampler's log-probs are not the policy's own."""
+        return self.top_p < 1.0 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One generation to make. `adapter=None` asks the bare base."""
+
+    prompt_ids: Sequence[int]
+    adapter: str | None
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came back: ids, the log-probabilities of the distribution really sampled from, and why it ended."""
+
+    ids: list[int]
+    logprobs: list[float]
+    stop: Stop
+    text: str
+    adapter_version: int

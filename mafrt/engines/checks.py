@@ -1,0 +1,197 @@
+"""What can be refused about an engine before it, or a model, is loaded. Standard library only."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
+from mafrt.core.shipped import TEACHING_BASE
+
+log = logging.getLogger(__name__)
+
+TOKEN = "MAFRT_VLLM_TOKEN"
+"""Environment variable with the servers' token: keys are never arguments."""
+
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for `max_lora_rank`."""
+
+_LIKE_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_FUSED = ("qkv_proj", "gate_up_proj", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
+_OTHERS = ("dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "w1", "w2", "w3", "wqkv", "wo", "out_proj")
+SERVED = frozenset((*_LIKE_LLAMA, *_FUSED, *_OTHERS))
+"""Linear layers, by the last part of their path, that vLLM's models take adapters for."""
+
+OF_VLLM = ("max_loras", "max_lora_rank", "gpu_memory_utilization", "vllm_adapter_dir")
+OF_PROCESS = ("max_loras", "gpu_memory_utilization")
+
+
+def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mapping[str, Sequence[str]]) -> None:
+    """Refuse settings that contradict each other or the adapters.
+
+    Args:
+        ranks: rank of each adapter.
+        targets: names or paths of the layers that each adapts.
+
+    Raises:
+        MissingExtraError: what the engine needs is not installed.
+        ConfigError: everything else.
+    """
+    if config.engine == "local":
+        if config.vllm_servers:
+            raise ConfigError(f"vllm_servers is {config.vllm_servers[0]}, but engine is local; add --engine vllm.")
+        _refuse(config, OF_VLLM, "engine is local, which has no use for it; add --engine vllm, or leave it out")
+        return
+    if config.vllm_servers:
+        _check_servers(config)
+        _need("httpx", "vllm_servers", "servers")
+    else:
+        _refuse(config, ("vllm_adapter_dir",), "there are no vllm_servers to read it; leave it out")
+        _need("vllm", "engine vllm", "vllm")
+    if config.max_lora_rank is not None and config.max_lora_rank not in RANKS:
+        known = ", ".join(str(rank) for rank in RANKS)
+        raise ConfigError(f"max_lora_rank is {config.max_lora_rank}; vLLM takes {known}.")
+    for name, rank in ranks.items():
+        most = config.max_lora_rank or RANKS[-1]
+        if rank > most:
+            where = "--max_lora_rank" if config.max_lora_rank else "the largest rank that vLLM knows"
+            raise ConfigError(
+                f"Adapter {name!r} has rank {rank}, above {where} ({most}); raise the one or lower the other."
+            )
+    for name, layers in targets.items():
+        strange = sorted({last for path in layers if (last := path.rsplit(".", 1)[-1]) not in SERVED})
+        if strange:
+            raise ConfigError(
+                f"Adapter {name!r} has the target {strange[0]}, which vLLM does not serve; choose among "
+                f"{', '.join(sorted(SERVED))}, or use --engine local."
+            )
+
+
+def reach_servers(config: EngineConfig, model: str) -> None:
+    """Ask every server who is there and what it serves, while the base is still on disk.
+
+    Raises:
+        EngineDownError: nobody answers.
+        ConfigError: a server wants another token, or holds another base by what its files say.
+    """
+    silent = []
+    for url in config.vllm_servers:
+        try:
+            found = _models(url.rstrip("/"))
+        except HTTPError as error:
+            if error.code in (401, 403):
+                raise ConfigError(f"{url} refuses the token ({error.code}); set {TOKEN} to its --api-key.") from None
+            silent.append(f"{url}: {error}")
+        except (URLError, OSError, ValueError) as error:
+            silent.append(f"{url}: {getattr(error, 'reason', error)}")
+        else:
+            for served in found:
+                _refuse_other_base(url, served, model)
+    if config.vllm_servers and len(silent) == len(config.vllm_servers):
+        raise EngineDownError(f"No vLLM server answers ({'; '.join(silent)}); start one, or leave --vllm_servers out.")
+    for line in silent:
+        log.warning("A vLLM server does not answer (%s); the others sample.", line)
+
+
+def _models(url: str) -> list[str]:
+    """Where a server says its bases come from."""
+    token = os.environ.get(TOKEN)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with build_opener(ProxyHandler({})).open(Request(url + "/v1/models", headers=headers), timeout=5) as answer:
+        found = json.loads(answer.read())
+    if not isinstance(found, dict) or not isinstance(found.get("data"), list):
+        raise ValueError("it is no OpenAI-compatible server")
+    return [str(card.get("root", "")) for card in found["data"] if not card.get("parent")]
+
+
+def _refuse_other_base(url: str, served: str, model: str) -> None:
+    """What two folders say of their models; hub ids and folders elsewhere are compared by what they say, later."""
+    theirs, ours = _shape(Path(served)), _shape(TEACHING_BASE if model == "teaching-base" else Path(model))
+    for name in ours.keys() & theirs.keys():
+        if ours[name] != theirs[name]:
+            raise ConfigError(
+                f"{url} holds another base ({served}): its {name} is {theirs[name]}, that of {model} is {ours[name]}; "
+                "start it with the base that is trained."
+            )
+
+
+def _shape(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    names = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size")
+    return {name: config[name] for name in names if name in config}
+
+
+def room_for_rank(rank: int) -> int:
+    """The smallest `max_lora_rank` of vLLM that holds adapters of this rank."""
+    return next(room for room in RANKS if room >= rank)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is on this machine by its own words; no name is looked up."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_servers(config: EngineConfig) -> None:
+    _refuse(config, OF_PROCESS, "vllm_servers are started with settings of their own; give it to `vllm serve` instead")
+    if config.tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, but vllm_servers are started with settings of "
+            "their own; give it to `vllm serve` instead."
+        )
+    for url in config.vllm_servers:
+        if not _is_address(url):
+            raise ConfigError(f"vllm_servers has {url!r}; expected an address such as http://127.0.0.1:8001.")
+    if len({url.rstrip("/") for url in config.vllm_servers}) < len(config.vllm_servers):
+        raise ConfigError("vllm_servers names a server twice; give each once.")
+    far = [url for url in config.vllm_servers if not is_loopback(url)]
+    if far and not os.environ.get(TOKEN):
+        raise ConfigError(
+            f"The server {far[0]} is not on this machine and there is no token for it; start it with --api-key and set "
+            f"{TOKEN} to the same."
+        )
+    if far and config.vllm_adapter_dir is None:
+        raise ConfigError(
+            f"The server {far[0]} is not on this machine; give --vllm_adapter_dir, a folder that both see under the "
+            "same path."
+        )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises what is wrong with it
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.username
+
+
+def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None:
+            raise ConfigError(f"{name} is {value}, but {why}.")
+
+
+def _need(module: str, what: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(f"{what} needs {module}, which is not installed; run: pip install 'mafrt[{extra}]'")

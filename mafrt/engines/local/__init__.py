@@ -1,0 +1,1 @@
+"""Sampling in process, on the shared base itself."""

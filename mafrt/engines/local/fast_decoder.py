@@ -1,0 +1,275 @@
+"""Decoding for Llama-like models (Llama, Mistral, Qwen2, Qwen3) without Hugging Face's forward.
+
+One decode step is some dozens of small operations a layer, and on a small model or batch what surrounds them costs
+more than they do. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared
+prompts are read once (`attention.py`); adapters act on runs of rows (`rowlora.py`). It computes what the model
+computes, which `agrees` checks against `SharedBase.forward` when an engine starts; where it does not, or for any other
+model, the engine decodes with `expanded.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mafrt.engines.local.decode_lora import FusedLora, RowAdapters, fuse
+from mafrt.engines.local.kv_cache import KVLayer, PromptKV, prefill
+from mafrt.engines.local.shared_prefix_attention import SharedPrompts
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+FUSE_BYTES = 2**26
+"""Weights up to this size are copied into fused ones; above, the layers are called one by one and nothing is copied."""
+
+_GROUPS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    ("self_attn", ("o_proj",)),
+    ("mlp", ("gate_proj", "up_proj")),
+    ("mlp", ("down_proj",)),
+)
+
+
+@dataclass
+class Linear:
+    """Linear layers that share their input, as one: `weights` is one fused `[out, in]`, or the layers' own."""
+
+    weights: list[Tensor]
+    bias: Tensor | None
+    paths: list[str]
+    widths: list[int]
+    """Out features of each layer."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`[rows, in]` -> `[rows, out]`, plus `residual`."""
+        if residual is not None:
+            out = torch.addmm(residual, x, self.weights[0].t())
+        elif len(self.weights) == 1:
+            out = F.linear(x, self.weights[0])
+        else:
+            out = torch.cat([F.linear(x, weight) for weight in self.weights], 1)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+@dataclass
+class Block:
+    """One decoder layer."""
+
+    norm_in: Tensor
+    qkv: Linear
+    head_norm: Tensor | None
+    """`[heads + kv heads, D]`: the weights of Qwen3's norms of queries and keys."""
+    out: Linear
+    norm_mlp: Tensor
+    gate_up: Linear
+    down: Linear
+    act: Any
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class LeanModel:
+    """The frozen weights of a Llama-like model, laid out for decoding.
+
+    Raises ValueError, with the reason, for a model that this code does not cover.
+    """
+
+    def __init__(self, base: SharedBase) -> None:
+        config, inner = base.config, base.inner
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if config.model_type not in MODEL_TYPES:
+            raise ValueError(f"model type {config.model_type}")
+        if kinds != {"full_attention"} or (config.model_type == "mistral" and getattr(config, "sliding_window", None)):
+            raise ValueError("a sliding window")
+        rope = getattr(inner.rotary_emb, "rope_type", "default")
+        if rope not in ("default", "linear", "llama3", "yarn"):
+            raise ValueError(f"rotary embedding {rope}, which changes with the length")
+        self.base = base
+        self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.eps = float(config.rms_norm_eps)
+        self.scale = float(inner.layers[0].self_attn.scaling)
+        where = {id(module): path for path, module in base.model.named_modules()}
+        self._source: list[Tensor] = []
+        size = sum(p.numel() * p.element_size() for p in inner.layers.parameters())
+        self.blocks = [self._block(layer, where, size <= FUSE_BYTES) for layer in inner.layers]
+        if self.rotary(1)[0].shape[-1] != self.head_dim:
+            raise ValueError("a rotary embedding of a part of each head")
+        self._seen = self._stamp()
+        self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
+
+    def _block(self, layer: Any, where: dict[int, str], copy: bool) -> Block:
+        attention, linears = layer.self_attn, []
+        for holder, names in _GROUPS:
+            parent = getattr(layer, holder)
+            parts = [getattr(parent, name) for name in names]
+            parts = [getattr(part, "base_layer", part) for part in parts]
+            if any(type(part) is not nn.Linear for part in parts):
+                raise ValueError("linear layers of its own kind")
+            weights = [part.weight for part in parts]
+            self._source += weights
+            widths = [len(weight) for weight in weights]
+            bias = None
+            if any(part.bias is not None for part in parts):
+                bias = torch.cat([p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
+            if copy and len(weights) > 1:
+                weights = [torch.cat(weights)]
+            linears.append(Linear(weights, bias, [f"{where[id(parent)]}.{name}" for name in names], widths))
+        head_norm = None
+        if getattr(attention, "q_norm", None) is not None:
+            norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
+            head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
+        before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        return Block(before, linears[0], head_norm, linears[1], after, linears[2], linears[3], layer.mlp.act_fn)
+
+    def _stamp(self) -> int:
+        return sum(weight._version for weight in self._source)
+
+    @property
+    def stale(self) -> bool:
+        """Whether somebody wrote to the frozen weights since they were copied."""
+        return self._stamp() != self._seen
+
+    def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Tables `[positions, 1, D]`: cos, and sin with the sign that `x cos + roll(x) sin` needs."""
+        ids = torch.arange(positions, device=self.base.device).unsqueeze(0)
+        cos, sin = self.base.inner.rotary_emb(self.blocks[0].norm_in.reshape(1, 1, -1), ids)
+        half = self.head_dim // 2
+        return cos[0].unsqueeze(1), torch.cat((-sin[0, :, :half], sin[0, :, half:]), 1).unsqueeze(1)
+
+    def lora(self, names: Sequence[str], wide: bool) -> list[list[FusedLora | None]]:
+        """Per block the fused adapters of its four linears; kept until one of them changes."""
+        base = self.base
+        # Versions tell of announced changes; torch's own counters of those that nobody announced.
+        writes = [sum(p._version for p in base.adapter_parameters(name)) for name in names]
+        key = (tuple(names), tuple(base.versions[name] for name in names), tuple(writes), wide)
+        if self._lora is None or self._lora[0] != key:
+            like = self._source[0]
+            adapters = []
+            for name in names:
+                layers = base.records[name].layers
+                adapters.append({path: (a, b, layers[path][1]) for path, (a, b) in base.adapter_layers(name).items()})
+            stacks = [
+                [fuse(adapters, linear.paths, linear.widths, like, wide) for linear in block.linears]
+                for block in self.blocks
+            ]
+            self._lora = (key, stacks)
+        return self._lora[1]
+
+
+class LeanDecoder:
+    """One batch in the middle of its generation.
+
+    Args:
+        model: the weights.
+        prompts: keys and values of the prompts.
+        owner: `[rows]`, on the host: which prompt each row goes on from; rows of one prompt lie side by side.
+        adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
+        steps: most tokens that will be fed to a row.
+        wide: the form of the adapters; by default the one for the device.
+    """
+
+    def __init__(
+        self,
+        model: LeanModel,
+        prompts: PromptKV,
+        owner: Tensor,
+        adapters: Sequence[str | None],
+        steps: int,
+        wide: bool | None = None,
+    ) -> None:
+        self.model = model
+        device = model.base.device
+        wide = device.type != "cpu" if wide is None else wide
+        names = [name for name in dict.fromkeys(adapters) if name is not None]
+        number = {name: k for k, name in enumerate(names)}
+        index = torch.tensor([-1 if name is None else number[name] for name in adapters])
+        self._lora = model.lora(names, wide) if names else None
+        self._rows = RowAdapters(index, len(names), wide, device)
+        self._prompts = SharedPrompts(prompts, owner)
+        self._own = [KVLayer() for _ in model.blocks]
+        self._position = prompts.lengths[owner].to(device)
+        self._cos, self._sin = model.rotary(int(prompts.lengths.max()) + steps)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm."""
+        model = self.model
+        heads, both, dim, eps = model.heads, model.heads + model.kv_heads, model.head_dim, model.eps
+        x = model.base.inner.embed_tokens(tokens)
+        width = (x.shape[1],)
+        cos, sin = self._cos[self._position], self._sin[self._position]
+        for i, block in enumerate(model.blocks):
+            h = F.rms_norm(x, width, block.norm_in, eps)
+            qkv = self._adapted(i, 0, block.qkv(h), h).view(len(x), -1, dim)
+            qk = qkv[:, :both]
+            if block.head_norm is not None:
+                qk = F.rms_norm(qk, (dim,), None, eps) * block.head_norm
+            qk = torch.addcmul(qk * cos, qk.roll(dim // 2, -1), sin)
+            keys, values = self._own[i].update(qk[:, heads:].unsqueeze(2), qkv[:, both:].unsqueeze(2))
+            h = self._prompts.attend(i, qk[:, :heads], keys, values, model.scale)
+            x = self._adapted(i, 1, block.out(h, x), h)
+            h = F.rms_norm(x, width, block.norm_mlp, eps)
+            gate, up = self._adapted(i, 2, block.gate_up(h), h).chunk(2, 1)
+            h = block.act(gate).mul_(up)
+            x = self._adapted(i, 3, block.down(h, x), h)
+        self._position += 1
+        return model.base.inner.norm(x)
+
+    def _adapted(self, block: int, linear: int, out: Tensor, x: Tensor) -> Tensor:
+        if self._lora is not None:
+            self._rows.add(out, x, self._lora[block][linear])
+        return out
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only the given rows `[kept]`, in order, in the batch."""
+        for layer in self._own:
+            layer.keep(rows)
+        self._position = self._position[rows]
+        self._prompts.keep(rows.cpu())
+        self._rows.keep(rows)
+
+
+def agrees(model: LeanModel, steps: int = 3) -> bool:
+    """Whether the lean decoder gives the hidden states of `SharedBase.forward`, for the bare base and each adapter.
+
+    Two prompts of unequal length, several rows each, against a pass over the whole sequences.
+    """
+    base = model.base
+    names: list[str | None] = [*base.adapters, None]
+    names = names[:3] + names[-1:] if len(names) > 4 else names
+    tokens = torch.arange(7, 7 + 6 + steps) % base.config.vocab_size
+    prompts: list[list[int]] = []
+    adapters: list[int] = []
+    owner: list[int] = []
+    rows: list[str | None] = []
+    for name in names:
+        for length, samples in ((6, 2), (3, 1)):
+            owner += [len(prompts)] * samples
+            rows += [name] * samples
+            prompts.append(tokens[:length].tolist())
+            adapters.append(base.adapter_index(name))
+    _, kv = prefill(base, prompts, adapters)
+    decoder = LeanDecoder(model, kv, torch.tensor(owner), rows, steps)
+    lengths = torch.tensor([len(prompts[p]) for p in owner])
+    fed = [tokens[lengths + step].to(base.device) for step in range(steps)]
+    found = torch.stack([decoder.step(ids) for ids in fed], 1)
+    ids = tokens.expand(len(owner), -1).to(base.device)
+    full = base.forward(ids, None, torch.tensor([adapters[p] for p in owner]))
+    where = (lengths.unsqueeze(1) + torch.arange(steps)).to(base.device)
+    expected = full.gather(1, where.unsqueeze(2).expand(-1, -1, full.shape[2]))
+    gap = float((found - expected).abs().max() / expected.abs().max())
+    # A few units in the last place per layer; a wrong rotation or mask shows as tens of percent.
+    limit = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    log.debug("lean decoding differs by %.1e of the largest hidden value", gap)
+    return gap <= limit

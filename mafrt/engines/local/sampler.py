@@ -1,0 +1,180 @@
+"""Sampling: logits in; one token a row and its log-probability under the distribution really sampled from out.
+
+Order of the filters as in Hugging Face `generate` and vLLM: temperature, then top-k, then top-p on what is left
+(nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751), then renormalisation. A token is drawn by inverting the
+cumulative distribution at one uniform number, which the request's own seed gives: a sample does not depend on what
+else is in the batch.
+
+Deviation from `generate`: among equal logits at the edge of top-k exactly k are kept, where `generate` keeps all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mafrt.core.errors import ConfigError, MafrtError
+from mafrt.core.types import SamplingParams
+
+
+class NonFiniteLogitsError(MafrtError, ArithmeticError):
+    """The model returned NaN or infinity where the logits of the next token should be.
+
+    `adapters` names whose rows they were (None: the bare base), so that only those need to be rolled back; nothing
+    was sampled. The other rows of the call are lost too, and equal requests give equal tokens when asked again.
+    """
+
+    def __init__(self, adapters: Sequence[str | None]) -> None:
+        self.adapters = tuple(dict.fromkeys(adapters))
+        whose = ", ".join("the bare base" if name is None else f"adapter {name!r}" for name in self.adapters)
+        super().__init__(
+            f"found NaN or infinite logits while sampling from {whose}, expected finite numbers; "
+            "go back to the last good weights, and lower the learning rate or the gradient clip"
+        )
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Raise ConfigError for sampling parameters that cannot be meant."""
+    for name, ok, expected in (
+        ("max_new_tokens", params.max_new_tokens >= 1, "1 or more"),
+        ("temperature", 0.0 <= params.temperature < float("inf"), "0 (greedy) or a positive number"),
+        ("top_p", 0.0 < params.top_p <= 1.0, "a number above 0 and at most 1 (off)"),
+        ("top_k", params.top_k >= 0, "0 (off) or a positive number of tokens"),
+        ("stop", not isinstance(params.stop, str) and all(params.stop), "a tuple of non-empty texts"),
+    ):
+        if not ok:
+            raise ConfigError(f"sampling: found {name}={getattr(params, name)!r}, expected {expected}")
+
+
+def draw_uniforms(seed: int, count: int) -> Tensor:
+    """`[count]` float32 in [0, 1), a function of `seed` alone; a longer draw begins with the shorter one."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return torch.rand(count, generator=generator)
+
+
+class Sampler:
+    """The sampling parameters of a batch as tensors, a row each, and the uniforms that its tokens will use.
+
+    Args:
+        params: one per row.
+        seeds: one per row.
+        adapters: whose row it is; only for the message of an error.
+        steps: most tokens that any row will sample.
+        device: where the logits are.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        adapters: Sequence[str | None],
+        steps: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.adapters = list(adapters)
+        draws = torch.zeros(steps, len(params))
+        for row, (p, seed) in enumerate(zip(params, seeds, strict=True)):
+            count = min(p.max_new_tokens, steps)
+            # A greedy row never looks at its draws.
+            if p.temperature > 0:
+                draws[:count, row] = draw_uniforms(seed, count)
+        self.uniforms = draws.to(device)
+        """`[steps, rows]`"""
+        self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+        self.top_p = torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device)
+        self.top_k = torch.tensor([p.top_k for p in params], dtype=torch.long, device=device)
+        self._look()
+
+    def _look(self) -> None:
+        """Find out once per composition of the batch which of the slower branches can be left out."""
+        greedy = self.temperature == 0
+        self._all_greedy = bool(greedy.all())
+        self._greedy = greedy if bool(greedy.any()) else None
+        self._plain = bool((self.temperature == 1).all())
+        self._divisor = torch.where(greedy, 1.0, self.temperature).unsqueeze(1)
+        cut = ((self.top_p < 1) | (self.top_k > 0)) & ~greedy
+        self._cut = cut.nonzero().squeeze(1) if bool(cut.any()) else None
+        if self._cut is not None:
+            ks = self.top_k[self._cut]
+            self._widest = int(ks.max()) if bool((ks > 0).all()) else 0
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only the given rows `[kept]` in the batch."""
+        self.adapters = [self.adapters[i] for i in rows.tolist()]
+        self.uniforms = self.uniforms.index_select(1, rows)
+        self.temperature, self.top_p, self.top_k = (t[rows] for t in (self.temperature, self.top_p, self.top_k))
+        self._look()
+
+    def __call__(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Sample token number `step` of every row.
+
+        Args:
+            logits: `[rows, V]`, any floating type; -inf bars a token.
+            step: which of the row's uniforms to use.
+
+        Returns:
+            Token ids `[rows]` and their log-probabilities `[rows]` float32 (0.0 in greedy rows).
+
+        Raises:
+            NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
+        """
+        logits = logits.float()
+        if self._all_greedy:
+            best, ids = logits.max(1)
+            self._check(best)
+            return ids, torch.zeros_like(best)
+        if not self._plain:
+            # Subtracting the maximum first keeps tiny temperatures from overflowing.
+            logits = (logits - logits.amax(1, keepdim=True)).div_(self._divisor)
+        probs = logits.softmax(1)
+        if self._cut is not None:
+            probs[self._cut] = truncate(probs[self._cut], self.top_k[self._cut], self.top_p[self._cut], self._widest)
+        cumulative = probs.cumsum(1)
+        total = cumulative[:, -1:]
+        # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
+        self._check(total)
+        # Rounding may lift u * total to the total, beyond the last token that has a probability.
+        target = torch.minimum(self.uniforms[step].unsqueeze(1) * total, torch.nextafter(total, total.new_zeros(())))
+        ids = torch.searchsorted(cumulative, target, right=True)
+        logprobs = probs.gather(1, ids).div_(total).log_().squeeze(1)
+        ids = ids.squeeze(1)
+        if self._greedy is not None:
+            ids = torch.where(self._greedy, logits.argmax(1), ids)
+            logprobs = logprobs.masked_fill(self._greedy, 0.0)
+        return ids, logprobs
+
+    def _check(self, values: Tensor) -> None:
+        finite = values.isfinite()
+        if not bool(finite.all()):
+            bad = (~finite).reshape(-1).nonzero().squeeze(1).tolist()
+            raise NonFiniteLogitsError([self.adapters[i] for i in bad])
+
+
+def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
+    """Set to zero what top-k and top-p cut off; the rest is not renormalised.
+
+    Args:
+        probs: `[rows, V]`, each row summing to 1.
+        top_k: `[rows]`, 0 for off.
+        top_p: `[rows]`, 1 for off. Kept are the most likely tokens up to and including the one whose cumulative
+            probability (among those that top-k left) reaches `top_p`; at least one.
+        widest: the largest of `top_k` if none of them is off, else 0; saves sorting the whole vocabulary.
+
+    Returns:
+        `[rows, V]`.
+    """
+    size = probs.shape[1]
+    if 0 < widest < size:
+        ranked, order = probs.topk(widest, dim=1)
+    else:
+        ranked, order = probs.sort(dim=1, descending=True, stable=True)
+    k = torch.where(top_k > 0, top_k, size).unsqueeze(1)
+    ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=probs.device) >= k, 0.0)
+    upto = ranked.cumsum(1)
+    before = upto - ranked
+    # top_p = 1 keeps everything whatever rounding makes of the sum.
+    outside = (before >= top_p.unsqueeze(1) * upto[:, -1:]) & (top_p < 1).unsqueeze(1)
+    outside[:, 0] = False
+    return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill(outside, 0.0))

@@ -1,0 +1,57 @@
+"""The scripted engine: canned answers, for tests and for writing environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Completion, Request, Stop
+
+
+class ScriptedEngine:
+    """Says what it was told to say.
+
+    Args:
+        answers: per adapter the texts that its requests get, in order and over again from the first; or a function
+            of the request.
+        tokenizer: turns an answer into ids; its end token, if it has one, ends every answer that fits.
+
+    `requests` holds every request seen, for tests to look at. Log-probabilities are 0.0 and the version is 0, since
+    no model is involved. An answer longer than `max_new_tokens` is cut there, as a model's would be.
+    """
+
+    def __init__(self, answers: Mapping[str, Sequence[str]] | Callable[[Request], str], tokenizer: Any) -> None:
+        self.answers = answers
+        self.tokenizer = tokenizer
+        self.requests: list[Request] = []
+        self._next: dict[str, int] = {}
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion per request. Raises ConfigError for an adapter that has no answers."""
+        return [self._complete(request) for request in requests]
+
+    def _complete(self, request: Request) -> Completion:
+        self.requests.append(request)
+        text = self._answer(request)
+        ids = list(self.tokenizer.encode(text, add_special_tokens=False))
+        stop: Stop = "eos"
+        if self.tokenizer.eos_token_id is not None:
+            ids.append(int(self.tokenizer.eos_token_id))
+        limit = request.sampling.max_new_tokens
+        if len(ids) > limit:
+            ids, stop = ids[:limit], "length"
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(ids=ids, logprobs=[0.0] * len(ids), stop=stop, text=text, adapter_version=0)
+
+    def _answer(self, request: Request) -> str:
+        if not isinstance(self.answers, Mapping):
+            return self.answers(request)
+        name = request.adapter or ""
+        texts = self.answers.get(name)
+        if not texts:
+            known = ", ".join(self.answers) or "none"
+            raise ConfigError(f"found a request for adapter {name!r}, expected one that has scripted answers: {known}")
+        place = self._next.get(name, 0)
+        self._next[name] = place + 1
+        return texts[place % len(texts)]

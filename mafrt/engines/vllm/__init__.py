@@ -1,0 +1,1 @@
+"""Sampling through vLLM, in process or on servers."""

@@ -1,0 +1,166 @@
+"""Adapters for engines that hold no `SharedBase`: a PEFT folder, a name and a number for every version of each.
+
+Nothing is ever replaced under a name that was used: an engine keys its prompt caches by it, so what was computed with
+one version cannot answer for the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save
+
+from mafrt.core.errors import ConfigError
+from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.models.peft_format import CONFIG, WEIGHTS, keys
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
+
+MEMORY = Path("/dev/shm")
+"""A folder in memory, where there is one."""
+BARE = "bare"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One version of one adapter, as an engine is told of it."""
+
+    name: str
+    """unlike that of any other version, run or adapter"""
+    number: int
+    """1 or more; likewise"""
+    path: Path
+    version: int
+    """what `SharedBase` calls it"""
+
+
+class Handover:
+    """Writes adapters down as they change, and says which versions are no longer needed.
+
+    The bare base is an adapter too, with all weights zero: vLLM's CPU kernels give rows without an adapter the last
+    one loaded, if others in the batch have one (vllm-project/vllm#48421).
+
+    Args:
+        base: holds the adapters.
+        folder: where to write them; None for a folder in memory that only this user can read. It has to be one that
+            the engine sees under the same path.
+        run: part of every name; equal in all processes that share an engine, and in no others.
+    """
+
+    def __init__(self, base: SharedBase, folder: str | Path | None = None, run: str | None = None) -> None:
+        self.base = base
+        self.run = run or uuid.uuid4().hex[:8]
+        self.folder = self._make(folder)
+        self._close = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._current: dict[str | None, tuple[tuple[int, int], Parcel]] = {}
+        self._count = 0
+
+    def _make(self, folder: str | Path | None) -> Path:
+        own = f"mafrt-{self.run}-{os.getpid()}"
+        if folder is None:
+            usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
+            return Path(tempfile.mkdtemp(prefix=own + "-", dir=MEMORY if usable else None))
+        path = Path(folder).expanduser().absolute() / own
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"vllm_adapter_dir {folder} cannot be written ({error.strerror}); give a folder that this process "
+                "can write and the servers can read"
+            ) from None
+        return path
+
+    def parcels(self, adapters: Iterable[str | None]) -> tuple[dict[str | None, Parcel], list[Parcel]]:
+        """The current version of each, written down; and those that they replace, for the engine to drop.
+
+        Whoever has told the engine to drop a version calls `forget`.
+
+        Raises:
+            NonFiniteLogitsError: an adapter's weights are not finite; it names them.
+        """
+        found: dict[str | None, Parcel] = {}
+        replaced = []
+        for name in dict.fromkeys(adapters):
+            stamp = self._stamp(name)
+            known = self._current.get(name)
+            if known is None or known[0] != stamp:
+                parcel = self._write(name)
+                if known is not None:
+                    if known[1].name == parcel.name:
+                        parcel = Parcel(parcel.name, known[1].number, parcel.path, parcel.version)
+                    else:
+                        replaced.append(known[1])
+                self._current[name] = (stamp, parcel)
+            found[name] = self._current[name][1]
+        return found, replaced
+
+    def current(self) -> list[Parcel]:
+        """The versions that were handed out last."""
+        return [parcel for _, parcel in self._current.values()]
+
+    def forget(self, parcel: Parcel) -> None:
+        """Remove the folder of a version that no engine holds any more."""
+        if all(parcel.path != current.path for _, current in self._current.values()):
+            shutil.rmtree(parcel.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove everything that was written."""
+        self._close()
+
+    def _stamp(self, name: str | None) -> tuple[int, int]:
+        """What changes whenever the adapter's weights do: its version, and torch's count of writes to its tensors."""
+        if name is None:
+            return 0, 0
+        return self.base.versions[name], sum(p._version for p in self.base.adapter_parameters(name))
+
+    def _write(self, name: str | None) -> Parcel:
+        scratch = Path(tempfile.mkdtemp(dir=self.folder))
+        (self._write_bare if name is None else self._writer(name))(scratch)
+        digest = hashlib.sha256(f"{name}\x1f".encode())
+        for file in (CONFIG, WEIGHTS):
+            digest.update((scratch / file).read_bytes())
+        self._count += 1
+        full = f"{BARE if name is None else name}-{self.run}-{digest.hexdigest()[:16]}"
+        path = self.folder / full
+        if path.exists():
+            shutil.rmtree(scratch)  # equal bytes, by its name
+        else:
+            scratch.chmod(0o755)
+            scratch.rename(path)
+        return Parcel(full, self._count, path, 0 if name is None else self.base.versions[name])
+
+    def _writer(self, name: str) -> Callable[[Path], None]:
+        if not all(bool(p.isfinite().all()) for p in self.base.adapter_parameters(name)):
+            raise NonFiniteLogitsError([name])
+        return lambda folder: self.base.save_adapter(name, folder)
+
+    def _write_bare(self, folder: Path) -> None:
+        path, (width, out) = next(iter(self.base.linear_paths().items()))
+        key_a, key_b = keys(path)
+        weights = {key_a: torch.zeros(1, width), key_b: torch.zeros(out, 1)}
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.base.name,
+            "r": 1,
+            "lora_alpha": 1,
+            "target_modules": [path],
+            "bias": "none",
+        }
+        (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+        (folder / CONFIG).write_text(json.dumps(config) + "\n", encoding="utf-8")

@@ -1,0 +1,456 @@
+"""vLLM servers as the engine: OpenAI-compatible, token ids in and out, adapters loaded while they run.
+
+Sampling is spread over the servers. One that does not answer is dead: what it was asked goes to the others, with the
+same seeds, and every request is answered once. A dead server is asked now and then whether it is back, and taken back
+if it still holds the same base. When none is left, and none is back when asked once more, the engine raises
+EngineDownError, and the run pauses. A connection that breaks is no death: a server that is well is asked once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import ConfigError, EngineDownError
+from mafrt.core.types import Completion, Request, SamplingParams
+from mafrt.engines.checks import TOKEN, check_engine
+from mafrt.engines.requests import by_adapter, check_requests, completion, sampling_words
+from mafrt.engines.vllm.adapter_sync import Handover, Parcel
+from mafrt.engines.vllm.watchdog import dismiss, watch
+
+if TYPE_CHECKING:
+    import httpx
+
+    from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+SMALL_S = 30.0
+"""Seconds for an answer that nothing has to be computed for, and for a dead server to show that it is back."""
+REVIVE_S = 30.0
+"""Seconds after which a dead server is asked again; twice as many after each time in vain."""
+REVIVE_MOST_S = 1800.0
+PROBE = SamplingParams(max_new_tokens=8)
+LORA_COMMAND = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras N --max-lora-rank R "
+    "--logprobs-mode processed_logprobs"
+)
+
+
+class _LostError(Exception):
+    """A server that cannot be reached, or cannot go on."""
+
+    def __init__(self, why: str, status: int | None = None, *, broken: bool = False) -> None:
+        super().__init__(why)
+        self.status = status
+        """of its answer, if there was one"""
+        self.broken = broken
+        """whether it is a connection that broke, which says little about the server"""
+
+
+class _UnknownModelError(Exception):
+    """A server that has forgotten an adapter: somebody started it again."""
+
+
+@dataclass
+class _Server:
+    url: str
+    model: str = ""
+    """what it calls its base"""
+    alive: bool = False
+    loaded: dict[str, Parcel] = field(default_factory=dict)
+    """adapters that it has, by the names they were given"""
+    why: str = ""
+    """what killed it"""
+    asked_at: float = float("-inf")
+    in_vain: int = 0
+    """how often it was asked since it died"""
+    probe: Completion | None = None
+    """what it said to the probe prompt when it was checked"""
+    handing: asyncio.Lock | None = None
+    era: int = 0
+    """how often it was found to have been started again"""
+
+
+class ServerEngine:
+    """Samples for the whole team on vLLM servers.
+
+    Args:
+        base: the model and its adapters.
+        config: which servers, and how long to wait for them.
+        window: tokens of prompt and answer together; None for the base's.
+        run: part of the adapters' names; equal in all processes of one run.
+        probe: a prompt that shows later whether a server that comes back still holds the same base.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        ConfigError: settings, adapters or servers that do not fit each other.
+        EngineDownError: no server answers.
+    """
+
+    foreign = True
+
+    def __init__(
+        self,
+        base: SharedBase,
+        config: EngineConfig,
+        *,
+        window: int | None = None,
+        run: str | None = None,
+        probe: Sequence[int] | None = None,
+    ) -> None:
+        check_engine(
+            config,
+            {name: record.rank for name, record in base.records.items()},
+            {name: tuple(record.layers) for name, record in base.records.items()},
+        )
+        self.base = base
+        self.window = window or base.context_window
+        self._config = config
+        self._probe_ids = list(probe or [])
+        self._eos = base.eos_ids
+        self._servers = [_Server(url.rstrip("/")) for url in config.vllm_servers]
+        self._only: list[_Server] | None = None
+        token = os.environ.get(TOKEN)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        _run(self._open_all())
+        self._handover = Handover(base, config.vllm_adapter_dir, run)
+        # A trainer that is killed with -9 leaves no adapters behind in memory.
+        self._dismiss = weakref.finalize(self, dismiss, watch([], self._handover.folder))
+
+    @property
+    def servers(self) -> dict[str, bool]:
+        """Address of every server -> whether it answers."""
+        return {server.url: server.alive for server in self._servers}
+
+    @contextlib.contextmanager
+    def only(self, url: str) -> Any:
+        """Within it, one server answers everything, and its death is not made up for."""
+        self._only = [server for server in self._servers if server.url == url.rstrip("/")]
+        try:
+            yield self
+        finally:
+            self._only = None
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion per request, in their order; see `LocalEngine.generate`.
+
+        Raises:
+            EngineDownError: no server is left.
+            ConfigError: a server refuses an adapter or a request, in its own words.
+        """
+        check_requests(self.base, self.window, requests)
+        found: dict[int, Completion] = {}
+        if requests:
+            _run(self._sample(requests, found))
+        return [found[place] for place in range(len(requests))]
+
+    def rest(self) -> None:
+        """Nothing: servers have devices of their own."""
+
+    def close(self) -> None:
+        """Take the adapters off the servers and remove their folders."""
+        _run(self._unload_all())
+        self._dismiss()
+        self._handover.close()
+
+    async def _open_all(self) -> None:
+        async with self._client() as client:
+            await asyncio.gather(*(self._open(client, server) for server in self._servers))
+        self._someone()
+        for server in self._servers:
+            if not server.alive:
+                log.warning("The vLLM server %s does not answer (%s); the others sample.", server.url, server.why)
+
+    async def _open(self, client: httpx.AsyncClient, server: _Server) -> None:
+        """Find out what the server calls its base, and whether its context is long enough."""
+        server.asked_at = time.monotonic()
+        try:
+            found = await self._call(client, server, "GET", "/v1/models")
+        except _LostError as error:
+            server.why = str(error)
+            return
+        bases = [card for card in found.get("data", []) if not card.get("parent")]
+        if not bases:
+            raise ConfigError(f"{server.url} serves no model; expected a vLLM server ({LORA_COMMAND}).")
+        length = bases[0].get("max_model_len")
+        if length is not None and length < self.window:
+            raise ConfigError(
+                f"{server.url} takes {length} tokens of prompt and answer, but the run wants {self.window}; start it "
+                f"with --max-model-len {self.window}, or give --context_window {length}."
+            )
+        server.model, server.alive = bases[0]["id"], True
+        server.loaded.clear()
+
+    def _someone(self) -> list[_Server]:
+        """The servers that answer. Raises EngineDownError if there are none."""
+        alive = [server for server in (self._only or self._servers) if server.alive]
+        if not alive:
+            reasons = "; ".join(f"{server.url}: {server.why}" for server in (self._only or self._servers))
+            raise EngineDownError(f"No vLLM server answers ({reasons}); start one of them again")
+        return alive
+
+    async def _sample(self, requests: Sequence[Request], found: dict[int, Completion]) -> None:
+        """Fill `found`. Every place is in the queue, asked of one server, or answered; never two of these."""
+        async with self._client() as client:
+            for server in self._servers:
+                server.handing = asyncio.Lock()
+            if self._only is None:
+                await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
+            parcels, replaced = self._handover.parcels(request.adapter for request in requests)
+            queue = deque(place for places in by_adapter(requests).values() for place in places)
+            hoped_at = -1
+            while queue:
+                if self._only is None and len(found) > hoped_at and not any(self.servers.values()):
+                    # A trainer whose machine stood still for a moment has lost all of them at once, and none has died.
+                    hoped_at = len(found)
+                    await asyncio.gather(*(self._revive(client, server) for server in self._servers))
+                alive = self._someone()
+                workers = min(self._config.vllm_concurrency, -(-len(queue) // len(alive)))
+                tasks = [
+                    asyncio.create_task(self._work(client, server, queue, requests, parcels, found))
+                    for server in alive
+                    for _ in range(workers)
+                ]
+                try:
+                    await asyncio.gather(*tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+            for parcel in replaced:
+                self._handover.forget(parcel)
+
+    async def _work(
+        self,
+        client: httpx.AsyncClient,
+        server: _Server,
+        queue: deque[int],
+        requests: Sequence[Request],
+        parcels: dict[str | None, Parcel],
+        found: dict[int, Completion],
+    ) -> None:
+        """Ask one server for one place after the other."""
+        while queue and server.alive:
+            place = queue.popleft()
+            request = requests[place]
+            parcel = parcels[request.adapter]
+            try:
+                await self._hand_over(client, server, list(parcels.values()))
+                era = server.era
+                try:
+                    found[place] = await self._ask(client, server, request, parcel.name)
+                except _UnknownModelError:
+                    await self._again(client, server, list(parcels.values()), era)
+                    found[place] = await self._ask(client, server, request, parcel.name)
+            except (_LostError, _UnknownModelError) as error:
+                queue.append(place)
+                self._bury(server, str(error))
+
+    def _bury(self, server: _Server, why: str) -> None:
+        if server.alive:
+            server.alive, server.why, server.asked_at, server.in_vain = False, why, time.monotonic(), 0
+            log.warning("The vLLM server %s is lost (%s); what it was asked goes to the others.", server.url, why)
+
+    async def _hand_over(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel]) -> None:
+        """Have the server hold these adapters, and none of the versions that they replace."""
+        assert server.handing is not None
+        async with server.handing:
+            wanted = {parcel.name for parcel in self._handover.current()}
+            for name in [name for name in server.loaded if name not in wanted]:
+                await self._unload(client, server, name)
+            for parcel in parcels:
+                if parcel.name not in server.loaded:
+                    await self._load(client, server, parcel)
+
+    async def _again(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel], era: int) -> None:
+        """A server that does not know an adapter it was given was started again; it may hold another base by now."""
+        assert server.handing is not None
+        async with server.handing:
+            if server.era == era:  # nobody else has noticed
+                server.era += 1
+                server.loaded.clear()
+                await self._verify(client, server)
+        await self._hand_over(client, server, parcels)
+
+    async def _load(self, client: httpx.AsyncClient, server: _Server, parcel: Parcel) -> None:
+        body = {"lora_name": parcel.name, "lora_path": str(parcel.path)}
+        try:
+            await self._call(client, server, "POST", "/v1/load_lora_adapter", body)
+        except _UnknownModelError as error:
+            raise ConfigError(
+                f"{server.url} cannot load adapters while it runs, or does not find {parcel.path} ({error}); start it "
+                f"as {LORA_COMMAND}, on a machine that sees that folder."
+            ) from None
+        except ConfigError as error:
+            if "already been loaded" not in str(error):
+                raise
+        except _LostError as error:
+            # vLLM answers 500 both to an adapter that it cannot hold and when it is dying.
+            if error.status != 500:
+                raise
+            await self._call(client, server, "GET", "/health")
+            raise ConfigError(
+                f"{server.url} cannot hold the adapter {parcel.name} ({error}); start it as {LORA_COMMAND}, with a "
+                "rank and modules that hold the team's."
+            ) from None
+        server.loaded[parcel.name] = parcel
+
+    async def _unload(self, client: httpx.AsyncClient, server: _Server, name: str) -> None:
+        with contextlib.suppress(_UnknownModelError, ConfigError):
+            await self._call(client, server, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        server.loaded.pop(name, None)
+
+    async def _unload_all(self) -> None:
+        async with self._client() as client:
+            for server in self._servers:
+                with contextlib.suppress(_LostError):
+                    for name in list(server.loaded) if server.alive else ():
+                        await self._unload(client, server, name)
+
+    async def _ask(self, client: httpx.AsyncClient, server: _Server, request: Request, model: str) -> Completion:
+        words = sampling_words(request, self._eos, self.window)
+        body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True, **words}
+        answer = await self._call(client, server, "POST", "/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        except (KeyError, IndexError, TypeError):
+            raise ConfigError(
+                f"{server.url} answers without token ids and log-probabilities; expected vLLM 0.11 or later."
+            ) from None
+        return completion(self.base, request, ids, logprobs, choice.get("finish_reason"))
+
+    async def _revive(self, client: httpx.AsyncClient, server: _Server) -> None:
+        server.in_vain += 1
+        try:
+            # One that hangs must not hold up the others.
+            await asyncio.wait_for(self._come_back(client, server), SMALL_S)
+        except TimeoutError:
+            server.alive, server.why, server.asked_at = False, f"no answer within {SMALL_S:g} s", time.monotonic()
+        except (_LostError, _UnknownModelError, ConfigError) as error:
+            server.alive, server.why = False, str(error)
+            log.warning("The vLLM server %s is not taken back: %s", server.url, error)
+
+    async def _come_back(self, client: httpx.AsyncClient, server: _Server) -> None:
+        await self._open(client, server)
+        if server.alive:
+            await self._verify(client, server)
+            log.warning("The vLLM server %s is back.", server.url)
+
+    def keep_probes(self) -> None:
+        """Keep what every server says to the probe prompt, once it is known to be right."""
+        _run(self._keep_probes())
+
+    async def _keep_probes(self) -> None:
+        async with self._client() as client:
+            for server in self._servers:
+                if server.alive and self._probe_ids:
+                    server.probe = await self._say_probe(client, server)
+
+    async def _say_probe(self, client: httpx.AsyncClient, server: _Server) -> Completion:
+        bare = self._handover.parcels([None])[0][None]
+        if bare.name not in server.loaded:
+            await self._load(client, server, bare)
+        return await self._ask(client, server, Request(self._probe_ids, None, PROBE, seed=1), bare.name)
+
+    async def _verify(self, client: httpx.AsyncClient, server: _Server) -> None:
+        """Raise _LostError unless the server says to the probe prompt what it, or another one, said before."""
+        known = server.probe or next((other.probe for other in self._servers if other.probe), None)
+        if known is None:
+            return
+        said = await self._say_probe(client, server)
+        same = next((n for n, (a, b) in enumerate(zip(said.ids, known.ids, strict=False)) if a != b), len(known.ids))
+        gaps = [abs(a - b) for a, b in zip(said.logprobs[:same], known.logprobs[:same], strict=False)]
+        if not gaps or sum(gaps) / len(gaps) > 0.15:
+            raise _LostError("it came back with another base")
+        server.probe = said
+
+    async def _call(
+        self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
+    ) -> dict[str, Any]:
+        """One HTTP call, and a second one if the connection broke and the server is well.
+
+        Nothing is sampled twice by that: the first answer was lost, so nobody has used it.
+        """
+        try:
+            return await self._once(client, server, method, path, body)
+        except _LostError as error:
+            if not error.broken:
+                raise
+        await self._once(client, server, "GET", "/health")
+        return await self._once(client, server, method, path, body)
+
+    async def _once(
+        self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
+    ) -> dict[str, Any]:
+        """One HTTP call, with its many ways to fail sorted into what follows from them."""
+        import httpx
+
+        wait_s = self._config.vllm_timeout
+        if method == "GET" or "unload" in path:
+            wait_s = min(wait_s, SMALL_S)
+        patience = httpx.Timeout(wait_s, connect=CONNECT_S)
+        try:
+            answer = await client.request(method, server.url + path, json=body, headers=self._headers, timeout=patience)
+        except httpx.ConnectTimeout:
+            raise _LostError(f"no connection within {CONNECT_S:g} s", broken=True) from None
+        except httpx.TimeoutException:
+            raise _LostError(f"no answer within {wait_s:g} s") from None
+        except httpx.TransportError as error:
+            raise _LostError(str(error) or type(error).__name__, broken=True) from None
+        if answer.status_code == 200:
+            try:
+                return answer.json() if "json" in answer.headers.get("content-type", "") else {}
+            except ValueError:
+                raise _LostError("half an answer") from None
+        said = _words(answer)
+        if answer.status_code == 404:
+            raise _UnknownModelError(said)
+        if answer.status_code in (401, 403):
+            raise ConfigError(f"{server.url} refuses the token ({answer.status_code}); set {TOKEN} to its --api-key.")
+        if answer.status_code < 500 and answer.status_code not in (408, 429):
+            raise ConfigError(f"{server.url} refuses {path} ({answer.status_code}): {said}")
+        raise _LostError(f"{answer.status_code}: {said}", answer.status_code)
+
+    def _client(self) -> httpx.AsyncClient:
+        import httpx
+
+        return httpx.AsyncClient(
+            # A connection each: servers close idle ones, now and then just as the next request goes out.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,
+        )
+
+
+def _due(server: _Server) -> bool:
+    """Whether it is time to ask a dead server again."""
+    wait_s = min(REVIVE_S * 2.0 ** min(server.in_vain, 9), REVIVE_MOST_S)
+    return not server.alive and time.monotonic() - server.asked_at > wait_s
+
+
+def _words(answer: httpx.Response) -> str:
+    """The server's own sentence."""
+    try:
+        found = answer.json()
+        found = found.get("error", found)
+        text = found.get("message") or found.get("detail") if isinstance(found, dict) else found
+    except (ValueError, AttributeError):
+        text = answer.text
+    return " ".join(str(text).split())[:300] or answer.reason_phrase
+
+
+def _run(work: Any) -> Any:
+    """Wait for a coroutine, in a thread of its own: the caller may be inside an event loop (a notebook is)."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

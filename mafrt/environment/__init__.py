@@ -1,0 +1,1 @@
+"""The environment API: base class, checker, registry, cloning, tool calls."""

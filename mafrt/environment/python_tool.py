@@ -1,0 +1,66 @@
+"""The Python tool that environments hand to agents: a program in, what it printed or how it failed out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from mafrt.core.errors import EnvError
+from mafrt.environment.tool_calls import shorten
+
+if TYPE_CHECKING:
+    from mafrt.sandbox import Execution, Sandbox
+
+Ran: TypeAlias = "Execution"
+"""How a program went."""
+
+
+@dataclass(frozen=True)
+class PythonTool:
+    """Runs programs in a sandbox that all environments of the process share.
+
+    Raises SandboxError when it is made, if there is no such sandbox here. One that fails later loses the episode, and
+    is never taken for a program that failed: `run` raises EnvError then.
+    """
+
+    sandbox: str = "bwrap"
+    """`bwrap`, `fusion:URL` or `degraded`"""
+    timeout_s: float = 10.0
+    memory_mib: int = 1024
+    shown: int = 2000
+    """Characters of the output that the chat gets."""
+
+    def __post_init__(self) -> None:
+        self._opened()
+
+    def _opened(self) -> Sandbox:
+        from mafrt.sandbox import shared_sandbox
+
+        return shared_sandbox(self.sandbox)
+
+    def run(self, code: str, files: Mapping[str, bytes] | None = None, fetch: Sequence[str] = ()) -> Execution:
+        """Run a program. Raises EnvError if the sandbox, not the program, failed."""
+        from mafrt.sandbox import SandboxError
+
+        try:
+            return self._opened().execute(
+                code, files or {}, fetch, timeout_s=self.timeout_s, memory_mib=self.memory_mib
+            )
+        except SandboxError as error:
+            raise EnvError(f"the sandbox failed, so nothing is known about a program: {error}") from error
+
+    def says(self, ran: Execution) -> str:
+        """What the agent gets to read; an empty text if the program printed nothing."""
+        parts = [ran.stdout.rstrip()]
+        if ran.status == "error":
+            parts.append(ran.stderr.rstrip() or f"The program ended with exit code {ran.exit_code}.")
+        elif ran.status != "ok":
+            parts.append(
+                {
+                    "timeout": f"The program was stopped after {self.timeout_s:g} s.",
+                    "memory": f"The program needed more than {self.memory_mib} MiB of memory.",
+                    "killed": "The program was killed.",
+                }[ran.status]
+            )
+        return shorten("\n".join(part for part in parts if part), self.shown)

@@ -1,0 +1,1 @@
+"""The shared base, its LoRA adapters, value heads, sharding and quantization."""

@@ -1,0 +1,209 @@
+"""What a run needs in memory, as a formula: one base, K adapters with their optimizers, activations, keys and values.
+
+    one GPU = base / shards + K * A * (4 weights + 4 gradient + 4 last good weights + moments + sampler's copy)
+              + max(activations of a micro-batch + head, keys and values of the rows that are decoded)
+
+Numbers are bytes unless said otherwise. A is the number of parameters of one adapter, r * sum(d_in + d_out) over its
+layers. Moments are 8 bytes a parameter (AdamW), 2 in 8 bits, and divided by the processes under ZeRO. It is never
+(K + 1) bases, and never [tokens, vocabulary] logits. Left out: the critic, the allocator's waste, what other processes
+on the GPU hold, and about 1 GB that CUDA and its libraries take.
+
+Standard library only: `mafrt info --memory` answers without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mafrt.core.errors import ConfigError
+
+HEAD_ELEMENTS = 2**26
+"""logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
+QUANTISED = {8: 1.0, 4: 0.516}
+"""bytes a weight; nf4 keeps a scale for 64 weights in 8 bits, and one in 32 bits for 256 of those"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What matters of a decoder-only model."""
+
+    hidden: int
+    layers: int
+    inner: int
+    """width of the MLP"""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    """head and embedding are one matrix"""
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(in, out) features of the linear layers of a block."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.inner),
+            "up_proj": (self.hidden, self.inner),
+            "down_proj": (self.inner, self.hidden),
+        }
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of the linear layers of all blocks."""
+        return self.layers * sum(a * b for a, b in self.linears.values())
+
+    @property
+    def other_weights(self) -> int:
+        """Embedding and head; norms are nothing beside them."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+SHAPES = {
+    "Qwen/Qwen3-0.6B": Shape(1024, 28, 3072, 16, 8, 128, 151936, True),
+    "Qwen/Qwen3-1.7B": Shape(2048, 28, 6144, 16, 8, 128, 151936, True),
+    "Qwen/Qwen3-4B": Shape(2560, 36, 9728, 32, 8, 128, 151936, True),
+    "Qwen/Qwen3-8B": Shape(4096, 36, 12288, 32, 8, 128, 151936, False),
+    "Qwen/Qwen3-14B": Shape(5120, 40, 17408, 40, 8, 128, 151936, False),
+    "Qwen/Qwen3-32B": Shape(5120, 64, 25600, 64, 8, 128, 151936, False),
+}
+"""Of models that are often asked for; those of others are read from their config.json."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a model is used."""
+
+    agents: int = 3
+    rank: int = 8
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    bits: int = 16
+    """of the base's weights: 32, 16, 8 or 4"""
+    processes: int = 1
+    layout: str = "ddp"
+    """ddp, zero1, zero2, zero3 or fsdp"""
+    optimizer: str = "adamw"
+    async_steps: int = 0
+    micro_batch_tokens: int = 8192
+    gradient_checkpointing: bool = True
+    rows: int = 64
+    """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
+    context: int = 2048
+    """tokens of prompt and answer that are kept of each"""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one GPU, by what they are for."""
+
+    base: float
+    """while learning; whole while playing"""
+    base_whole: float
+    adapters: float
+    activations: float
+    keys_and_values: float
+
+    @property
+    def learning(self) -> float:
+        return self.base + self.adapters + self.activations
+
+    @property
+    def playing(self) -> float:
+        return self.base_whole + self.adapters + self.keys_and_values
+
+    @property
+    def peak(self) -> float:
+        return max(self.learning, self.playing)
+
+
+def adapter_weights(shape: Shape, use: Use) -> int:
+    """A: parameters of one adapter."""
+    return use.rank * shape.layers * sum(sum(shape.linears[name]) for name in use.targets)
+
+
+def footprint(shape: Shape, use: Use) -> Footprint:
+    """What one process needs. Raises ConfigError for a layout or width of weights that does not exist."""
+    if use.layout not in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
+        raise ConfigError(f"layout is {use.layout!r}; choose ddp, zero1, zero2, zero3 or fsdp.")
+    if use.bits not in (32, 16, 8, 4):
+        raise ConfigError(f"bits is {use.bits}; choose 32, 16, 8 or 4.")
+    number = 4 if use.bits == 32 else 2
+    base = shape.block_weights * QUANTISED.get(use.bits, number) + shape.other_weights * number
+    shards = use.processes if use.layout in ("zero3", "fsdp") else 1
+    zero = use.processes if use.layout.startswith("zero") else 1
+    moments = (2 if use.optimizer == "paged_adamw_8bit" else 8) / zero
+    if zero > 1:
+        moments += 8 / zero  # ZeRO's own float32 weights and reduced gradients
+    each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
+    return Footprint(
+        base / shards,
+        base if use.rows else base / shards,
+        use.agents * adapter_weights(shape, use) * each,
+        activations(shape, use, number),
+        2.0 * number * use.rows * use.context * shape.layers * shape.kv_heads * shape.head_dim,
+    )
+
+
+def activations(shape: Shape, use: Use, number: int) -> float:
+    """Of one micro-batch: what its backward pass needs, and the chunk of logits that exists at a time.
+
+    A block keeps, for each token: the inputs of its norms (of queries and keys, too) in float32, what they give,
+    queries, keys and values, what attention gives, gate, up, and what becomes of them, and the adapters' inner
+    activations. With checkpointing only its input is kept, and all of that for one block at a time. The factors were
+    counted on what autograd saves, and a test counts them again.
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    inner = use.rank * len(use.targets)
+    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
+    in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+    tokens = use.micro_batch_tokens
+    head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
+    if use.gradient_checkpointing:
+        return float(tokens * (shape.layers * number * shape.hidden + in_a_block) + head)
+    return float(tokens * shape.layers * in_a_block + head)
+
+
+def shape_of(model: str) -> Shape:
+    """Of a known name, or of a folder with a config.json. Raises ConfigError."""
+    if model in SHAPES:
+        return SHAPES[model]
+    path = Path(model).expanduser() / "config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{model!r} is no model that is known here ({', '.join(SHAPES)}), and holds no config.json that can be "
+            "read; give one of those, or the folder of a model."
+        ) from None
+    try:
+        heads = int(found["num_attention_heads"])
+        return Shape(
+            hidden=int(found["hidden_size"]),
+            layers=int(found["num_hidden_layers"]),
+            inner=int(found["intermediate_size"]),
+            heads=heads,
+            kv_heads=int(found.get("num_key_value_heads") or heads),
+            head_dim=int(found.get("head_dim") or int(found["hidden_size"]) // heads),
+            vocabulary=int(found["vocab_size"]),
+            tied=bool(found.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
+
+
+def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:
+    """Rows of (how, base, adapters, activations, keys and values, peak) in GB, after a line of titles."""
+    shape = shape_of(model)
+    rows: list[tuple[str, ...]] = [("", "base", "adapters", "activations", "keys, values", "peak of one GPU")]
+    for title, one in variants:
+        found = footprint(shape, one)
+        parts = (found.base, found.adapters, found.activations, found.keys_and_values, found.peak)
+        rows.append((title, *(f"{part / 1e9:.2f}" for part in parts)))
+    return rows

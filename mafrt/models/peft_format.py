@@ -1,0 +1,258 @@
+"""Adapters on disk, in PEFT's own layout: `adapter_config.json` and `adapter_model.safetensors`.
+
+What is written here is loaded by PEFT and vLLM as it is, and LoRA adapters trained by PEFT load here: rank and alpha
+per layer (`rank_pattern`, `alpha_pattern`) and rank-stabilised scaling included. What would be computed differently
+(DoRA, trained biases, whole saved modules) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mafrt.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+UNLIKE_PLAIN_LORA = (
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "modules_to_save",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "target_parameters",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+)
+"""Settings of a PEFT LoRA folder that change what is computed, if they are set."""
+
+
+def matches(path: str, target: str) -> bool:
+    """PEFT's rule for `target_modules`: the layer's path is the target, or ends with it after a dot."""
+    return path == target or path.endswith("." + target)
+
+
+def keys(path: str) -> tuple[str, str]:
+    """PEFT's names for A and B of the layer at `path`."""
+    return f"{PREFIX}{path}.lora_A.weight", f"{PREFIX}{path}.lora_B.weight"
+
+
+def state_of(base: SharedBase, name: str) -> dict[str, Tensor]:
+    state = {}
+    for path, pair in base.adapter_layers(name).items():
+        for key, parameter in zip(keys(path), pair, strict=True):
+            state[key] = parameter.detach().cpu().clone()
+    return state
+
+
+def copy_state(base: SharedBase, name: str, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Copy `state` into the adapter, all or nothing."""
+    pairs = base.adapter_layers(name).items()
+    own = {key: p for path, pair in pairs for key, p in zip(keys(path), pair, strict=True)}
+    for key in sorted(own.keys() ^ state.keys()):
+        found = "lacks" if key in own else "has"
+        raise CheckpointError(
+            f"{where} {found} {key}, expected the {len(own)} tensors of adapter {name!r} and no others; "
+            "give the adapter the same targets as the one that was saved"
+        )
+    for key, parameter in own.items():
+        if state[key].shape != parameter.shape:
+            raise CheckpointError(
+                f"{where} has {key} of shape {list(state[key].shape)}, expected {list(parameter.shape)}; "
+                "give the adapter the rank it was saved with, and load it on the base it was trained on"
+            )
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(state[key])
+    base.bump(name)
+
+
+def save(base: SharedBase, name: str, folder: Path) -> None:
+    record = base.records[name]
+    ranks = {path: rank for path, (rank, _) in record.layers.items()}
+    alphas = {path: scaling * ranks[path] for path, (_, scaling) in record.layers.items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.name,
+        "inference_mode": True,
+        "r": record.rank,
+        "lora_alpha": _whole(record.alpha),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "target_modules": _targets(base, list(record.layers)),
+        "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != record.rank},
+        "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != record.alpha},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / WEIGHTS, lambda path: save_file(state_of(base, name), path, metadata={"format": "pt"}))
+    _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n"))
+
+
+def _targets(base: SharedBase, paths: list[str]) -> list[str]:
+    """The layers' last names if those mean exactly these layers, else their whole paths."""
+    short = sorted({path.rsplit(".", 1)[-1] for path in paths})
+    meant = {path for path in base.linear_paths() if any(matches(path, target) for target in short)}
+    return short if meant == set(paths) else sorted(paths)
+
+
+def _whole(value: float) -> float | int:
+    """PEFT and vLLM expect whole alphas to be written as integers."""
+    return int(value) if float(value).is_integer() else value
+
+
+def _replace(path: Path, write: Any) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    os.replace(temporary, path)
+
+
+def load(base: SharedBase, name: str, folder: Path) -> None:
+    config, tensors = _read(folder)
+    _refuse_unlike(config, folder)
+    layers = _layers(base, config, tensors, folder)
+    if name in base.records:
+        _refuse_other_shape(base, name, layers, folder)
+    else:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        base.place_adapter(name, rank, alpha, layers, seed=0)
+    copy_state(base, name, tensors, where=str(folder / WEIGHTS))
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The two files of a PEFT folder, checked for being there and being readable."""
+    for file in (CONFIG, WEIGHTS):
+        if not (folder / file).is_file():
+            what = "that folder" if folder.is_dir() else "no such folder"
+            raise CheckpointError(
+                f"found no {file} in {folder} ({what}), expected a PEFT adapter folder with {CONFIG} and {WEIGHTS}; "
+                "check the path (an adapter_model.bin must be saved again as safetensors)"
+            )
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"a {type(config).__name__} at the top")
+        int(config["r"]), float(config["lora_alpha"])
+    except KeyError as error:
+        raise CheckpointError(
+            f"{folder / CONFIG}: found no {error}, expected the configuration of a PEFT LoRA adapter; "
+            "check that the folder holds one"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / CONFIG} is corrupt: found {error}, expected PEFT's JSON; take the checkpoint before it"
+        ) from None
+    try:
+        # Not by mapping the file: it may be replaced or cut short while the tensors are in use.
+        tensors = load_bytes((folder / WEIGHTS).read_bytes())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} is corrupt: found {error}, expected a safetensors file; take the checkpoint before it"
+        ) from None
+    for key, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: found NaN or infinity in {key}, expected finite weights; "
+                "take the checkpoint before it"
+            )
+    return config, tensors
+
+
+def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
+    """Refuse what would not be computed here as PEFT computes it. Dropout acts in training only and is left out."""
+    found = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
+    if config.get("peft_type", "LORA") != "LORA":
+        found.append(f"peft_type={config['peft_type']!r}")
+    if config.get("bias", "none") != "none":
+        found.append(f"bias={config['bias']!r}")
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian", "eva", "orthogonal"):
+        # PiSSA, OLoRA, CorDA and LoftQ take what they put into the adapter out of the base's weights.
+        found.append(f"init_lora_weights={config['init_lora_weights']!r}")
+    if found:
+        raise CheckpointError(
+            f"{folder / CONFIG}: found {', '.join(found)}, expected plain LoRA on linear layers; "
+            "convert the adapter with PEFT, or merge it into the base"
+        )
+
+
+def _layers(
+    base: SharedBase, config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path
+) -> dict[str, tuple[int, float]]:
+    """Path -> (rank, scaling) of every layer that the tensors adapt; the tensors say where, the config how strongly."""
+    shapes, where = base.linear_paths(), folder / WEIGHTS
+    trained_on = config.get("base_model_name_or_path")
+    hint = f"load it on the base it was trained on ({trained_on})" if trained_on else "load it on its own base"
+    paths = set()
+    for key in sorted(tensors):
+        match = re.fullmatch(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight", key)
+        if match is None or match[1] not in shapes:
+            raise CheckpointError(f"{where}: found {key}, expected a linear layer of {base.name}; {hint}")
+        paths.add(match[1])
+    wanted = config.get("target_modules")
+    if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
+        paths.update(p for p in shapes if any(matches(p, str(t)) for t in wanted))
+    if not paths:
+        raise CheckpointError(f"{where}: found no LoRA weights, expected at least one pair; {hint}")
+    layers = {}
+    for path in (p for p in shapes if p in paths):
+        key_a, key_b = keys(path)
+        if key_a not in tensors or key_b not in tensors:
+            lacking = key_a if key_a not in tensors else key_b
+            raise CheckpointError(f"{where}: found no {lacking}, expected it; take the checkpoint before it, or {hint}")
+        rank = int(_by_pattern(config.get("rank_pattern"), path, config["r"]))
+        alpha = float(_by_pattern(config.get("alpha_pattern"), path, config["lora_alpha"]))
+        for key, expected in ((key_a, [rank, shapes[path][0]]), (key_b, [shapes[path][1], rank])):
+            if list(tensors[key].shape) != expected:
+                raise CheckpointError(
+                    f"{where}: found {key} of shape {list(tensors[key].shape)}, expected {expected} for {base.name} "
+                    f"and the rank in {CONFIG}; {hint}"
+                )
+        layers[path] = (rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    return layers
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+    """PEFT's rule: the first pattern that matches the path or a dotted end of it."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", path):
+            return value
+    return default
+
+
+def _refuse_other_shape(base: SharedBase, name: str, layers: dict[str, tuple[int, float]], folder: Path) -> None:
+    """An adapter that was added keeps its parameters, since an optimizer may hold them: the folder has to fit."""
+    own = base.records[name].layers
+    for path in sorted(own.keys() | layers.keys()):
+        have, want = layers.get(path), own.get(path)
+        if have is None or want is None or have[0] != want[0] or not math.isclose(have[1], want[1], rel_tol=1e-6):
+            raise CheckpointError(
+                f"{folder}: found {_words(have)} at {path}, expected {_words(want)} as the run asks for adapter "
+                f"{name!r}; give the agent the rank, alpha and targets that the folder was saved with"
+            )
+
+
+def _words(layer: tuple[int, float] | None) -> str:
+    return "no LoRA" if layer is None else f"rank {layer[0]} and scaling {layer[1]:g}"

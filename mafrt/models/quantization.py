@@ -1,0 +1,46 @@
+"""A frozen base in 4 or 8 bits, by bitsandbytes. Adapters stay float32: their gradients need no finer base (QLoRA).
+
+QLoRA: Dettmers 2023, 2305.14314; LLM.int8: Dettmers 2022, 2208.07339. The head and the embedding are not quantised.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+import torch
+
+from mafrt.core.errors import MissingExtraError
+
+
+def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` needs to know. Raises MissingExtraError."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError("a base in 4 or 8 bits needs bitsandbytes; run pip install 'mafrt[quant]'.")
+    from transformers import BitsAndBytesConfig
+
+    if bits == 8:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+        )
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    return {
+        "quantization_config": config,
+        "device_map": {"": device.type if index is None else f"{device.type}:{index}"},
+    }
+
+
+def keep_differentiable(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights for inference.
+
+    On CPUs with AVX512-BF16 a layer in eval mode does so in its first pass without gradients, and from then on passes
+    none back: what lies before it would silently learn nothing. Ours samples and learns with the same layers.
+    """
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

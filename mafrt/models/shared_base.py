@@ -1,0 +1,492 @@
+"""One frozen base model in memory, every agent a LoRA adapter on it.
+
+One forward serves rows of different agents, of the reference policy and of the critic at once (both: no adapter,
+index -1), and one backward gives every adapter its own gradient. Logits and gradients equal PEFT's with
+`set_adapter`; adapters enter and leave in PEFT's own layout (`mafrt/models/peft_format.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from mafrt.core.distributed import ALONE, Processes
+from mafrt.core.errors import ConfigError, ModelError
+from mafrt.models import logprobs, peft_format
+from mafrt.models.multi_lora import (
+    LoraContext,
+    Plan,
+    StackedLoRALinear,
+    make_plan,
+    pack,
+    packed_attention,
+    set_checkpointing,
+)
+from mafrt.models.peft_format import matches
+
+if TYPE_CHECKING:
+    from mafrt.config.team import LoraSpec
+    from mafrt.models.sharding import Sharding
+
+from mafrt.core.shipped import TEACHING_BASE
+
+PACKED = "mafrt_packed"
+"""Name of `packed_attention` among transformers' attention implementations."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is on record about one adapter: its number, its rank and alpha, and what it has layer by layer."""
+
+    index: int
+    rank: int
+    alpha: float
+    layers: Mapping[str, tuple[int, float]]
+    """Module path in the base -> (rank, scaling)."""
+
+
+class SharedBase:
+    """A frozen causal language model that holds all adapters of a team.
+
+    `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state. It is put in
+    eval mode and frozen; its linear layers are wrapped where an adapter targets them, and behave as before when
+    called without a plan (`base.model(...)` is always the bare base).
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(model.config, "_name_or_path", ""))
+        self.config = model.config.get_text_config()
+        self.head = model.get_output_embeddings()
+        self.inner = model.base_model
+        for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if getattr(self.config, setting, None) not in (None, 1.0):
+                raise ModelError(
+                    f"{self.name}: found {setting}={getattr(self.config, setting)}, expected a model whose logits are "
+                    "its head applied to the last hidden state; use a Qwen, Llama or Mistral model"
+                )
+        self.context = LoraContext()
+        self.records: dict[str, Adapter] = {}
+        self.versions: dict[str, int] = {}
+        self.form = "auto"
+        self.processes: Processes = ALONE
+        """the processes that train these adapters together"""
+        self.sharding: Sharding | None = None
+        """how they share the frozen weights; None: each has all of them"""
+        self.zero: dict[str, Any] | None = None
+        """settings of the DeepSpeed engines that hold the adapters' optimizers; None: it is not used"""
+        self._layers: dict[str, StackedLoRALinear] = {}
+        self._plan: tuple[object, Plan | None] | None = None
+        self._packs = _use_packed_attention(model)
+        self._fingerprint: str | None = None
+        self._device: torch.device | None = None
+
+    @classmethod
+    def load(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        attn_implementation: str = "sdpa",
+        trust_remote_code: bool = False,
+        bits: Literal[4, 8] | None = None,
+    ) -> SharedBase:
+        """Load model and tokenizer from a folder or the Hugging Face hub; `teaching-base` is the shipped one.
+
+        `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
+        `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
+        Raises ModelError, naming what was looked for, if either cannot be loaded, and MissingExtraError.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from mafrt.models.quantization import keep_differentiable, quantisation
+
+        path = str(TEACHING_BASE) if name_or_path == "teaching-base" else str(name_or_path)
+        _check_folder(name_or_path, path)
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
+        quantised = quantisation(bits, device) if bits else {}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **quantised,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise ModelError(
+                f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
+                "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
+            ) from None
+        model, info = loaded
+        if lacking := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
+                "expected all weights of a causal language model; take another copy, or a model with a language head"
+            )
+        if bits:
+            keep_differentiable(model)
+        return cls(model if bits else model.to(device), tokenizer, path)
+
+    def shard(self, make: Callable[[SharedBase], Sharding]) -> None:
+        """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""
+        if self.records:
+            raise ConfigError(f"found the adapters {', '.join(self.records)}, expected none yet; shard a base before")
+        # While the embedding is whole, and before parameters look elsewhere.
+        self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
+        self.sharding = make(self)
+        self.context.sharded = True
+
+    @property
+    def sharded(self) -> bool:
+        """Whether every process holds only a part of the frozen weights, so that all of them have to compute alike."""
+        return self.sharding is not None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The frozen weights are all there, in every process, and nobody waits for another: for play."""
+        with self.sharding.whole() if self.sharding is not None else nullcontext():
+            yield
+
+    @property
+    def _run(self) -> Callable[[Callable[[], Any]], Any]:
+        return _at_once if self.sharding is None else self.sharding.run
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the linear layers are bitsandbytes': what they give depends on the batch, by a rounding of 4 to 8
+        bits, so the sampler and the trainer do not quite agree."""
+        return getattr(self.model, "quantization_method", None) is not None
+
+    def fingerprint(self) -> str:
+        """12 hex digits that tell bases apart: shapes, and the first rows of the embedding rounded to bfloat16.
+
+        The embedding is never quantised, so the same model loaded in another precision keeps its fingerprint.
+        """
+        if self._fingerprint is not None:
+            return self._fingerprint
+        rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
+        shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
+        return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device or self.model.device
+
+    @property
+    def context_window(self) -> int:
+        """Most positions (tokens of prompt and answer together) that the model knows."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a generation: the model's and the tokenizer's."""
+        found: set[int] = set()
+        generation = getattr(self.model, "generation_config", None)
+        for holder in (generation, self.config, self.tokenizer):
+            value = getattr(holder, "eos_token_id", None)
+            if value is not None:
+                found.update([value] if isinstance(value, int) else value)
+        return frozenset(found)
+
+    @property
+    def pad_id(self) -> int:
+        for holder in (self.tokenizer, self.config):
+            value = getattr(holder, "pad_token_id", None)
+            if value is not None:
+                return int(value)
+        return min(self.eos_ids, default=0)
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Adapter name -> index, in order of adding."""
+        return {name: record.index for name, record in self.records.items()}
+
+    def adapter_index(self, name: str | None) -> int:
+        """The index that `forward` knows the adapter by; -1 for None. Raises ConfigError for an unknown name."""
+        return -1 if name is None else self._record(name).index
+
+    def _record(self, name: str) -> Adapter:
+        if name not in self.records:
+            known = ", ".join(self.records) or "none"
+            raise ConfigError(f"found adapter name {name!r}, expected one that was added: {known}")
+        return self.records[name]
+
+    def add_adapter(self, name: str, spec: LoraSpec, *, seed: int) -> None:
+        """Add an adapter that changes nothing yet (B = 0); A depends on `seed`, the name and the layer only.
+
+        Raises ConfigError if the name is taken or a target matches no linear layer.
+        """
+        if spec.rank < 1:
+            raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
+        layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
+        self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed)
+
+    def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
+        """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
+        linears = self.linear_paths()
+        for target in targets:
+            if not any(matches(path, target) for path in linears):
+                kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
+                raise ConfigError(
+                    f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
+                    f"expected some of {kinds}"
+                )
+        return [path for path in linears if any(matches(path, target) for target in targets)]
+
+    def linear_paths(self) -> dict[str, tuple[int, int]]:
+        """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""
+        found: dict[str, tuple[int, int]] = {}
+        for path, module in self.model.named_modules():
+            if path in self._layers:
+                found[path] = (module.in_features, module.out_features)
+            elif path.rpartition(".")[0] not in self._layers and module is not self.head:
+                shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+                if isinstance(shape[0], int) and isinstance(shape[1], int):
+                    found[path] = (shape[0], shape[1])
+        return found
+
+    def place_adapter(
+        self,
+        name: str,
+        rank: int,
+        alpha: float,
+        layers: Mapping[str, tuple[int, float]],
+        *,
+        seed: int,
+    ) -> None:
+        """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`)."""
+        if name in self.records:
+            raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
+        index = len(self.records)
+        shapes = self.linear_paths()
+        for path, (layer_rank, scaling) in layers.items():
+            if path not in self._layers:
+                parent, _, child = path.rpartition(".")
+                holder = self.model.get_submodule(parent)
+                self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
+                setattr(holder, child, self._layers[path])
+            self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
+        self.records[name] = Adapter(index, rank, alpha, dict(layers))
+        self.versions[name] = 0
+        self._drop_caches()
+
+    def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
+        record = self._record(name)
+        return {path: self._layers[path].pairs[record.index] for path in record.layers}
+
+    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
+        """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
+        return [p for pair in self.adapter_layers(name).values() for p in pair]
+
+    def adapter_state(self, name: str) -> dict[str, Tensor]:
+        """A copy of the adapter's tensors (on the CPU) under PEFT's key names."""
+        return peft_format.state_of(self, name)
+
+    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Copy tensors with PEFT's key names into an adapter; raises CheckpointError unless all keys and shapes fit."""
+        peft_format.copy_state(self, name, state, where=f"the state for adapter {name!r}")
+
+    def save_adapter(self, name: str, folder: str | Path) -> None:
+        """Write the adapter as a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`)."""
+        peft_format.save(self, name, Path(folder))
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.
+
+        Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
+        """
+        peft_format.load(self, name, Path(folder))
+
+    def bump(self, name: str) -> None:
+        """Say that the adapter's weights changed: its version rises by one and what was derived from it is dropped."""
+        self._record(name)
+        self.versions[name] += 1
+        self._drop_caches()
+
+    def _drop_caches(self) -> None:
+        self._plan = None
+        for layer in self._layers.values():
+            layer.drop_cache()
+
+    def gradient_checkpointing(self, enabled: bool) -> None:
+        """Recompute each decoder block's activations in the backward pass instead of keeping them."""
+        set_checkpointing(self.inner, self.context, enabled)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        adapter_index: Tensor,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        train: Collection[str] | None = None,
+    ) -> Tensor:
+        """Hidden states `[B, T, d]` after the final norm; the head is not applied.
+
+        `input_ids` `[B, T]`. `attention_mask` `[B, past + T]`, 1 for a real token, or a mask that the model takes as
+        it is (4D), or None where all are real. `adapter_index` `[B]` or `[B, T]`, -1 for no adapter; it is read on
+        the host, so leave it on the CPU. `position_ids` default to counting the real tokens. `past_key_values` is a
+        Hugging Face cache, extended in place. With gradients enabled, only adapters named in `train` (None: all) get
+        them; the others act all the same.
+        """
+        rows, steps = input_ids.shape
+        index = adapter_index.cpu()
+        if index.shape not in ((rows,), (rows, steps)):
+            raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
+        if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
+            raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
+        learn = None if train is None else frozenset(self._record(name).index for name in train)
+        flat_mask = attention_mask is not None and attention_mask.dim() == 2
+        if position_ids is None and attention_mask is not None and flat_mask:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
+        if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
+            return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
+        with self.context.use(self._plan_for(index, rows, steps, learn)):
+            return self._run(
+                lambda: (
+                    self.inner(
+                        input_ids=input_ids,
+                        attention_mask=attention_mask,
+                        position_ids=position_ids,
+                        past_key_values=past_key_values,
+                        use_cache=past_key_values is not None,
+                    ).last_hidden_state
+                )
+            )
+
+    __call__ = forward
+
+    def _forward_packed(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        index: Tensor,
+        position_ids: Tensor | None,
+        learn: frozenset[int] | None,
+    ) -> Tensor:
+        """The same without the padding: its positions come back as zeros."""
+        rows, steps = input_ids.shape
+        real = torch.ones(rows, steps, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
+        packing = pack(real, index, input_ids.device)
+        positions = torch.arange(steps, device=input_ids.device) if position_ids is None else position_ids
+        hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
+        if not packing.runs:
+            return hidden.view(rows, steps, -1)
+        with self.context.use(self._make_plan(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
+            packed = self._run(
+                lambda: (
+                    self.inner(
+                        input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
+                        # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
+                        attention_mask=input_ids.new_zeros(1, 1, 1, 1),
+                        position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
+                        use_cache=False,
+                        packing=packing,
+                    ).last_hidden_state
+                )
+            )
+        return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
+
+    def _plan_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
+        """The plan of the last forward where this one is alike, as decode steps are."""
+        key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
+        last = self._plan  # another thread may put its own there at any moment
+        if last is None or last[0] != key:
+            self._plan = last = (key, self._make_plan(index, rows, steps, learn))
+        return last[1]
+
+    def _make_plan(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
+        layers = self._layers.values()
+        width = sum(m.in_features + m.out_features for m in layers) / max(1, len(layers))
+        ranks = [record.rank for record in self.records.values()]
+        plan = make_plan(index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn)
+        return plan if plan.present else None
+
+    def token_logprobs(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float | Tensor = 1.0,
+        chunk: int | None = None,
+        entropy_grad: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target and entropy, `[N]` each, from `hidden` `[N, d]`.
+
+        See `mafrt.models.logprobs`.
+        """
+        with self.sharding.head() if self.sharding is not None else nullcontext():
+            return logprobs.token_logprobs(
+                hidden,
+                targets,
+                self.head.weight,
+                getattr(self.head, "bias", None),
+                temperature=temperature,
+                chunk=chunk,
+                entropy_grad=entropy_grad,
+            )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
+        return self.head(hidden)
+
+
+def _at_once(compute: Callable[[], Any]) -> Any:
+    return compute()
+
+
+def _use_packed_attention(model: Any) -> bool:
+    """Let the model's attention take packed batches, if it is one that can: `sdpa` over the whole context."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
+    dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+    if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
+        return False
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
+    model.config._attn_implementation = PACKED
+    return True
+
+
+def _check_folder(name: str, path: str) -> None:
+    """Tell a folder that is not there, or no model, from a hub id before the hub is asked."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"the folder {path} holds no config.json; expected a Hugging Face model folder")
+        if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelError(
+                f"the folder {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} beside the model"
+            )
+    elif folder.exists():
+        raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
+    elif path == str(TEACHING_BASE):
+        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/make_base.py")
+    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"found no model folder {name}; expected one that exists, or a Hugging Face model id")

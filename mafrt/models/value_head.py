@@ -1,0 +1,77 @@
+"""The critic: a value head on the hidden states of the pass without adapters.
+
+That pass is the reference policy's, so values cost one small product more; and since the base is frozen, its hidden
+states ("features") may be computed once and kept while the head trains on them for several epochs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mafrt.core.errors import CheckpointError
+
+
+class ValueHead(nn.Module):
+    """Linear -> tanh -> Linear, from hidden states to one value per token, in float32.
+
+    Orthogonal weights with gain sqrt(2), and .01 for the output, so that the first values are close to 0 and the
+    first advantages are the returns (Andrychowicz et al. 2021, arXiv:2006.05990, C.2). Hidden states of a
+    language model have a few channels far larger than the rest, so they are normalised first (no parameters).
+    """
+
+    def __init__(self, hidden_size: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.hidden_size, self.hidden = hidden_size, hidden
+        self.inner = nn.Linear(hidden_size, hidden)
+        self.out = nn.Linear(hidden, 1)
+        for layer, gain in ((self.inner, math.sqrt(2)), (self.out, 0.01)):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`features` `[..., d]` of any float type -> values `[...]` float32."""
+        features = nn.functional.layer_norm(features.float(), (self.hidden_size,))
+        return self.out(torch.tanh(self.inner(features))).squeeze(-1)
+
+
+def save_critic(head: ValueHead, path: str | Path) -> None:
+    """Write sizes and weights; the file appears by one rename."""
+    path = Path(path)
+    content = {"hidden_size": head.hidden_size, "hidden": head.hidden, "state": head.state_dict()}
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def load_critic(path: str | Path, *, hidden_size: int | None = None, device: str | torch.device = "cpu") -> ValueHead:
+    """Read a head that `save_critic` wrote; `hidden_size` is the base's, where one wants it checked.
+
+    Raises CheckpointError if the file is missing, corrupt, or made for a base of another width.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"found no critic at {path}, expected a file that save_critic wrote; check the path")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        head = ValueHead(int(content["hidden_size"]), int(content["hidden"]))
+        head.load_state_dict(content["state"])
+    except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{path}: found something that is no critic ({type(error).__name__}), expected a file that save_critic "
+            "wrote; take the checkpoint before it, or leave the critic out to start with a fresh one"
+        ) from None
+    if hidden_size is not None and head.hidden_size != hidden_size:
+        raise CheckpointError(
+            f"{path}: found a critic for hidden states of {head.hidden_size}, expected {hidden_size}; "
+            "load it with the base it was trained on"
+        )
+    return head.to(device)

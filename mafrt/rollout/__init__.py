@@ -1,0 +1,1 @@
+"""Environments and an engine in, episodes out."""

@@ -1,0 +1,72 @@
+"""Dynamic sampling: tasks whose samples are all worth the same teach a group rule nothing, so others are played.
+
+Source: DAPO (2503.14476), section 3.2. Each round replaces every such group (at most as many as are played side by
+side) by one fresh task with all its samples; what is still without spread after the last round stays in the batch with
+advantage 0 and is counted (`groups_no_spread`). Deviation: DAPO goes on until the batch is full.
+
+The fresh tasks come next in the run's own stream and are counted in its position, so an iteration stays a pure
+function of weights, seed and position, and a resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mafrt.core.types import Episode
+from mafrt.rollout.player import PlayStats
+from mafrt.rollout.task_stream import TaskStream
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """The batch after all rounds."""
+
+    episodes: list[Episode]
+    """sorted by id"""
+    drawn: int
+    """position in the data"""
+    rounds: int
+    """rounds that were played"""
+    replaced: int
+    """groups that were replaced"""
+
+
+def resample(
+    episodes: Sequence[Episode],
+    stats: PlayStats,
+    *,
+    rounds: int,
+    flat: Callable[[Sequence[Episode]], Sequence[str]],
+    stream: Callable[[int, int, int], TaskStream],
+    play: Callable[[TaskStream], tuple[list[Episode], PlayStats]],
+    blocks: int,
+    drawn: int,
+    dealt: int,
+) -> Resampled:
+    """Replace groups without spread, for at most `rounds` rounds.
+
+    Args:
+        episodes: what was played.
+        stats: of it; what the rounds add is added to it.
+        flat: the groups of some episodes that teach nothing.
+        stream: a stream of (tasks, position in the data, rounds dealt) that deals each task once.
+        play: plays a stream; no episodes end the search.
+        blocks: tasks that can be played side by side.
+        drawn: the position in the data.
+        dealt: rounds that the iteration's first stream has dealt.
+    """
+    kept, done, replaced = list(episodes), 0, 0
+    while done < rounds:
+        empty = flat(kept)[:blocks]
+        if not empty:
+            break
+        fresh = stream(len(empty), drawn, dealt)
+        found, more = play(fresh)
+        stats.add(more)
+        drawn, dealt = fresh.drawn, fresh.rounds
+        if not found:
+            break
+        kept = [episode for episode in kept if episode.group not in empty] + found
+        done, replaced = done + 1, replaced + len(empty)
+    return Resampled(sorted(kept, key=lambda episode: episode.id), drawn, done, replaced)

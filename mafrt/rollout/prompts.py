@@ -1,0 +1,63 @@
+"""From what an agent sees to the token ids it is fed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mafrt.core.types import Message, Observation
+from mafrt.environment.tool_calls import THINK
+
+
+def messages_of(system: str, observation: Observation) -> list[Message]:
+    """The chat: the agent's role prompt, then what it sees. An observation's own system message wins."""
+    seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    if system and not (seen and seen[0]["role"] == "system"):
+        return [{"role": "system", "content": system}, *seen]
+    return seen
+
+
+def encode_prompt(tokenizer: Any, system: str, observation: Observation) -> list[int]:
+    """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
+
+    A tokenizer without a template gets plain `role: content` lines; base models are commonly used that way.
+    """
+    messages = messages_of(system, observation)
+    if getattr(tokenizer, "chat_template", None):
+        return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
+    text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+    return list(tokenizer.encode(text))
+
+
+def opens_thought(tokenizer: Any) -> bool:
+    """Whether the chat template ends the prompt with `<think>`, so that every answer begins inside a thought."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    return _rendered(tokenizer, [{"role": "user", "content": "?"}]).rstrip().endswith(THINK)
+
+
+def _rendered(tokenizer: Any, messages: list[Message]) -> str:
+    """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such."""
+    outputs = [message["content"].strip() for message in messages if message["role"] == "tool"]
+    if not outputs:
+        return _template(tokenizer, messages)
+    from jinja2 import TemplateError
+
+    try:
+        text = _template(tokenizer, messages)
+        if all(output in text or json.dumps(output)[1:-1] in text for output in outputs):
+            return text
+    except (TemplateError, KeyError, TypeError):
+        pass
+    plain: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        if plain and plain[-1]["role"] == message["role"] == "user":
+            message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
+        plain.append(message)
+    return _template(tokenizer, plain)
+
+
+def _template(tokenizer: Any, messages: list[Message]) -> str:
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

@@ -1,0 +1,89 @@
+"""Which task is played next: a shuffled pass over all tasks, then another, as a pure function of a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from mafrt.core.seeding import permutation, seed_of
+from mafrt.core.types import Episode
+from mafrt.rollout.player import Start
+
+
+@lru_cache(maxsize=4)
+def _order(num_tasks: int, seed: int, epoch: int) -> list[int]:
+    return permutation(num_tasks, seed, "tasks", epoch)
+
+
+def task_at(draw: int, num_tasks: int, seed: int) -> int:
+    """The task of the `draw`-th draw: every task once per pass, in an order of its own for each pass."""
+    return _order(num_tasks, seed, draw // num_tasks)[draw % num_tasks]
+
+
+class TaskStream:
+    """Hands out the starts of one iteration's episodes.
+
+    Slots are dealt in blocks of `n_samples`; the slots of a block play the same tasks. A slot takes another task
+    until it has collected `turns` turns.
+
+    Args:
+        drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
+        order: task of each draw; without one, shuffled passes over all tasks.
+        rounds: rounds that other streams of this iteration have dealt before, so that no two episodes share an id;
+            read it afterwards.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        n_samples: int,
+        turns: int,
+        num_tasks: int | None,
+        seed: int,
+        iteration: int,
+        drawn: int,
+        rounds: int = 0,
+        order: Callable[[int], int] | None = None,
+    ) -> None:
+        self.n_samples = n_samples
+        self.slots = slots
+        self.enough = turns
+        self.num_tasks = num_tasks
+        self.order = order
+        self.seed = seed
+        self.iteration = iteration
+        self.blocks = slots // n_samples
+        self._turns = [0] * slots
+        self._round = [0] * slots
+        self._first = drawn
+        self.drawn = drawn + self.blocks
+        self._before = rounds
+        self.rounds = rounds + 1
+
+    def next_start(self, slot: int, finished: Episode | None) -> Start | None:
+        """The next episode of `slot`, or None if it has collected enough. `finished` is what it played last."""
+        if finished is not None:
+            self._turns[slot] += len(finished.turns)
+            # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.
+            if self._turns[slot] >= self.enough or finished.info.get("ended") == "prompt_too_long":
+                return None
+        turn_round = self._round[slot]
+        self._round[slot] += 1
+        self.rounds = max(self.rounds, self._before + turn_round + 1)
+        block, sample = divmod(slot, self.n_samples)
+        # Draws are numbered by round and block, not by who asks first, so that the order of play changes nothing.
+        draw = self._first + turn_round * self.blocks + block
+        self.drawn = max(self.drawn, self._first + (turn_round + 1) * self.blocks)
+        return Start(
+            id=f"{self.iteration:06d}-{self._before + turn_round:03d}-{slot:05d}",
+            group=f"{self.iteration:06d}-{draw:09d}",
+            reset_seed=seed_of(self.seed, "draw", draw),
+            seed=seed_of(self.seed, "episode", draw, sample),
+            task=self._task(draw),
+        )
+
+    def _task(self, draw: int) -> int | None:
+        if self.order is not None:
+            return self.order(draw)
+        return None if self.num_tasks is None else task_at(draw, self.num_tasks, self.seed)

@@ -1,0 +1,48 @@
+"""From a name to a sandbox; and one sandbox per name that a whole process shares."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from mafrt.core.errors import ConfigError
+from mafrt.sandbox.fusion import FusionSandbox
+from mafrt.sandbox.types import Sandbox
+from mafrt.sandbox.zygote_sandbox import WarmSandbox
+
+_lock = threading.Lock()
+_shared: dict[str, tuple[int, Sandbox]] = {}
+
+
+def open_sandbox(name: str = "bwrap", workers: int = 2) -> Sandbox:
+    """`bwrap`, `fusion:http://host:port` or `degraded`; at most `workers` snippets run at the same time.
+
+    Raises ConfigError for another name, SandboxError where this machine cannot do it.
+    """
+    if workers < 1:
+        raise ConfigError(f"found {workers} workers for the sandbox, expected at least 1")
+    if name in ("bwrap", "degraded"):
+        return WarmSandbox(name, workers)
+    if name.startswith("fusion:"):
+        return FusionSandbox(name.removeprefix("fusion:"), workers)
+    raise ConfigError(f"found the sandbox {name!r}, expected bwrap, fusion:http://HOST:PORT or degraded")
+
+
+def shared_sandbox(name: str = "bwrap") -> Sandbox:
+    """The process's one sandbox of this name: opened on first use, closed at exit. A fork opens its own."""
+    with _lock:
+        owner, sandbox = _shared.get(name, (0, None))
+        if sandbox is None or owner != os.getpid():
+            if not _shared:
+                atexit.register(_close_shared)
+            sandbox = open_sandbox(name, workers=max(2, os.cpu_count() or 1))
+            _shared[name] = (os.getpid(), sandbox)
+        return sandbox
+
+
+def _close_shared() -> None:
+    with _lock:
+        for _, sandbox in _shared.values():
+            sandbox.close()
+        _shared.clear()

@@ -1,0 +1,165 @@
+"""The trainer's end of a zygote: start it, hand it connections, notice its death."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from mafrt.core.errors import SandboxError
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+"""How long imports may take, on a machine that is very busy."""
+
+Command = Callable[[int, int, bool], tuple[list[str], dict[str, str]]]
+"""From two descriptors (the control socket; where bubblewrap writes what it did), and whether libraries are imported
+beforehand, to arguments and environment."""
+
+
+class Zygote:
+    """One warm interpreter. It lives until `end`, or until this process is gone."""
+
+    def __init__(self, command: Command, libraries: bool = True) -> None:
+        self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        told, tell = os.pipe()
+        try:
+            arguments, environment = command(theirs.fileno(), tell, libraries)
+            self._process = subprocess.Popen(
+                arguments,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=self._messages,
+                stderr=self._messages,
+                pass_fds=(theirs.fileno(), tell),
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            os.close(told)
+            self._messages.close()
+            raise SandboxError(f"the sandbox could not be started: {error}") from error
+        finally:
+            theirs.close()
+            os.close(tell)
+        self._control = ours
+        self.pid = self._process.pid
+        """Of the interpreter itself, as this machine counts."""
+        try:
+            self.versions = self._wait_until_ready()
+            with open(told, "rb") as file:
+                told = -1
+                about = file.read()
+            if about:
+                self.pid = int(json.loads(about)["child-pid"])
+        except BaseException:
+            if told >= 0:
+                os.close(told)
+            self.end()
+            raise
+
+    def hand_over(self, connection: socket.socket, end_after_s: float) -> None:
+        """Have a supervisor forked for the other end of this connection. Raises ConnectionError if it is dead."""
+        message = json.dumps({"end_after_s": end_after_s}).encode()
+        socket.send_fds(self._control, [message], [connection.fileno()])
+
+    def is_dead(self, within_s: float = 1.0) -> bool:
+        """Whether it has ended; a connection breaks a little before that can be seen."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it at once, with everything in it."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Close the control socket, upon which it ends, and see that it does."""
+        self._control.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.kill()
+            self._process.wait()
+        self._messages.close()
+
+    def forget(self) -> None:
+        """In a fork of the process that started it: let go, and leave it alone."""
+        self._control.close()
+        self._messages.close()
+
+    def _wait_until_ready(self) -> dict[str, str]:
+        deadline = time.monotonic() + START_S
+        self._control.settimeout(START_S)
+        try:
+            data = self._control.recv(65536)
+        except TimeoutError:
+            raise SandboxError(f"the sandbox did not start within {START_S:g} s.{self._last_words()}") from None
+        except OSError as error:
+            raise SandboxError(f"the sandbox did not start: {error}.{self._last_words()}") from error
+        if not data:
+            self.is_dead(max(0.0, min(5.0, deadline - time.monotonic())))
+            raise SandboxError(f"the sandbox ended while it was starting.{self._last_words()}")
+        message = json.loads(data)
+        if "error" in message:
+            raise SandboxError(f"the sandbox could not be set up: {message['error']}")
+        self._control.settimeout(10.0)
+        if message["threads"] != 1:
+            log.warning("the sandbox's warm interpreter has %d threads; forks of it have one", message["threads"])
+        return {str(name): str(version) for name, version in message["ready"].items()}
+
+    def _last_words(self) -> str:
+        self._messages.seek(0)
+        lines = self._messages.read(65536).decode("utf-8", "replace").strip().splitlines()
+        return f" It said: {lines[-1][:300]}" if lines else ""
+
+
+def interpreter(tier: str, control: int, inside: str, libraries: bool) -> Sequence[str]:
+    """Arguments after the interpreter's name: start the zygote from the folder `inside`, wherever that is there."""
+    return ["-s", "-B", "-c", _BOOT, inside, tier, str(control), "warm" if libraries else "bare"]
+
+
+# By its path, so that nothing beside it is importable, now or for a snippet.
+_BOOT = """
+import importlib.util, sys
+place, tier, control, libraries = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("inside", place + "/__init__.py", submodule_search_locations=[place])
+sys.modules["inside"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+del sys.path[0], sys.argv[1:]
+from inside.zygote import main
+main(tier, int(control), libraries == "warm")
+"""
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
+    "TZ": "UTC",
+    "PYTHONHASHSEED": "0",
+    "MPLBACKEND": "agg",
+    # A pool of threads does not survive a fork, and the cores are shared by many snippets.
+    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS")},
+    # pandas imports pyarrow, whose allocator would start a thread.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "LOKY_MAX_CPU_COUNT": "1",
+}
+"""All that a snippet finds in its environment, HOME and TMPDIR aside. Nothing of ours is handed on: what bubblewrap
+itself was started with can be read from inside."""

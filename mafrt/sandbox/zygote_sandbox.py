@@ -1,0 +1,235 @@
+"""A sandbox whose snippets are forks of a zygote: the tiers `bwrap` and `degraded`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mafrt.core.errors import DataError, SandboxError
+from mafrt.sandbox import bwrap, degraded
+from mafrt.sandbox.fair_semaphore import Slots
+from mafrt.sandbox.inside import frames, limits, names
+from mafrt.sandbox.text import readable
+from mafrt.sandbox.types import Execution
+from mafrt.sandbox.zygote_process import Zygote
+
+START_S = 120.0
+"""For a supervisor to be forked and to put the walls up."""
+GRACE_S = 15.0
+"""After the deadline, for the supervisor to end the snippet and to answer. Then it is ended itself."""
+DAY_S = 86400.0
+STATUSES = ("ok", "error", "timeout", "memory", "killed")
+
+
+@dataclass
+class Counts:
+    """What happened so far."""
+
+    executions: int = 0
+    restarts: int = 0
+    """Times the zygote had died and was started again."""
+    repeated: int = 0
+    """Executions begun again, because their zygote died or no room could be made."""
+
+
+class ZygoteDied(Exception):
+    """It may be started again once."""
+
+
+class NotStarted(Exception):
+    """The snippet was not run, and the zygote is well."""
+
+
+class WarmSandbox:
+    """See `mafrt.sandbox.types.Sandbox`. At most `workers` snippets run at a time; the others wait, which costs them
+    nothing of their time. `libraries`: whether numpy, pandas and scikit-learn are imported beforehand, which takes
+    seconds once and saves one in every snippet that imports them."""
+
+    def __init__(self, tier: str, workers: int = 2, *, libraries: bool = True) -> None:
+        if tier == "degraded":
+            degraded.announce()
+        self.tier = tier
+        self.counts = Counts()
+        self._command = degraded.command if tier == "degraded" else bwrap.command
+        self._slots = Slots(workers)
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closed = False
+        self._libraries = libraries
+        self._zygote = Zygote(self._command, libraries)
+        try:
+            self.execute("pass", timeout_s=60.0)
+        except BaseException:
+            self.close()
+            raise
+        self.counts = Counts()
+
+    @property
+    def zygote_pid(self) -> int:
+        """Its process on this machine."""
+        return self._zygote.pid
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What is imported before a snippet starts, with versions."""
+        return dict(self._zygote.versions)
+
+    def execute(
+        self,
+        code: str,
+        files: Mapping[str, bytes] = {},
+        fetch: Sequence[str] = (),
+        timeout_s: float = 10.0,
+        memory_mib: int = 1024,
+    ) -> Execution:
+        """Run `code` in an empty folder that holds `files`; give back those of `fetch` (`"*"`: what it changed).
+
+        Raises SandboxError when it could not be run, DataError for names of `files` that are none.
+        """
+        request = checked_request(code, files, fetch, timeout_s, memory_mib)
+        why = ""
+        with self._slots:
+            self.counts.executions += 1
+            for attempt in range(2):
+                zygote = self._living()
+                try:
+                    return self._once(zygote, request, list(files.values()), timeout_s)
+                except ZygoteDied as error:
+                    why = str(error)
+                    self._restart(zygote)
+                except NotStarted as error:
+                    why = str(error)
+                    time.sleep(0.2)
+                if attempt == 0:
+                    with self._lock:
+                        self.counts.repeated += 1
+        raise SandboxError(f"the sandbox failed twice in a row: {why}")
+
+    def close(self) -> None:
+        """End the zygote and what it still runs."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._owner == os.getpid():
+            self._zygote.end()
+        else:
+            self._zygote.forget()
+
+    def __enter__(self) -> WarmSandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _living(self) -> Zygote:
+        if self._owner != os.getpid():
+            raise SandboxError("this sandbox was opened before the process forked; open one in the one that uses it")
+        if self._closed:
+            raise SandboxError("this sandbox is closed")
+        return self._zygote
+
+    def _restart(self, dead: Zygote) -> None:
+        """Unless another thread has done so already."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("the sandbox was closed while a snippet ran")
+            if self._zygote is dead:
+                self.counts.restarts += 1
+                dead.kill()
+                dead.end()
+                self._zygote = Zygote(self._command, self._libraries)
+
+    def _once(self, zygote: Zygote, request: dict[str, Any], contents: list[bytes], timeout_s: float) -> Execution:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        started = False
+        with ours:
+            try:
+                try:
+                    with theirs:
+                        zygote.hand_over(theirs, START_S + timeout_s + GRACE_S)
+                    ours.settimeout(START_S)
+                    # A supervisor that could not get ready does not read on; what it says is still there to read.
+                    with contextlib.suppress(BrokenPipeError):
+                        frames.send(ours, request, *contents)
+                    message = frames.receive(ours, time.monotonic() + START_S)
+                    if "failed" in message:
+                        raise NotStarted(str(message["failed"])[:500])
+                    started = True
+                    message = frames.receive(ours, time.monotonic() + timeout_s + GRACE_S)
+                    if "failed" in message:
+                        raise NotStarted(str(message["failed"])[:500])
+                    return read_reply(ours, message, self.tier)
+                except TimeoutError as error:
+                    if started:
+                        return _lost(self.tier, "timeout", timeout_s, "its supervisor did not answer in time either")
+                    raise ZygoteDied(f"no snippet was started within {START_S:g} s") from error
+            except OSError as error:
+                if zygote.is_dead():
+                    raise ZygoteDied("its warm interpreter died") from error
+                if started:
+                    return _lost(self.tier, "killed", 0.0, "its supervisor died, for lack of memory for example")
+                raise NotStarted(f"the supervisor died before the snippet began: {error}") from error
+
+
+def checked_request(
+    code: str, files: Mapping[str, bytes], fetch: Sequence[str], timeout_s: float, memory_mib: int
+) -> dict[str, Any]:
+    """The message that asks for an execution."""
+    for name in files:
+        if why := names.fault(name):
+            raise DataError(f"found {name!r} as the name of a file for the sandbox: {why}; use a plain relative path")
+    if isinstance(fetch, str):
+        raise DataError(f"found the text {fetch!r} for fetch, expected a list of names")
+    if not 0 < timeout_s <= DAY_S or memory_mib < 1:
+        raise DataError(
+            f"found timeout_s={timeout_s} and memory_mib={memory_mib}, expected more than zero, and at most a day"
+        )
+    return {
+        # What JSON cannot carry (half of a surrogate pair) would not be Python either.
+        "code": code.encode("utf-8", "replace").decode(),
+        "files": [[name, len(content)] for name, content in files.items()],
+        "fetch": list(fetch),
+        "timeout_s": timeout_s,
+        "memory_mib": memory_mib,
+    }
+
+
+def read_reply(connection: socket.socket, message: dict[str, Any], tier: str) -> Execution:
+    """An Execution from the supervisor's words. Every size and type is looked at, as if the snippet had written it."""
+    deadline = time.monotonic() + GRACE_S
+    try:
+        out_size, err_size = message["streams"]
+        sizes = {str(name): int(size) for name, size in message["files"]}
+        bound = 4 * (limits.OUTPUT_HEAD_BYTES + limits.OUTPUT_TAIL_BYTES)
+        total = sum(sizes.values())
+        if not (0 <= out_size <= bound and 0 <= err_size <= bound and min(sizes.values(), default=0) >= 0):
+            raise ValueError("sizes out of bounds")
+        if total > limits.FETCH_TOTAL_MIB * limits.MIB or message["status"] not in STATUSES:
+            raise ValueError("files too large, or an unknown status")
+        code = message["exit_code"]
+        stdout = frames.receive_bytes(connection, out_size, deadline)
+        stderr = frames.receive_bytes(connection, err_size, deadline)
+        return Execution(
+            status=message["status"],
+            stdout=readable(stdout),
+            stderr=readable(stderr),
+            exit_code=None if code is None else int(code),
+            files={name: frames.receive_bytes(connection, size, deadline) for name, size in sizes.items()},
+            missing=tuple(str(name) for name in message["missing"]),
+            refused={str(name): str(why) for name, why in message["refused"].items()},
+            seconds=float(message["seconds"]),
+            tier=tier,
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise frames.BrokenFrame(f"found a reply that is not as agreed: {error}") from error
+
+
+def _lost(tier: str, status: Any, seconds: float, why: str) -> Execution:
+    return Execution(status, "", f"[sandbox] ended: {why}\n", None, {}, (), {}, seconds, tier)

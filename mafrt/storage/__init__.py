@@ -1,0 +1,1 @@
+"""Checkpoints, run folders, metrics, and what `--load_path` may name."""

@@ -1,0 +1,1 @@
+"""Turns with advantages in, new adapter and critic weights out."""

@@ -1,0 +1,111 @@
+"""The one place where turns become tensors.
+
+A row is a turn: its prompt, then its action. Rows are padded on the right, so under a causal mask the padding
+cannot reach a real token and needs no attention mask. The hidden state that predicts action token t stands one
+position before it; `Batch.predict` holds those positions of all rows, one flat index after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mafrt.core.distributed import Processes
+from mafrt.core.types import Turn
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some turns, padded to one length.
+
+    `B` rows, `T` positions, `N` action tokens of all rows, in row order.
+    """
+
+    turns: Sequence[Turn]
+    input_ids: Tensor
+    """[B, T] int64"""
+    adapter_index: Tensor
+    """[B] int64 on the CPU, -1 for none"""
+    predict: Tensor
+    """[N] int64: index into the flattened [B*T] positions of the hidden state that predicts each action token"""
+    targets: Tensor
+    """[N] int64: the action tokens"""
+    row: Tensor
+    """[N] int64: which row each action token belongs to"""
+
+    def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
+        """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
+        flat: list[float] = []
+        for turn, values in zip(self.turns, lists, strict=True):
+            flat += [float("nan")] * len(turn.action_ids) if values is None else values
+        return torch.tensor(flat, dtype=torch.float32, device=self.input_ids.device)
+
+    def scatter(self, values: Tensor) -> list[list[float]]:
+        """The inverse of `gather`: one list per turn from [N]."""
+        return [part.tolist() for part in values.detach().float().cpu().split([len(t.action_ids) for t in self.turns])]
+
+
+def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id: int, device: torch.device) -> Batch:
+    """Pad `turns` into one batch on `device`. Every turn must have at least one action token."""
+    lengths = [len(turn.prompt_ids) + len(turn.action_ids) for turn in turns]
+    width = max(lengths)
+    ids = torch.full((len(turns), width), pad_id, dtype=torch.int64)
+    predict, targets, row = [], [], []
+    for index, turn in enumerate(turns):
+        ids[index, : lengths[index]] = torch.tensor([*turn.prompt_ids, *turn.action_ids])
+        first = index * width + len(turn.prompt_ids) - 1
+        predict.append(torch.arange(first, first + len(turn.action_ids)))
+        targets.append(torch.tensor(turn.action_ids))
+        row.append(torch.full((len(turn.action_ids),), index))
+    return Batch(
+        turns=list(turns),
+        input_ids=ids.to(device),
+        adapter_index=torch.tensor([adapter_index(turn) for turn in turns]),
+        predict=torch.cat(predict).to(device),
+        targets=torch.cat(targets).to(device),
+        row=torch.cat(row).to(device),
+    )
+
+
+def split(turns: Sequence[Turn], max_tokens: int) -> list[list[Turn]]:
+    """Cut turns into groups of similar length with at most `max_tokens` padded tokens each (or one turn)."""
+    groups: list[list[Turn]] = []
+    for index in by_length(turns):
+        turn = turns[index]
+        length = len(turn.prompt_ids) + len(turn.action_ids)
+        if groups and (len(groups[-1]) + 1) * length <= max_tokens:
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return groups
+
+
+def dealt(turns: Sequence[Turn], processes: Processes) -> list[Turn]:
+    """This process's turns, in their order: every process gets about as many tokens."""
+    if processes.size == 1:
+        return list(turns)
+    return [turns[index] for index in sorted(processes.share(by_length(turns)))]
+
+
+def by_length(turns: Sequence[Turn]) -> list[int]:
+    """Positions of the turns, the shortest first."""
+    return sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
+
+
+def micro_batches(mine: Sequence[Turn], turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[list[Turn]]:
+    """This process's part `mine` of `turns`, cut as `split` does.
+
+    A sharded base gathers its layers from all processes whenever one of them computes, so all have to compute as
+    often: what is missing is filled with parts of one turn, whose results nobody reads.
+    """
+    parts = split(mine, max_tokens)
+    if not base.sharded or not turns:
+        return parts
+    return parts + [[turns[0]]] * (base.processes.most(len(parts)) - len(parts))

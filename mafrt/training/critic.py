@@ -1,0 +1,215 @@
+"""Values and reference log-probabilities from one pass of the base with no adapter, and the critic's update.
+
+The critic reads the frozen base's own hidden states, so its features are computed once per batch and serve every
+epoch; the same pass gives the reference policy's log-probabilities when a KL penalty asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mafrt.algorithms.losses import value_loss
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.seeding import permutation
+from mafrt.core.types import Episode, Turn
+from mafrt.models.value_head import ValueHead, load_critic, save_critic
+from mafrt.training.batch import collate, dealt, micro_batches
+from mafrt.training.critic_input import central_prompts
+from mafrt.training.optimizers import critic_optimizer, load_moments
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the critic reads of a batch."""
+
+    turns: list[Turn]
+    hidden: list[Tensor | None]
+    """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level; None: another process
+    has it"""
+    credit: dict[str, Any] = field(default_factory=dict)
+    """settings of the credit rule that this stage computes; a critic has none beside the turns' values"""
+
+
+class Valuation:
+    """The critic with its optimizer.
+
+    Args:
+        base: its no-adapter pass gives the features.
+        learn: learning rate, epochs, clipping of the critic.
+        level: `token` values every action token, `action` values a turn at its first position.
+        seed: of the head's initialisation and of the mini-batches.
+        central: whether the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
+    """
+
+    def __init__(self, base: SharedBase, learn: LearnConfig, level: str, seed: int, *, central: bool = False) -> None:
+        self.base = base
+        self.learn = learn
+        self.level = level
+        self.central = central
+        self.seed = seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.head = ValueHead(base.hidden_size, learn.critic_hidden_size).to(base.device)
+        self.optimizer = critic_optimizer(self.head.parameters(), learn)
+
+    def save(self, path: Path) -> None:
+        """Write the head."""
+        save_critic(self.head, path)
+
+    def load(self, path: Path) -> None:
+        """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
+        self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
+        self.optimizer = critic_optimizer(self.head.parameters(), self.learn)
+
+    @torch.no_grad()
+    def annotate(
+        self, episodes: Sequence[Episode], temperatures: Mapping[str, float], *, values: bool, reference: bool
+    ) -> Features:
+        """Fill `values` and, if asked, `ref_logprobs` of every turn that has action tokens.
+
+        Args:
+            episodes: the batch.
+            temperatures: at which each agent samples; the reference is read at the same.
+        """
+        turns = [turn for episode in episodes for turn in episode.turns if turn.action_ids]
+        own = {id(turn): turn.prompt_ids for turn in turns}
+        if not (values and self.central):
+            return Features(turns, self._pass(turns, own, temperatures, values=values, reference=reference))
+        prompts = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
+        features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
+        if reference:
+            self._pass(turns, own, temperatures, values=False, reference=True)
+        return features
+
+    def _pass(
+        self,
+        turns: Sequence[Turn],
+        prompts: Mapping[int, list[int]],
+        temperatures: Mapping[str, float],
+        *,
+        values: bool,
+        reference: bool,
+    ) -> list[Tensor | None]:
+        """One pass over all turns, each behind its prompt; returns the critic's features per turn if it is asked.
+
+        Several processes share the turns; all of them know all values afterwards, and each the features of its part.
+        """
+        if not (values or reference):
+            return []
+        hidden: dict[int, Tensor] = {}
+        rows = [replace(turn, prompt_ids=prompts[id(turn)]) for turn in turns]
+        origin = {id(row): turn for turn, row in zip(turns, rows, strict=True)}
+        processes = self.base.processes
+        mine = dealt(rows, processes)
+        for part in micro_batches(mine, rows, self.learn.micro_batch_tokens, self.base):
+            batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
+            states = self.base.forward(batch.input_ids, None, batch.adapter_index)
+            found = states.reshape(-1, states.shape[-1])[batch.predict]
+            if values:
+                pieces = found.split([len(row.action_ids) for row in part])
+                for row, worth, piece in zip(part, batch.scatter(self.head(found.float())), pieces, strict=True):
+                    origin[id(row)].values = worth
+                    hidden[id(origin[id(row)])] = piece if self.level == "token" else piece[:1].clone()
+            if reference:
+                heat = batch.gather([[temperatures[row.agent]] * len(row.action_ids) for row in part])
+                logprobs, _ = self.base.token_logprobs(found, batch.targets, temperature=heat)
+                for row, ref in zip(part, batch.scatter(logprobs), strict=True):
+                    origin[id(row)].ref_logprobs = ref
+        if processes.size > 1:
+            self._tell([origin[id(row)] for row in mine], turns, values=values, reference=reference)
+        return [hidden.get(id(turn)) for turn in turns] if values else []
+
+    def _tell(self, mine: Sequence[Turn], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
+        """Fill in what the other processes found out about their part of `turns`."""
+        numbers = {id(turn): number for number, turn in enumerate(turns)}
+        found = [
+            [numbers[id(turn)], turn.values if values else None, turn.ref_logprobs if reference else None]
+            for turn in mine
+        ]
+        for number, worth, ref in (item for part in self.base.processes.gather(found) for item in part):
+            if values:
+                turns[number].values = worth
+            if reference:
+                turns[number].ref_logprobs = ref
+
+    def update(self, features: Features, iteration: int) -> dict[str, float]:
+        """Fit the head to the returns. Returns `value_loss` (mean over the first pass) and `grad_norm/critic`."""
+        pairs = [
+            (hidden, turn)
+            for hidden, turn in zip(features.hidden, features.turns, strict=True)
+            if turn.returns is not None and turn.values is not None
+        ]
+        if not pairs:
+            return {}
+        count = 1 if self.level == "action" else None
+        processes, device = self.base.processes, self.base.device
+        returns = torch.tensor([v for _, turn in pairs for v in (turn.returns or [])[:count]], device=device)
+        old = torch.tensor([v for _, turn in pairs for v in (turn.values or [])[:count]], device=device)
+        x, here = self._rows(pairs, count)
+        bad = torch.zeros(len(returns), device=device)
+        bad[here] = 1.0 - torch.isfinite(x).all(-1).float()
+        processes.sum([bad])
+        sound = torch.isfinite(returns) & torch.isfinite(old) & (bad == 0)
+        # Rows are numbered over all processes, so that mini-batches are the same however they are shared.
+        place = torch.full((len(returns),), -1, device=device)
+        place[here] = torch.arange(len(here), device=device)
+        place, returns, old = place[sound], returns[sound], old[sound]
+        first: list[Tensor] = []
+        norms: list[float] = []
+        for epoch in range(self.learn.critic_epoch):
+            order = torch.tensor(permutation(len(place), self.seed, iteration, epoch), device=device)
+            for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
+                if not len(piece):
+                    continue
+                mine = piece[place[piece] >= 0] if processes.size > 1 else piece
+                loss, _ = value_loss(
+                    self.head(x[place[mine]]),
+                    old[mine],
+                    returns[mine],
+                    clip=self.learn.value_clip,
+                    huber_delta=self.learn.huber_delta,
+                    denominator=len(piece),
+                )
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                processes.sum_gradients(self.head.parameters())
+                norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.learn.max_grad_norm)
+                if torch.isfinite(norm):
+                    self.optimizer.step()
+                    norms.append(norm.item())
+                if epoch == 0:
+                    first.append(loss.detach())
+        processes.sum(first)
+        metrics = {"value_loss": sum(loss.item() for loss in first) / max(len(first), 1)}
+        if norms:
+            metrics["grad_norm/critic"] = sum(norms) / len(norms)
+        return metrics
+
+    def _rows(self, pairs: Sequence[tuple[Tensor | None, Turn]], count: int | None) -> tuple[Tensor, Tensor]:
+        """The features that this process has, [rows, d] float32, and their numbers among the rows of all."""
+        device, first = self.base.device, 0
+        here: list[Tensor] = []
+        for hidden, turn in pairs:
+            rows = len((turn.returns or [])[:count])
+            if hidden is not None:
+                here.append(torch.arange(first, first + rows, device=device))
+            first += rows
+        if not here:
+            return torch.zeros(0, self.base.hidden_size, device=device), torch.zeros(0, dtype=torch.long, device=device)
+        return torch.cat([hidden for hidden, _ in pairs if hidden is not None]).float(), torch.cat(here)
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state; the head itself is saved as `critic.pth`."""
+        return self.optimizer.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        load_moments(self.optimizer, state)

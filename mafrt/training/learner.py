@@ -1,0 +1,248 @@
+"""Learn: turns with advantages in, new adapter weights out.
+
+One backward pass serves all learning adapters. Each adapter has its own optimizer, gradient norm and denominator
+(the number of its own action tokens, or turns, in the whole mini-batch), so neither micro-batches nor what the
+others said change its gradient.
+
+With several processes (`base.processes`) all of them are given the same turns. Each goes forward and backward on a part
+of every mini-batch, the gradients are added up, and all make the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.seeding import permutation
+from mafrt.core.types import Turn
+from mafrt.training.batch import Batch, collate, dealt, micro_batches, split
+from mafrt.training.lr_schedule import Pace
+from mafrt.training.optimizer_steps import Steps, make_steps
+from mafrt.training.policy_objective import Counts, Loss, Objective, Part, PolicyLoss
+from mafrt.training.update_metrics import Tally
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
+
+
+class Learner:
+    """Clipped policy-gradient updates of stacked adapters (PPO; Schulman 2017).
+
+    Args:
+        base: holds the adapters.
+        adapter_of: which adapter each agent speaks with; may be set anew between updates.
+        temperatures: at which each agent samples; log-probabilities are taken at the same.
+        rates: learning rate of each adapter.
+        learn: the update's settings.
+        objective: the shape of the policy loss.
+        seed: of the mini-batches.
+        steps: makes the optimizer steps; by default those of `learn`, the same in every process.
+        loss: of a micro-batch; by default the clipped policy loss of `objective`.
+        pace: what the rates are multiplied by in an iteration.
+    """
+
+    def __init__(
+        self,
+        base: SharedBase,
+        adapter_of: Mapping[str, str],
+        temperatures: Mapping[str, float],
+        rates: Mapping[str, float],
+        learn: LearnConfig,
+        objective: Objective,
+        seed: int,
+        steps: Steps | None = None,
+        loss: Loss | None = None,
+        pace: Pace = lambda _: 1.0,
+    ) -> None:
+        self.base = base
+        self.adapter_of = adapter_of
+        self.temperatures = temperatures
+        self.rates, self.pace = dict(rates), pace
+        self.learn = learn
+        self.objective = objective
+        self.seed = seed
+        self.steps = steps or make_steps(base, rates, learn)
+        self.optimizers = self.steps.optimizers
+        self.kl_coef = objective.kl_coef
+        """weight of the KL to the reference in the loss; may be set anew between updates"""
+        self.loss = loss or PolicyLoss(objective, learn)
+        self.micro_batch_tokens = learn.micro_batch_tokens
+
+    @torch.no_grad()
+    def logprobs(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities of the action tokens under the adapters as they are now, one list per turn."""
+        found: dict[int, list[float]] = {}
+        spoken = [turn for turn in turns if turn.action_ids]
+        mine = dealt(spoken, self.base.processes)
+        for part in micro_batches(mine, spoken, self.micro_batch_tokens, self.base):
+            batch = self._collate(part)
+            logprobs, _ = self._logprobs(batch, ())
+            found |= {id(turn): values for turn, values in zip(part, batch.scatter(logprobs), strict=True)}
+        if self.base.processes.size > 1:
+            numbers = {id(turn): number for number, turn in enumerate(spoken)}
+            parts = self.base.processes.gather([[numbers[id(turn)], found[id(turn)]] for turn in mine])
+            found = {id(spoken[number]): values for part in parts for number, values in part}
+        return [found.get(id(turn), []) for turn in turns]
+
+    def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
+        """Fill `old_logprobs` from the adapters as they are now.
+
+        Needed where the sampler's own log-probabilities are not the policy's: a cut support (top-p, top-k), or
+        another engine.
+        """
+        for turn, found in zip(turns, self.logprobs(turns), strict=True):
+            turn.old_logprobs = found
+
+    def update(
+        self,
+        turns: Sequence[Turn],
+        agents: Sequence[str],
+        iteration: int,
+        weight: Callable[[Turn], float] | None = None,
+    ) -> dict[str, float]:
+        """Move the adapters of `agents` along the advantages of their turns; all others stay bit-identical.
+
+        `weight` scales the policy terms of each turn (HAPPO's compound ratio).
+
+        Turns without advantages, and turns of agents that do not learn, are left out. A mini-batch whose
+        gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
+        after a step goes back to what it was before the update. Both are counted.
+
+        Returns:
+            Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
+            `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
+            and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
+        """
+        adapters = tuple(dict.fromkeys(self.adapter_of[agent] for agent in agents))
+        mine = [turn for turn in turns if turn.advantages is not None and turn.action_ids and turn.agent in agents]
+        tally = Tally(adapters)
+        if not mine:
+            return tally.metrics() | {"epochs": 0.0}
+        before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
+        for name in adapters:
+            for group in self.optimizers[name].param_groups:
+                group["lr"] = self.rate(name, iteration)
+        epochs = 0
+        for epoch in range(self.learn.ppo_epoch):
+            order = permutation(len(mine), self.seed, iteration, epoch)
+            size = math.ceil(len(order) / self.learn.num_mini_batch)
+            this_pass = Tally(adapters)
+            for at in range(0, len(order), size):
+                this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, weight))
+            this_pass.gathered(self.base.processes)
+            tally.merge(this_pass)
+            epochs += 1
+            if self.learn.target_kl is not None and this_pass.mean_kl() > self.learn.target_kl:
+                break
+        for name in adapters:
+            if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
+                self._roll_back(name, before[name])
+                tally.rollbacks += 1
+        return tally.metrics() | {"epochs": float(epochs)}
+
+    def rate(self, adapter: str, iteration: int) -> float:
+        """Learning rate of an adapter in an iteration."""
+        return self.rates[adapter] * self.pace(iteration)
+
+    def _step(self, turns: list[Turn], adapters: Sequence[str], weight: Callable[[Turn], float] | None) -> Tally:
+        """One optimizer step per adapter from the mini-batch `turns`."""
+        counts = {name: Counts() for name in adapters}
+        for turn in turns:
+            count, fixed = counts[self.adapter_of[turn.agent]], self.objective.turn_tokens
+            count.tokens += len(turn.action_ids)
+            count.turns += 1
+            count.ratios += (
+                1 if self.objective.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+            )
+        while True:
+            self._clear(adapters)
+            tally = Tally(adapters)
+            mine = dealt(turns, self.base.processes)
+            own = len(split(mine, self.micro_batch_tokens))
+            try:
+                for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
+                    self._backward(part, counts, tally if number < own else None, weight)
+                break
+            except RuntimeError as error:
+                if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
+                    raise  # with a sharded base the others wait in the middle of their pass and cannot start again
+            # The gradient is a sum over turns, so smaller micro-batches give the same one.
+            self.micro_batch_tokens //= 2
+            log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
+        tally.steps = 1
+        spoke = [name for name in adapters if counts[name].turns]
+        for name, norm in self.steps.step(spoke, self.learn.max_grad_norm).items():
+            if torch.isfinite(norm):
+                self.base.bump(name)
+                tally.add_norm(name, norm)
+            else:
+                tally.skipped += 1
+                log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
+        self._clear(adapters)
+        return tally
+
+    def _backward(
+        self,
+        turns: list[Turn],
+        counts: Mapping[str, Counts],
+        tally: Tally | None,
+        weight: Callable[[Turn], float] | None,
+    ) -> None:
+        """Add the gradient of some turns of a mini-batch whose `counts` are the denominators.
+
+        Without a tally the turns are another process's, and the pass is only made because all have to make it.
+        """
+        batch = self._collate(self.loss.rows(turns))
+        logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
+        if tally is None:
+            (0.0 * logprobs.sum()).backward()
+            return
+        owners = [self.adapter_of[turn.agent] for turn in batch.turns]
+        part = Part(turns, batch, owners, logprobs, entropy, counts, tally, weight, self.kl_coef)
+        self.loss.of(part).backward()
+
+    def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of every action token, [N] each."""
+        states = self.base.forward(batch.input_ids, None, batch.adapter_index, train=train)
+        rows = states.reshape(-1, states.shape[-1])[batch.predict]
+        heat = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
+        return self.base.token_logprobs(
+            rows, batch.targets, temperature=heat, entropy_grad=bool(self.learn.entropy_coef)
+        )
+
+    def _collate(self, turns: Sequence[Turn]) -> Batch:
+        index = {agent: self.base.adapter_index(name) for agent, name in self.adapter_of.items()}
+        return collate(turns, lambda turn: index[turn.agent], self.base.pad_id, self.base.device)
+
+    def _clear(self, adapters: Sequence[str]) -> None:
+        for name in adapters:
+            for parameter in self.base.adapter_parameters(name):
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _roll_back(self, name: str, weights: list[Tensor]) -> None:
+        for parameter, value in zip(self.base.adapter_parameters(name), weights, strict=True):
+            parameter.copy_(value)
+        self.steps.forget(name)
+        self.base.bump(name)
+        log.error("Adapter %s was no longer finite; it is back at its last good weights.", name)
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state of every adapter, the same however the steps are made. All processes take part."""
+        return self.steps.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.steps.load_state(state)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error class of its own; the CPU allocator only a message."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)

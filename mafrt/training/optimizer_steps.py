@@ -1,0 +1,223 @@
+"""Optimizer steps of the adapters: an optimizer for each, so that whoever does not learn keeps weights and moments.
+
+`PlainSteps` adds the gradients up over the processes and makes the same step in all of them. `ZeroSteps` leaves both to
+DeepSpeed, whose ZeRO-1 and ZeRO-2 keep in each process only a part of the moments (and of the reduced gradients).
+Both write the same optimizer state, whole, so that a run may go on with either and with any number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.models.sharding import deepspeed_engine
+from mafrt.training.optimizers import load_moments, make_optimizer
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+class Steps(Protocol):
+    """Turns the gradients that lie on the adapters' parameters into steps."""
+
+    optimizers: dict[str, torch.optim.Optimizer]
+    """by adapter; of sharded state, the part that this process has"""
+
+    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
+        """A step of each named adapter, its gradient scaled down to `max_norm`. Collective.
+
+        Returns:
+            The gradient's norm before that, by name; where it is not finite, no step was made.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """Start the adapter's moments anew."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """State of each adapter's optimizer, as torch has it, whole in every process. Collective."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+class PlainSteps:
+    """The same optimizers in every process."""
+
+    def __init__(self, base: SharedBase, rates: Mapping[str, float], learn: LearnConfig) -> None:
+        self.base = base
+        self.optimizers = {
+            name: make_optimizer(base.adapter_parameters(name), rate, learn) for name, rate in rates.items()
+        }
+
+    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
+        self.base.processes.sum_gradients(p for name in names for p in self.base.adapter_parameters(name))
+        norms = {}
+        for name in names:
+            norms[name] = norm = nn.utils.clip_grad_norm_(self.base.adapter_parameters(name), max_norm)
+            if torch.isfinite(norm):
+                self.optimizers[name].step()
+        return norms
+
+    def forget(self, name: str) -> None:
+        self.optimizers[name].state.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        for name, optimizer in self.optimizers.items():
+            load_moments(optimizer, state[name])
+
+
+class _Held(nn.Module):
+    """One adapter's parameters as DeepSpeed sees them."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(p.detach().clone()) for p in parameters)
+
+
+class ZeroSteps:
+    """A DeepSpeed engine for each adapter.
+
+    The engine works on parameters of its own that share their memory with the adapter's. The backward pass leaves its
+    gradient on the adapter; the engine is then given the loss whose gradient that is, <parameter, gradient>, and does
+    the rest: it adds up over the processes, takes its part, clips, steps, and brings the weights together again. So one
+    pass may serve all adapters, and none is touched that does not learn.
+
+    Args:
+        settings: of DeepSpeed; `zero_optimization.stage` is 1 or 2 (of 3, the optimizer's half is 2).
+    """
+
+    def __init__(
+        self, base: SharedBase, rates: Mapping[str, float], learn: LearnConfig, settings: Mapping[str, Any]
+    ) -> None:
+        self.base, self.learn = base, learn
+        zero = {key: value for key, value in settings["zero_optimization"].items() if not key.startswith("stage3_")}
+        zero["stage"] = min(int(zero["stage"]), 2)
+        zero.pop("offload_param", None)
+        own = {key: value for key, value in settings.items() if key not in ("bf16", "fp16")}  # adapters are float32
+        own |= {
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "gradient_clipping": learn.max_grad_norm,
+        }
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._engines: dict[str, Any] = {}
+        for name, rate in rates.items():
+            parameters = base.adapter_parameters(name)
+            held = _Held(parameters)
+            self.optimizers[name] = make_optimizer(list(held.parts), rate, learn)
+            self._engines[name] = deepspeed_engine(held, own, self.optimizers[name])
+            for parameter, part in zip(parameters, held.parts, strict=True):
+                parameter.data = part.data
+
+    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
+        if max_norm != self.learn.max_grad_norm:
+            raise ValueError(f"found max_norm {max_norm}, expected {self.learn.max_grad_norm}, as DeepSpeed was told")
+        bad = torch.zeros(len(names), device=self.base.device)
+        for place, name in enumerate(names):
+            grads = [p.grad for p in self.base.adapter_parameters(name) if p.grad is not None]
+            bad[place] = float(not all(torch.isfinite(grad).all() for grad in grads))
+        self.base.processes.sum([bad])
+        norms: dict[str, Tensor] = {}
+        for name, sick in zip(names, bad.tolist(), strict=True):
+            if sick:
+                norms[name] = torch.tensor(torch.inf)
+                continue
+            engine = self._ready(name)
+            # DeepSpeed takes the mean over the processes; the gradient is a sum.
+            engine.backward(self.base.processes.size * self._loss(name))
+            engine.step()
+            norms[name] = torch.as_tensor(engine.get_global_grad_norm(), dtype=torch.float32)
+        return norms
+
+    def _ready(self, name: str) -> Any:
+        """The engine, knowing the adapter's weights: somebody may have loaded others since its last step."""
+        engine = self._engines[name]
+        engine.optimizer.refresh_fp32_params()
+        return engine
+
+    def _loss(self, name: str) -> Tensor:
+        """A number whose gradient with respect to the engine's parameters is the adapter's gradient."""
+        total = torch.zeros((), device=self.base.device)
+        parts = self._engines[name].module.parts
+        for parameter, part in zip(self.base.adapter_parameters(name), parts, strict=True):
+            grad = torch.zeros_like(part) if parameter.grad is None else parameter.grad
+            total = total + (part * grad).sum()
+        return total
+
+    def forget(self, name: str) -> None:
+        self.optimizers[name].state.clear()
+
+    def state(self) -> dict[str, Any]:
+        return {name: self._state(name) for name in self._engines}
+
+    def _state(self, name: str) -> dict[str, Any]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        parts = list(self._engines[name].module.parts)
+        whole = torch.optim.AdamW(parts, **self._options(name)).state_dict()
+        own = list(self.optimizers[name].state.values())
+        if own and "exp_avg" in own[0]:
+            step = torch.as_tensor(own[0]["step"], dtype=torch.float32).cpu()
+            for place, part in enumerate(parts):
+                moments = {key: safe_get_full_optimizer_state(part, key) for key in ("exp_avg", "exp_avg_sq")}
+                whole["state"][place] = {"step": step.clone()} | {
+                    key: value.detach().cpu().clone() for key, value in moments.items()
+                }
+        return whole
+
+    def _options(self, name: str) -> dict[str, Any]:
+        group = self.optimizers[name].param_groups[0]
+        return {key: group[key] for key in ("lr", "eps", "weight_decay")}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        for name in self._engines:
+            moments = state[name]["state"]
+            if not moments:
+                self.optimizers[name].state.clear()
+                continue
+            if any("exp_avg" not in one for one in moments.values()):
+                raise CheckpointError(
+                    f"The optimizer state of adapter {name!r} is not AdamW's; go on with the --optimizer it was saved "
+                    "with, or leave --deepspeed out."
+                )
+            self._touch(name)
+            for place, part in enumerate(self._engines[name].module.parts):
+                for key in ("exp_avg", "exp_avg_sq"):
+                    safe_set_full_optimizer_state(part, moments[place][key].to(part.device), key)
+            for own in self.optimizers[name].state.values():
+                own["step"].fill_(float(moments[0]["step"]))
+
+    def _touch(self, name: str) -> None:
+        """A step of length 0, after which the optimizer has moments to be filled."""
+        groups = self.optimizers[name].param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = 0.0
+        engine = self._ready(name)
+        engine.backward(0.0 * self._loss(name))
+        engine.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def make_steps(
+    base: SharedBase, rates: Mapping[str, float], learn: LearnConfig, settings: Mapping[str, Any] | None = None
+) -> Steps:
+    """The steps that the settings ask for; `settings` are DeepSpeed's, if it is used."""
+    if settings is None:
+        return PlainSteps(base, rates, learn)
+    if learn.optimizer != "adamw":
+        raise ConfigError(f"optimizer {learn.optimizer!r} and deepspeed exclude each other; leave one of them out.")
+    return ZeroSteps(base, rates, learn, settings)

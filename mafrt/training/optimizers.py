@@ -1,0 +1,41 @@
+"""Optimizers, and what of them comes back from a checkpoint.
+
+How they make steps is in `mafrt.training.optimizer_steps`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import MissingExtraError
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
+    """The optimizer that `--optimizer` names, for one adapter."""
+    settings: dict[str, Any] = {"lr": lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
+    if learn.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, **settings)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run pip install 'mafrt[quant]'.")
+    from bitsandbytes.optim import PagedAdamW8bit
+
+    return PagedAdamW8bit(parameters, **settings)
+
+
+def critic_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> torch.optim.Optimizer:
+    """That of a critic, or of the heads and the mixer in its place."""
+    return torch.optim.AdamW(parameters, lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take the moments of `state`, and keep the optimizer's own settings: a resumed run may be given other ones."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(dict(state))
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)

@@ -1,0 +1,158 @@
+"""What is minimised: the loss of one micro-batch, from the log-probabilities that the learner's pass gave it.
+
+`PolicyLoss` is that of all that learns from play. Others (`mafrt.runners.offline.sft`) bring a `Loss` of their own
+and share the learner's optimizers, micro-batches and safety net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from mafrt.algorithms.losses import entropy_loss, kl_loss, policy_loss, truncated_importance_weights
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.types import Turn
+from mafrt.training.batch import Batch
+from mafrt.training.update_metrics import Tally
+
+
+@dataclass
+class Counts:
+    """What an adapter said in a mini-batch: the denominators of its loss."""
+
+    tokens: int = 0
+    turns: int = 0
+    ratios: int = 0
+    """denominator of the policy loss: tokens, turns, or tokens as the objective counts them"""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The shape of the policy loss."""
+
+    level: Literal["token", "action"] = "token"
+    """what one probability ratio spans"""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    normalize: Literal["sum", "token", "word"] = "token"
+    """action level: how a turn's log-ratio is divided"""
+    turn_tokens: Mapping[str, int] | None = None
+    """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
+    kl_coef: float = 0.0
+    """weight of the k3 estimate of the KL to the reference"""
+    importance_cap: float | None = None
+    """bound of the importance weight where `old_logprobs` differ from what the sampler says; None: no weights"""
+    cut: frozenset[str] = frozenset()
+    """agents that sample from a cut support (top-p, top-k), where the two differ by design: no weights for them"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A micro-batch, as a loss sees it. N action tokens in all its rows."""
+
+    turns: list[Turn]
+    """of the mini-batch that fell to this part"""
+    batch: Batch
+    """what was read for them (`Loss.rows`)"""
+    owners: list[str]
+    """adapter of each row"""
+    logprobs: Tensor
+    """[N], differentiable"""
+    entropy: Tensor
+    """[N]"""
+    counts: Mapping[str, Counts]
+    """adapter -> what it said in the whole mini-batch"""
+    tally: Tally
+    """takes statistics"""
+    weight: Callable[[Turn], float] | None
+    """scales the policy terms of a turn (HAPPO's compound ratio)"""
+    kl_coef: float
+    """weight of the KL to the reference"""
+
+
+class Loss(Protocol):
+    """The loss of a micro-batch: a sum over its terms, divided by denominators of the whole mini-batch."""
+
+    def rows(self, turns: list[Turn]) -> list[Turn]:
+        """What has to be read for these turns."""
+        ...
+
+    def of(self, part: Part) -> Tensor:
+        """The loss, 0-d, to go backward from."""
+        ...
+
+
+class PolicyLoss:
+    """Clipped policy gradient, entropy bonus and KL to the reference, each adapter by its own denominator."""
+
+    def __init__(self, objective: Objective, learn: LearnConfig) -> None:
+        self.objective, self.learn = objective, learn
+
+    def rows(self, turns: list[Turn]) -> list[Turn]:
+        return turns
+
+    def of(self, part: Part) -> Tensor:
+        objective, turns, batch, logprobs = self.objective, part.turns, part.batch, part.logprobs
+        old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
+        advantages = batch.gather([turn.advantages for turn in turns])
+        reference = batch.gather([turn.ref_logprobs for turn in turns]) if part.kl_coef else None
+        weight = part.weight
+        weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
+        engine = self._engine(turns, batch, old)
+        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
+        total = logprobs.new_zeros(())
+        for name in dict.fromkeys(part.owners):
+            mine = torch.tensor([owner == name for owner in part.owners], device=old.device)
+            at, count = mine[batch.row].nonzero().squeeze(-1), part.counts[name]
+            factors = None if weights is None else weights[at]
+            if engine is not None and objective.importance_cap is not None:
+                trust, stats = truncated_importance_weights(
+                    old[at],
+                    engine[at],
+                    cap=objective.importance_cap,
+                    segment=batch.row[at] if objective.level == "action" else None,
+                )
+                part.tally.add(name, "importance", stats)
+                factors = trust if factors is None else trust * factors
+            loss, stats = policy_loss(
+                logprobs[at],
+                old[at],
+                advantages[at],
+                denominator=count.ratios,
+                level=objective.level,
+                segment=batch.row[at],
+                clip_low=objective.clip_low,
+                clip_high=objective.clip_high,
+                dual_clip=self.learn.dual_clip,
+                normalize=objective.normalize,
+                words=words[at],
+                weights=factors,
+            )
+            part.tally.add(name, "policy", stats)
+            extra, stats = entropy_loss(part.entropy[at], coef=self.learn.entropy_coef, denominator=count.tokens)
+            part.tally.add(name, "entropy", stats)
+            loss = loss + extra
+            if reference is not None:
+                extra, stats = kl_loss(logprobs[at], reference[at], coef=part.kl_coef, denominator=count.tokens)
+                part.tally.add(name, "reference", stats)
+                loss = loss + extra
+            part.tally.add_loss(name, loss)
+            total = total + loss
+        return total
+
+    def _engine(self, turns: Sequence[Turn], batch: Batch, old: Tensor) -> Tensor | None:
+        """What the sampler says of each token, [N]; None where it cannot differ from the trainer.
+
+        Of agents that sample from a cut support it is the trainer's own, which makes their weights 1.
+        """
+        cut = self.objective.cut
+        if self.objective.importance_cap is None:
+            return None
+        if not any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns):
+            return None
+        own = torch.tensor([turn.agent in cut for turn in turns], device=old.device)[batch.row]
+        return torch.where(own, old, batch.gather([turn.logprobs for turn in turns]))

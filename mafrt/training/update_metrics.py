@@ -1,0 +1,118 @@
+"""Statistics of one update, per adapter, merged over micro-batches and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from mafrt.algorithms.losses import Stats, mean_stats
+from mafrt.core.distributed import Processes
+
+_NAMES = {
+    ("policy", "clipped"): "clip_fraction",
+    ("policy", "approx_kl"): "kl",
+    ("policy", "ratio"): "ratio_mean",
+    ("reference", "kl"): "ref_kl",
+    ("importance", "weight"): "importance_weight_mean",
+    ("importance", "capped"): "importance_weight_clipped",
+    ("entropy", "entropy"): "entropy",
+}
+"""(term of the loss, statistic) -> name of the metric"""
+
+
+COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
+"""metrics that add up over several updates"""
+
+
+class Tally:
+    """Collects what the losses report. Values stay tensors until `metrics`, so nothing waits for the device."""
+
+    def __init__(self, adapters: Iterable[str]) -> None:
+        self.adapters = tuple(adapters)
+        self.skipped = 0
+        """optimizer steps that were left out because their gradient was not finite"""
+        self.rollbacks = 0
+        """adapters that were put back to their last good weights"""
+        self.steps = 0
+        self._parts: dict[str, dict[str, list[Stats]]] = {}
+        self._losses: dict[str, list[Tensor]] = {}
+        self._norms: dict[str, list[Tensor]] = {}
+
+    def add(self, adapter: str, term: str, stats: Stats) -> None:
+        """Take the statistics of one term of one micro-batch."""
+        self._parts.setdefault(adapter, {}).setdefault(term, []).append(stats)
+
+    def add_loss(self, adapter: str, loss: Tensor) -> None:
+        """Take a micro-batch's share of a step's loss."""
+        self._losses.setdefault(adapter, []).append(loss.detach())
+
+    def add_norm(self, adapter: str, norm: Tensor) -> None:
+        """Take the gradient norm of a step that was made."""
+        self._norms.setdefault(adapter, []).append(norm.detach())
+
+    def merge(self, other: Tally) -> None:
+        """Add everything from `other`."""
+        self.skipped, self.rollbacks = self.skipped + other.skipped, self.rollbacks + other.rollbacks
+        self.steps += other.steps
+        for adapter, terms in other._parts.items():
+            for term, parts in terms.items():
+                self._parts.setdefault(adapter, {}).setdefault(term, []).extend(parts)
+        for mine, theirs in ((self._losses, other._losses), (self._norms, other._norms)):
+            for adapter, values in theirs.items():
+                mine.setdefault(adapter, []).extend(values)
+
+    def gathered(self, processes: Processes) -> None:
+        """Take in what the other processes saw in the same steps; norms, steps and skips are the same in all."""
+        if processes.size == 1:
+            return
+        parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
+        losses = {name: sum(map(float, values)) for name, values in self._losses.items()}
+        self._parts, self._losses = {}, {}
+        for found in processes.gather({"parts": parts, "losses": losses}):
+            for name, terms in found["parts"].items():
+                for term, stats in terms.items():
+                    self.add(name, term, {key: torch.tensor(value) for key, value in stats.items()})
+            for name, loss in found["losses"].items():
+                self.add_loss(name, torch.tensor(loss, dtype=torch.float64))
+
+    def mean_kl(self) -> float:
+        """Mean KL estimate from the sampling policy, over the terms of all adapters; 0 if there were none."""
+        parts = [part for terms in self._parts.values() for part in terms.get("policy", ())]
+        return mean_stats(parts).get("approx_kl", 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Everything by name: per adapter `STATISTIC/ADAPTER`, and the counts."""
+        found: dict[str, float] = {}
+        bad = 0.0
+        for adapter in self.adapters:
+            for term, parts in self._parts.get(adapter, {}).items():
+                means = mean_stats(parts)
+                bad += means["nonfinite"] if term == "policy" else 0.0
+                for (of, statistic), name in _NAMES.items():
+                    if of == term:
+                        found[f"{name}/{adapter}"] = means[statistic]
+            if adapter in self._losses:
+                found[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)
+            if adapter in self._norms:
+                found[f"grad_norm/{adapter}"] = sum(map(float, self._norms[adapter])) / len(self._norms[adapter])
+        found |= {
+            "skipped_updates": float(self.skipped),
+            "rollbacks": float(self.rollbacks),
+            "nonfinite_terms": bad,
+        }
+        return found
+
+
+def _total(parts: Iterable[Stats]) -> dict[str, float]:
+    """Statistics of several micro-batches as those of one."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            known = found.get(name)
+            number = float(value)
+            if known is not None:
+                number = max(known, number) if name.endswith("_max") else known + number
+            found[name] = number
+    return found

@@ -1,0 +1,154 @@
+"""One step off-policy: the next batch is sampled while this one is learnt from (`--async_steps 1`).
+
+A thread plays with copies of the adapters as they were before the update that runs beside it, so what is learnt in
+iteration i+1 was said by the weights that iteration i began with. The base is shared; the adapters are there twice.
+Before it is learnt from, the trainer reads the batch with its own weights, and each token counts with the truncated
+weight min(pi_old / pi_sampler, cap) of `mafrt.algorithms.losses`, as if another engine had sampled it.
+
+A checkpoint keeps the copies too. The batch that was being played is lost and played again from them, so a resumed run
+repeats an uninterrupted one (as long as the environment does not draw from the global random generators).
+
+Sources: Noukhovitch 2024, "Asynchronous RLHF", 2410.18252 (one step behind costs little); Yao 2025 for the weights.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mafrt.core import atomic_files
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.types import Turn
+
+if TYPE_CHECKING:
+    from mafrt.config.team import Team
+    from mafrt.config.train_config import TrainConfig
+    from mafrt.models.shared_base import SharedBase
+
+T = TypeVar("T")
+
+STATE = "ahead.pt"
+"""The copies, among the state of a checkpoint."""
+
+
+class Ahead(Generic[T]):
+    """Copies of the adapters that sample, and the thread that plays with them.
+
+    Args:
+        base: holds adapters and copies.
+        adapters: those of the team; they have been added.
+    """
+
+    def __init__(self, base: SharedBase, adapters: tuple[str, ...]) -> None:
+        self.base = base
+        self.copies = {name: f"{name}@sampler" for name in adapters}
+        for name, copy in self.copies.items():
+            record = base.records[name]
+            base.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0)
+        self._batch: Future[T] | None = None
+        self.take()
+
+    def take(self) -> None:
+        """Let the copies be what the adapters are now."""
+        import torch
+
+        with torch.no_grad():
+            for name, copy in self.copies.items():
+                pairs = zip(self.base.adapter_parameters(name), self.base.adapter_parameters(copy), strict=True)
+                for parameter, own in pairs:
+                    own.copy_(parameter)
+                self.base.bump(copy)
+                self.base.versions[copy] = self.base.versions[name]
+
+    def adapters(self, cast: Mapping[str, str]) -> dict[str, str]:
+        """Agent -> the copy of the adapter that it is cast with."""
+        return {agent: self.copies[name] for agent, name in cast.items()}
+
+    def start(self, play: Callable[[], T]) -> None:
+        """Play the next batch beside whatever comes now."""
+        import torch
+
+        threads, batch = torch.get_num_threads(), Future[T]()
+
+        def work() -> None:
+            torch.set_num_threads(threads)  # a new thread takes the default of the machine
+            try:
+                batch.set_result(play())
+            except BaseException as error:
+                batch.set_exception(error)  # raised where the batch is asked for
+
+        self._batch = batch
+        threading.Thread(target=work, name="sampler", daemon=True).start()
+
+    def wait(self) -> None:
+        """Until nobody plays. What went wrong is told by `batch`."""
+        if self._batch is not None:
+            self._batch.exception()
+
+    def batch(self, play: Callable[[], T]) -> T:
+        """The batch that was started, or what `play` gives now if none was."""
+        if self._batch is None:
+            return play()
+        batch, self._batch = self._batch, None
+        return batch.result()
+
+    def state(self) -> dict[str, Any]:
+        """The copies, for a checkpoint."""
+        names = self.copies.items()
+        return {
+            name: {"version": self.base.versions[copy], "weights": self.base.adapter_state(copy)}
+            for name, copy in names
+        }
+
+    def load(self, path: Path) -> None:
+        """Take the copies from a checkpoint; of a run that had none, they are what the adapters are."""
+        self.take()
+        if not path.is_file():
+            return
+        stored = atomic_files.load_tensors(path)
+        try:
+            for name, copy in self.copies.items():
+                self.base.load_adapter_state(copy, stored[name]["weights"])
+                self.base.versions[copy] = stored[name]["version"]
+        except KeyError as error:
+            raise CheckpointError(f"{path} has no {error}; go on with the team it was saved with.") from None
+
+
+def staleness(turns: Iterable[Turn], versions: Mapping[str, int], cast: Mapping[str, str]) -> dict[str, float]:
+    """`staleness/AGENT`: steps that the agent's adapter has made since it sampled, mean over its turns."""
+    found: dict[str, list[int]] = {}
+    for turn in turns:
+        found.setdefault(turn.agent, []).append(versions[cast[turn.agent]] - turn.adapter_version)
+    return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in found.items()}
+
+
+def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
+    """Raise ConfigError where playing and learning cannot go on side by side, or could not be corrected for."""
+    if not config.play.async_steps:
+        return
+    where = f"async_steps is {config.play.async_steps}, but "
+    if sharded:
+        raise ConfigError(
+            where
+            + "the base is sharded, and has to be whole to play and in parts to learn; leave async_steps at 0, or "
+            "sample with --vllm_servers on other GPUs and keep a whole base (configs/zero2.json)."
+        )
+    if config.engine.engine == "vllm" and not config.engine.vllm_servers:
+        raise ConfigError(
+            where + "vLLM in this process sleeps while the team learns; use --vllm_servers, or the local engine."
+        )
+    if config.learn.importance_cap is None:
+        raise ConfigError(where + "importance_cap is none, which leaves the older samples uncorrected; give a cap.")
+    for agent in team.agents:
+        top_p = config.play.top_p if agent.top_p is None else agent.top_p
+        top_k = config.play.top_k if agent.top_k is None else agent.top_k
+        if top_p < 1 or top_k > 0:
+            raise ConfigError(
+                where + f"top_p or top_k cut the distribution of {agent.name!r}, so it cannot be told how likely the "
+                "newer weights make a sample relative to the older ones; leave both out."
+            )
+    if config.coach.coach_feedback:
+        raise ConfigError(where + "coach_feedback judges in the middle of play; switch one of them off.")

@@ -1,0 +1,196 @@
+"""Builds the parts of a run from its settings. Imports torch: call it after the arguments are parsed."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mafrt import algorithms
+from mafrt.algorithms.losses import AdaptiveKL
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.distributed import Processes
+from mafrt.core.seeding import seed_of
+from mafrt.core.types import SamplingParams
+from mafrt.models.sharding import FullyShard, Zero3
+from mafrt.models.shared_base import SharedBase
+from mafrt.rollout.player import Player
+from mafrt.rollout.tree_player import TreePlayer
+from mafrt.runners.algorithm import Rule
+from mafrt.training.critic import Valuation
+from mafrt.training.learner import Learner
+from mafrt.training.lr_schedule import pace_of
+from mafrt.training.mixer_critic import Mixing
+from mafrt.training.optimizer_steps import make_steps
+from mafrt.training.policy_objective import Objective
+
+log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from mafrt.engines import Engine
+    from mafrt.engines.local.engine import LocalEngine
+
+
+def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -> None:
+    """Add an adapter to `base` for every adapter of the team that is not there yet."""
+    for name in team.adapters:
+        if name not in base.adapters:
+            base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
+
+
+def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Valuation | Mixing:
+    """The critic, or the mixer that takes its place."""
+    seed = seed_of(config.run.seed, "critic")
+    if rule.mixer:
+        of = {**algorithms.settings_of(rule.name), **rule.credit}
+        return Mixing(base, config.learn, team.names, rule.mixer, of["gamma"], of["gae_lambda"], seed)
+    return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
+
+
+def rates_of(team: Team, default: float) -> dict[str, float]:
+    """Learning rate of each adapter: of the first of its agents that sets one, else `default`."""
+    rates = dict.fromkeys(team.adapters, default)
+    for agent in reversed(team.agents):
+        if agent.lr is not None:
+            rates[agent.adapter] = agent.lr
+    return rates
+
+
+def make_learner(
+    base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
+) -> Learner:
+    """The learner, with each adapter's own learning rate."""
+    rates = rates_of(team, config.learn.lr)
+    base.gradient_checkpointing(config.learn.gradient_checkpointing)
+    return Learner(
+        base,
+        {agent.name: agent.adapter for agent in team.agents},
+        {name: how.temperature for name, how in sampling.items()},
+        rates,
+        config.learn,
+        Objective(
+            level=rule.level,
+            clip_low=rule.clip_low,
+            clip_high=rule.clip_high,
+            normalize=rule.normalize,
+            turn_tokens={name: how.max_new_tokens for name, how in sampling.items()} if rule.constant_length else None,
+            kl_coef=config.learn.kl_coef if rule.kl_in == "loss" else 0.0,
+            importance_cap=config.learn.importance_cap,
+            cut=frozenset(name for name, how in sampling.items() if how.truncated),
+        ),
+        seed_of(config.run.seed, "learner"),
+        make_steps(base, rates, config.learn, base.zero),
+        pace=pace_of(config.learn, config.run.iterations),
+    )
+
+
+def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
+    """How an agent samples: its own settings from the team file where it has some, else the run's."""
+    agent, play = team.agent(name), config.play
+
+    def pick(own: Any, default: Any) -> Any:
+        return default if own is None else own
+
+    return SamplingParams(
+        max_new_tokens=pick(agent.max_new_tokens, play.max_new_tokens),
+        temperature=pick(agent.temperature, play.temperature),
+        top_p=pick(agent.top_p, play.top_p),
+        top_k=pick(agent.top_k, play.top_k),
+        stop=tuple(agent.stop or ()),
+    )
+
+
+def make_player(
+    engine: Engine,
+    base: SharedBase,
+    team: Team,
+    config: TrainConfig,
+    rule: Rule,
+    sampling: Mapping[str, SamplingParams],
+    window: int,
+    of_credit: Mapping[str, Any],
+) -> Player:
+    """Who plays: single turns, or trees of alternatives, of which the rule's credit says what each is worth."""
+    if rule.tree_samples == 1:
+        return Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning)
+    return TreePlayer(
+        engine,
+        base.tokenizer,
+        team,
+        sampling,
+        window,
+        config.play.reasoning,
+        samples=rule.tree_samples,
+        worth=lambda some: algorithms.turn_rewards(some, rule.name, **of_credit),
+    )
+
+
+def make_kl_control(config: TrainConfig) -> AdaptiveKL | None:
+    """What steers the weight of the KL penalty to its target; None where it is fixed."""
+    learn = config.learn
+    return None if learn.kl_target is None else AdaptiveKL(learn.kl_coef, learn.kl_target, learn.kl_horizon)
+
+
+def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None = None, *, fsdp: bool = False) -> None:
+    """Give `base` to all processes: to each a copy, or, with FSDP or ZeRO-3, a part. Before adapters are added.
+
+    Args:
+        processes: those of the run.
+        zero: DeepSpeed's settings (`mafrt.training.deepspeed_config.read_zero`), if it is used.
+        fsdp: shard the base with FSDP2.
+    """
+    base.processes, base.zero = processes, zero
+    if zero is not None and zero["zero_optimization"]["stage"] == 3:
+        base.shard(lambda whole: Zero3(whole, zero))
+    elif fsdp:
+        base.shard(FullyShard)
+
+
+def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
+    """The engine that samples on the shared base itself."""
+    from mafrt.engines.local.engine import LocalEngine
+
+    return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
+
+
+def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
+    """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
+
+    Raises:
+        ModelError: it does not say what the base would.
+        EngineDownError: no server answers.
+    """
+    if config.engine.engine == "local":
+        return make_local_engine(base, config)
+    from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary
+
+    found: dict[str, SelfCheck] = {}
+    if not config.engine.vllm_servers:
+        from mafrt.engines.vllm.in_process import VllmEngine
+
+        engine = VllmEngine(base, config.engine, window=window)
+        try:
+            found["vLLM"] = self_check(engine, base)
+        except BaseException:
+            engine.close()
+            raise
+        log.info("%s", summary(found))
+        return engine
+    from mafrt.engines.vllm.server import ServerEngine
+
+    # All processes of a run hand over the same adapters, under the same names.
+    run = base.processes.gather(uuid.uuid4().hex[:8])[0]
+    servers = ServerEngine(base, config.engine, window=window, run=run, probe=probe_prompt(base))
+    try:
+        for url, answers in servers.servers.items():
+            if answers:
+                with servers.only(url):
+                    found[url] = self_check(servers, base, url)
+        servers.keep_probes()
+    except BaseException:
+        servers.close()
+        raise
+    log.info("%s", summary(found))
+    return servers

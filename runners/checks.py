@@ -1,0 +1,108 @@
+"""What can be refused before the first token is sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mafrt.coach import Coach, RulesCoach
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.distributed import Processes
+from mafrt.core.errors import ConfigError, PromptTooLongError
+from mafrt.core.types import Evidence
+from mafrt.engines.checks import check_engine, reach_servers
+from mafrt.environment.base import Env
+from mafrt.rollout.prompts import encode_prompt
+
+_CHECKED = 1000
+"""tasks whose first prompts are looked at; of more, this many spread evenly"""
+
+
+def check_team(env: Env, team: Team) -> None:
+    """Raise ConfigError unless everybody who acts in `env` is in the team."""
+    missing = [name for name in env.agents if name not in team.names]
+    if missing:
+        raise ConfigError(
+            f"{type(env).__name__} has the agents {', '.join(env.agents)}, but the team has no {', '.join(missing)} "
+            f"(it has {', '.join(team.names)}); give a profile with these roles."
+        )
+
+
+def check_processes(processes: Processes, config: TrainConfig, *, judged: bool = False) -> None:
+    """Raise ConfigError unless every process has tasks to play, and nothing is asked for that one process must do."""
+    play = config.play
+    groups = play.n_rollout_threads // play.n_samples
+    if groups < processes.size:
+        raise ConfigError(
+            f"n_rollout_threads is {play.n_rollout_threads}, which with n_samples {play.n_samples} makes {groups} "
+            f"tasks in an iteration, too few for {processes.size} processes; raise it to at least "
+            f"{processes.size * play.n_samples}, or start fewer processes."
+        )
+    if processes.size > 1 and (judged or config.coach.coach_feedback):
+        raise ConfigError(
+            f"{'this rule needs a coach' if judged else 'coach_feedback judges'} in the middle of play, and "
+            f"{processes.size} processes would each have a budget and a cache of their own; "
+            f"{'' if judged else 'switch it off, or '}start one process."
+        )
+
+
+def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
+    """Raise ConfigError, MissingExtraError or EngineDownError for an engine that cannot sample for this team."""
+    default = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
+    shapes = {name: team.lora_for(name, default) for name in team.adapters}
+    check_engine(
+        config.engine,
+        {name: shape.rank for name, shape in shapes.items()},
+        {name: shape.targets for name, shape in shapes.items()},
+    )
+    reach_servers(config.engine, model)
+
+
+def check_tree(env: Env, samples: int, coach: Coach | None) -> None:
+    """Raise ConfigError unless every agent of `env` can be scored in the step in which it speaks, where trees grow.
+
+    `coach` is None where its judgements have no weight.
+    """
+    if samples == 1:
+        return
+    from mafrt.rollout.tree_player import scorable
+
+    def judged(evidence: Evidence | None) -> bool:
+        if isinstance(coach, RulesCoach):
+            return evidence is not None and evidence.rules is not None
+        return coach is not None
+
+    if blind := [agent for agent in env.agents if agent not in scorable(env, judged)]:
+        raise ConfigError(
+            f"with tree_samples {samples}, alternatives of a turn are scored before one is carried on, and "
+            f"{type(env).__name__} neither pays {', '.join(blind)} in the step in which it speaks nor ends with it; "
+            "turn a coach on (such as --coach rules), pay it in step(), or compare whole episodes with "
+            "--tree_samples 1 --n_samples 8."
+        )
+
+
+def check_window(window: int | None, trained: int) -> int:
+    """The context window to use. Raises ConfigError if more is asked for than the base was trained for."""
+    if window is not None and not 1 < window <= trained:
+        raise ConfigError(
+            f"context_window is {window}, but the base was trained for up to {trained} tokens; choose a value in "
+            f"[2, {trained}]."
+        )
+    return window or trained
+
+
+def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
+    """Encode the first prompts of the tasks. Raises PromptTooLongError, naming the first task that does not fit."""
+    count = env.num_tasks or 1
+    step = max(1, -(-count // _CHECKED))
+    probe = env.spawn()
+    for task in range(0, count, step):
+        observations, info = probe.reset(seed=0, options={"task": task} if env.num_tasks else None)
+        for agent, seen in observations.items():
+            length = len(encode_prompt(tokenizer, team.agent(agent).prompt, seen))
+            if length >= window:
+                raise PromptTooLongError(
+                    f"Task {info.get('task', task)!r} gives {agent!r} a prompt of {length} tokens, which leaves no "
+                    f"room for an answer in a context window of {window}; raise --context_window or leave the task out."
+                )
+    probe.close()

@@ -1,0 +1,236 @@
+"""The coach's place in a run: turns into cases, verdicts back onto turns, and what became of them as metrics.
+
+play -> coach -> value -> credit -> learn. With `--coach_feedback` the turns of an episode that goes on are judged while
+it is played, and whoever acts next is shown the reason; everything else is judged when play is over, all at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.coach import Case, Coach, RulesCoach, make_coach
+from mafrt.coach.agreement import agreement_of
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core import atomic_files
+from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
+from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
+from mafrt.environment.base import Env
+from mafrt.environment.checker import play
+
+if TYPE_CHECKING:
+    from mafrt.engines import Engine
+    from mafrt.models.shared_base import SharedBase
+
+log = logging.getLogger(__name__)
+
+SHOWN = 600
+"""Characters of a reason that agents are shown: it takes room from their own words."""
+
+COUNTS = "coach.json"
+"""In the run's folder: who judged, and what that took so far."""
+
+
+class Coaching:
+    """One coach at work in one run.
+
+    Args:
+        coach: who judges.
+        config: of the run.
+        team: whose turns are judged.
+        base: its tokenizer turns prompts into text; `local` judges with the model itself.
+        engine: samples for `local`.
+        level: spans are asked for where decisions are tokens.
+    """
+
+    def __init__(
+        self,
+        coach: Coach,
+        config: TrainConfig,
+        team: Team,
+        base: SharedBase,
+        engine: Engine,
+        level: str,
+    ) -> None:
+        self.coach = coach
+        coach.bind(base, engine)
+        self.config, self.team, self.tokenizer = config, team, base.tokenizer
+        self.spans = level == "token"
+        self.weight = config.credit.process_weight
+        self.credit: dict[str, Any] = {"coach": True, "decode": self._decode}
+        """what the credit settings have to know of it"""
+        self.before: dict[str, float] = {}
+        self.seconds = 0.0
+        self.alarmed = False
+
+    # ------------------------------------------------------------------------------------------------------ judging
+
+    def judge(self, episodes: Sequence[Episode]) -> None:
+        """Fill `turn.coach` of every turn that has no score yet. Raises CoachError."""
+        if self.coach.interrupted():  # then the episodes are not whole, and nobody will learn from them
+            raise CoachInterruptedError("the run was asked to stop")
+        self._fill([(episode, turn) for episode in episodes for turn in episode.turns])
+
+    def feedback(self, said: Sequence[tuple[Episode, Turn]]) -> list[str]:
+        """Judge turns in the middle of play; what those who act next are told of each, empty for nothing."""
+        self._fill(said)
+        return [_told(turn) for _, turn in said]
+
+    def _fill(self, said: Sequence[tuple[Episode, Turn]]) -> None:
+        open_ones = [(episode, turn) for episode, turn in said if not isinstance(turn.coach, Scored)]
+        if not open_ones:
+            return
+        started = time.perf_counter()
+        verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in open_ones])
+        self.seconds += time.perf_counter() - started
+        if len(verdicts) != len(open_ones):
+            raise CoachError(
+                f"{type(self.coach).__name__}.judge() gave {len(verdicts)} verdicts on {len(open_ones)} cases; give "
+                "one for each, in their order."
+            )
+        for (_, turn), verdict in zip(open_ones, verdicts, strict=True):
+            turn.coach = _checked(verdict, self.coach)
+
+    def case(self, episode: Episode, turn: Turn) -> Case:
+        """A turn as the coach reads it. With feedback the truth stays out: a reason that tells it would be shown."""
+        answer = None if self.config.coach.coach_feedback else episode.info.get("answer")
+        return Case(
+            agent=turn.agent,
+            said=turn.text,
+            role=self.team.agent(turn.agent).prompt,
+            saw=self._decode(turn.prompt_ids) if self.coach.reads else "",
+            evidence=turn.evidence,
+            truth=None if answer is None else str(answer),
+            spans=self.spans,
+        )
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    # ------------------------------------------------------------------------------------------------------ numbers
+
+    def too_few(self, episodes: Sequence[Episode]) -> bool:
+        """Whether so many turns are without a score that nothing should be learnt from the batch."""
+        return self.weight != 0.0 and unscored_share(episodes) > self.config.coach.coach_max_unscored
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Scores per agent, how many turns have none, and whether the coach agrees with the task's verdict."""
+        found: dict[str, float] = {"coach_unscored_share": unscored_share(episodes)}
+        skipped = self.too_few(episodes)
+        found["coach_skipped_updates"] = float(skipped)
+        if skipped:
+            why = next(t.coach.why for e in episodes for t in e.turns if isinstance(t.coach, Unscored))
+            log.warning(
+                "%.0f%% of the turns are without a score (the first because %s), so this batch is not learnt from",
+                100 * found["coach_unscored_share"],
+                why,
+            )
+        for name in self.team.names:
+            turns = [turn for episode in episodes for turn in episode.turns if turn.agent == name]
+            scores = [turn.coach.score for turn in turns if isinstance(turn.coach, Scored)]
+            if scores:
+                found[f"coach_score/{name}"] = sum(scores) / len(scores)
+        agreement, alarm = agreement_of(episodes, self.team.names)
+        if alarm and not self.alarmed:
+            log.warning("%s; look at its reasons in episodes.jsonl, and at --outcome_veto", alarm)
+        self.alarmed = alarm is not None
+        return found | agreement | {"coach_alarm": float(alarm is not None)}
+
+    def taken(self) -> dict[str, float]:
+        """What judging took since the last call, by metric name. Depends on caches, so it belongs to the timings."""
+        counts = dict(self.coach.counts())
+        since = {f"coach_{name}": value - self.before.get(name, 0.0) for name, value in counts.items()}
+        since["seconds_coach"], self.seconds = self.seconds, 0.0
+        self.before = counts
+        return since
+
+    # --------------------------------------------------------------------------------------------------------- disk
+
+    def open(self, folder: Path) -> None:
+        """Go on counting calls and money where the run in `folder` stood."""
+        log.info("judged by %s", self.coach.name)
+        path = folder / COUNTS
+        if path.is_file():
+            stored = atomic_files.load_json(path)
+            if stored.get("coach") != self.coach.name:
+                log.warning("judged by %s until now, by %s from now on", stored.get("coach"), self.coach.name)
+            self.coach.restore(stored.get("counts", {}))
+        self.before = dict(self.coach.counts())
+        self.save(folder)
+
+    def save(self, folder: Path | None) -> None:
+        """Write who judges and what that took, atomically."""
+        if folder is not None:
+            atomic_files.save_json(folder / COUNTS, {"coach": self.coach.name, "counts": dict(self.coach.counts())})
+
+
+def prepare_coach(config: TrainConfig, env: Env) -> Coach | None:
+    """The coach of the settings, or None; everything that can be refused is refused here, before a model is loaded.
+
+    Raises:
+        ConfigError, MissingExtraError: see `make_coach` and `check_rules`.
+    """
+    if config.coach.coach == "none":
+        return None
+    coach = make_coach(config.coach, env.rubric)
+    if isinstance(coach, RulesCoach):
+        check_rules(env)
+    return coach
+
+
+def check_rules(env: Env) -> None:
+    """One scripted episode tells whether `--coach rules` will find something to read.
+
+    Raises:
+        ConfigError: no turn of it was given a rules judgement.
+    """
+    transcript = play(env.spawn(), seed=0)
+    if isinstance(transcript[-1], str):
+        return  # it does not even play; that will be reported where it can be
+    if not any(evidence.rules for evidence in _evidence_in(transcript)):
+        raise ConfigError(
+            f"coach 'rules' reads the judgement of the environment's own verifier, and {type(env).__name__} gives none "
+            '(info["evidence"] = {agent: Evidence(rules=Scored(...))}); take another coach, or --coach none.'
+        )
+
+
+def _evidence_in(transcript: Sequence[Any]) -> list[Evidence]:
+    """The evidence of an episode that `env_check.play` has played."""
+    return [item for _, _, (_, found) in transcript[1:] for item in (found or {}).values()]
+
+
+def unscored_share(episodes: Sequence[Episode]) -> float:
+    """Share of all turns that have no score."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return sum(not isinstance(turn.coach, Scored) for turn in turns) / max(len(turns), 1)
+
+
+def _checked(verdict: Any, coach: Coach) -> Verdict:
+    """What a coach gave, if it is a verdict; a score that is none becomes Unscored, never another number."""
+    if isinstance(verdict, Unscored):
+        return verdict
+    if not isinstance(verdict, Scored):
+        raise CoachError(
+            f"{type(coach).__name__}.judge() gave a {type(verdict).__name__}; a verdict is Scored(score, reason) or "
+            "Unscored(why)."
+        )
+    bad = [score for score in (verdict.score, *(score for _, score in verdict.spans)) if not _in_range(score)]
+    return Unscored(f"the coach gave the score {bad[0]!r}, which is not in 0..10") if bad else verdict
+
+
+def _in_range(score: Any) -> bool:
+    return isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 10  # NaN is not either
+
+
+def _told(turn: Turn) -> str:
+    """What whoever acts next is told about a turn: nothing if nobody could judge it."""
+    if not isinstance(turn.coach, Scored):
+        return ""
+    reason = turn.coach.reason
+    if len(reason) > SHOWN:
+        reason = f"{reason[:SHOWN]} ..."
+    return f"Coach on {turn.agent}: {turn.coach.score:g}/10. {reason}".strip()

@@ -1,0 +1,1 @@
+"""Training without rollouts: SFT and DPO on files or recorded episodes."""

@@ -1,0 +1,222 @@
+"""Records to learn from without play: read from JSONL files, in batches that are a pure function of the step.
+
+A record of a file is `{"agent": ..., "prompt": text, ...}` or `{"agent": ..., "messages": [...], ...}` with the
+answers under the names that the rule asks for: `response`, or `chosen` and `rejected`. What the agent was shown becomes
+tokens exactly as in play (`mafrt.rollout.prompts`), the team's role prompt included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.config.team import Team
+from mafrt.core.errors import DataError
+from mafrt.core.seeding import permutation
+from mafrt.core.types import Observation, Stop, Turn
+from mafrt.rollout.prompts import encode_prompt
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of a file, as text."""
+
+    agent: str
+    seen: Observation
+    text: str
+    where: str
+    """`FILE, line N`"""
+
+
+@dataclass
+class Record:
+    """One term of a loss: an answer, or a chosen and a rejected one to the same prompt."""
+
+    turns: tuple[Turn, ...]
+    where: str
+    reference: tuple[float, ...] | None = None
+    """log-probability of each answer under the reference policy; None: not computed"""
+
+    @property
+    def agent(self) -> str:
+        return self.turns[0].agent
+
+
+def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:
+    """The records of JSONL files, in order, with one answer per name in `fields`. Fields of other names are ignored.
+
+    Raises:
+        DataError: a file that cannot be read or is empty, or a record that lacks something, holds something of a wrong
+            kind, has two equal answers, or names an agent that `team` does not have; it names file and line.
+    """
+    found: list[tuple[Answer, ...]] = []
+    for path in map(Path, paths):
+        before = len(found)
+        for where, record in lines(path):
+            agent, seen = agent_of(where, record, team), _seen(where, record)
+            texts = [text_of(where, record, name, empty=name == "rejected") for name in fields]
+            if len(set(texts)) < len(texts):
+                raise DataError(f"{where}: {' and '.join(fields)} are the same text; nothing can be learnt from that")
+            found.append(tuple(Answer(agent, seen, text, where) for text in texts))
+        if len(found) == before:
+            raise DataError(f"{path}: holds no records; expected lines of {{agent, prompt, {', '.join(fields)}}}")
+    return found
+
+
+def encode(answers: Sequence[tuple[Answer, ...]], team: Team, tokenizer: Any) -> list[Record]:
+    """Tokens of what was seen and said; every answer closes with the tokenizer's end token.
+
+    Raises DataError for an answer without tokens.
+    """
+    records = []
+    for group in answers:
+        first = group[0]
+        prompt = encode_prompt(tokenizer, team.agent(first.agent).prompt, first.seen)
+        turns = [turn_of(a.agent, prompt, closed(tokenizer, a.text, "eos"), "eos", a.text) for a in group]
+        if not all(turn.action_ids for turn in turns):
+            raise DataError(f"{first.where}: an empty answer has no tokens, since this base has no end token")
+        records.append(Record(tuple(turns), first.where))
+    return records
+
+
+def fit(records: Sequence[Record], window: int, *, skip: bool) -> list[Record]:
+    """The records that fit into the context window. Raises DataError for the first that does not, unless `skip`."""
+    kept = []
+    for record in records:
+        longest = max(len(turn.prompt_ids) + len(turn.action_ids) for turn in record.turns)
+        if longest <= window:
+            kept.append(record)
+        elif not skip:
+            raise DataError(
+                f"{record.where}: prompt and answer have {longest} tokens, more than the context window of {window}; "
+                "shorten the record, or leave such records out with --skip_too_long"
+            )
+    return kept
+
+
+def digest(records: Iterable[Record]) -> str:
+    """16 hex digits that change with any agent, prompt or answer, and with the order of the records."""
+    found = hashlib.sha256()
+    for record in records:
+        for turn in record.turns:
+            found.update(repr((turn.agent, list(turn.prompt_ids), list(turn.action_ids))).encode())
+        found.update(b"\n")
+    return found.hexdigest()[:16]
+
+
+def steps_per_epoch(count: int, batch_size: int) -> int:
+    """Steps of one pass over `count` records, `batch_size` each at most and all of about the same size."""
+    return math.ceil(count / batch_size)
+
+
+def batch_at(step: int, count: int, batch_size: int, seed: int, name: str) -> list[int]:
+    """Which of `count` records make up the `step`-th batch: a shuffled pass over all of them, then another."""
+    steps = steps_per_epoch(count, batch_size)
+    epoch, at = divmod(step, steps)
+    order = _order(count, seed, name, epoch)
+    return sorted(order[at * count // steps : (at + 1) * count // steps])
+
+
+@lru_cache(maxsize=64)
+def _order(count: int, seed: int, name: str, epoch: int) -> list[int]:
+    return permutation(count, seed, "records", name, epoch)
+
+
+def turn_of(agent: str, prompt: list[int], action: list[int], stop: Stop, text: str) -> Turn:
+    return Turn(agent, prompt, action, [], stop, text, turn=0, env_step=0, adapter_version=0)
+
+
+def closed(tokenizer: Any, text: str, stop: str) -> list[int]:
+    """Token ids of an answer, with the end token unless it was cut off."""
+    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    return [*ids, tokenizer.eos_token_id] if stop == "eos" and tokenizer.eos_token_id is not None else ids
+
+
+def lines(path: Path, *, growing: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of every line; `growing`: half a line at the end belongs to a run that was killed."""
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if raw.strip() and not (growing and not raw.endswith(b"\n")):
+                    yield f"{path}, line {number}", _object(f"{path}, line {number}", raw, first=number == 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give a file of JSON lines") from error
+
+
+def _object(where: str, raw: bytes, *, first: bool) -> dict[str, Any]:
+    try:
+        record = json.loads(raw.decode("utf-8-sig" if first else "utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not one JSON object ({error}); expected one record a line") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected an object with fields, found {brief(record)}")
+    return record
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def agent_of(where: str, record: Mapping[str, Any], team: Team | None) -> str:
+    name = text_of(where, record, "agent", empty=False)
+    if team is not None and name not in team.names:
+        raise DataError(f"{where}: {unknown('agent', name, team.names)}")
+    return name
+
+
+def text_of(where: str, record: Mapping[str, Any], name: str, *, empty: bool) -> str:
+    if name not in record:
+        raise DataError(f"{where}: lacks the field {name!r}; it has {keys_of(record)}")
+    value = record[name]
+    if not isinstance(value, str) or not (empty or value.strip()):
+        kind = "a text" if empty else "a text that is not empty"
+        raise DataError(f"{where}: {name!r} must be {kind}, found {brief(value)}")
+    return value
+
+
+def _seen(where: str, record: Mapping[str, Any]) -> Observation:
+    if ("prompt" in record) == ("messages" in record):
+        has = "both" if "prompt" in record else f"neither (it has {keys_of(record)})"
+        raise DataError(f"{where}: expected either 'prompt' or 'messages', found {has}")
+    if "prompt" in record:
+        return text_of(where, record, "prompt", empty=False)
+    messages = record["messages"]
+    good = isinstance(messages, list) and messages and all(
+        isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in messages
+    )  # fmt: skip
+    if not good:
+        raise DataError(
+            f'{where}: \'messages\' must be a list of {{"role": {"|".join(ROLES)}, "content": text}}, '
+            f"found {brief(messages)}"
+        )
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where}: 'messages' must end before the agent speaks, but its last one is the assistant's")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def check_number(where: str, record: Mapping[str, Any], name: str) -> None:
+    value = record.get(name, "")
+    good = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+    if not good:
+        found = brief(value) if name in record else "nothing"
+        raise DataError(f"{where}: {name!r} must be a finite number or null, found {found}")
+
+
+def keys_of(record: Mapping[str, Any]) -> str:
+    return f"the fields {', '.join(map(repr, record))}" if record else "no fields"
+
+
+def brief(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

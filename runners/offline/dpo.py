@@ -1,0 +1,105 @@
+"""Direct preference optimisation (DPO; Rafailov 2023, 2305.18290) of every agent's adapter, without play.
+
+    L = - mean over the adapter's pairs of log sigmoid(beta * [(log pi - log pi_ref)(chosen)
+                                                             - (log pi - log pi_ref)(rejected)])
+
+log pi(answer) is the sum over its tokens at temperature 1. The reference is the base with no adapter, or the adapter as
+it was before the first step; its log-probabilities are computed once, before training, and live in the checkpoints.
+Preferences come from files (`runners/offline/dataset.py`) or from what a team said in recorded episodes (`pairs_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mafrt.algorithms.losses import Stats
+from mafrt.algorithms.preference_losses import dpo_loss
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode
+from mafrt.runners.offline.dataset import Record
+from mafrt.runners.offline.replay import Said
+from mafrt.training.critic import Valuation
+from mafrt.training.learner import Learner
+
+_AT_ONCE = 512
+"""Records whose reference log-probabilities are held token by token at a time."""
+
+
+class Dpo:
+    """Preferences as a log-likelihood ratio test; see `mafrt.algorithms.preference_losses.dpo_loss`.
+
+    Args:
+        beta: how much a log-ratio is worth, above 0. Usual are .1 to .5.
+        reference: `base`, which has no adapter, or `initial`, the adapters before the first step (what SFT led to).
+    """
+
+    name, turns = "dpo", 2
+
+    def __init__(self, beta: float = 0.1, reference: Literal["base", "initial"] = "base") -> None:
+        if not beta > 0:
+            raise ConfigError(f"beta is {beta}; choose a value above 0.")
+        if reference not in ("base", "initial"):
+            raise ConfigError(f"reference is {reference!r}; choose one of base, initial.")
+        self.beta, self.reference = beta, reference
+
+    def settings(self) -> dict[str, Any]:
+        return {"reference": self.reference}
+
+    @torch.no_grad()
+    def refer(self, records: Sequence[Record], learner: Learner) -> None:
+        """Fill `reference` of every record; `learner` knows the adapters as they are before the first step."""
+        valuation = Valuation(learner.base, learner.learn, "token", seed=0)
+        for start in range(0, len(records), _AT_ONCE):
+            part = records[start : start + _AT_ONCE]
+            turns = [turn for record in part for turn in record.turns]
+            if self.reference == "base":
+                episodes = [Episode("", "", turns=turns)]
+                valuation.annotate(episodes, learner.temperatures, values=False, reference=True)
+                found = [turn.ref_logprobs or [] for turn in turns]
+            else:
+                found = learner.logprobs(turns)
+            sums = iter([float(torch.tensor(values, dtype=torch.float64).sum()) for values in found])
+            for record in part:
+                record.reference = tuple(next(sums) for _ in record.turns)
+                for turn in record.turns:
+                    turn.ref_logprobs = None
+
+    def size(self, records: Sequence[Record]) -> int:
+        return len(records)
+
+    def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
+        # In double precision: sums over long answers are subtracted from each other.
+        policy = torch.stack([values.double().sum() for values in logprobs]).view(-1, 2)
+        reference = torch.tensor([r.reference for r in records], dtype=torch.float64, device=policy.device)
+        return dpo_loss(*policy.unbind(1), *reference.unbind(1), beta=self.beta, denominator=denominator)
+
+
+def pairs_of(said: Sequence[Said], min_gap: float = 0.0) -> list[Record]:
+    """Preferences among recorded turns: same problem, same agent, same prompt token by token, different return.
+
+    What was said several times counts once, with its mean return (an early speaker's return depends on what others say
+    afterwards). Of n different answers in one context the best is paired with the worst, the second best with the
+    second worst, and so on, so each is used once at most; pairs whose returns differ by `min_gap` or less are left out.
+    The result does not depend on the order of `said`.
+    """
+    contexts: dict[tuple[Any, ...], dict[tuple[int, ...], list[Said]]] = {}
+    for one in said:
+        context = (one.problem, one.turn.agent, tuple(one.turn.prompt_ids))
+        contexts.setdefault(context, {}).setdefault(tuple(one.turn.action_ids), []).append(one)
+    pairs = []
+    for context in sorted(contexts):
+        answers = [(_mean([one.worth for one in same]), ids, same[0]) for ids, same in contexts[context].items()]
+        answers.sort(key=lambda answer: answer[:2])
+        for (low, _, worse), (high, _, better) in zip(answers, reversed(answers), strict=True):
+            if high - low <= min_gap:
+                break
+            pairs.append(Record((better.turn, worse.turn), better.where))
+    return pairs
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(sorted(values)) / len(values)

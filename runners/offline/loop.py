@@ -1,0 +1,278 @@
+"""The loop of learning without play: draw -> forward and backward -> step -> log -> checkpoint.
+
+One iteration is one optimizer step of every adapter that has records left. Each adapter passes over its own records
+`epochs` times in an order of its own, which depends on the seed and its name alone; so neither the others' records nor
+how many they have change what it learns. Which records a step takes is a pure function of the iteration, and a resumed
+run equals an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mafrt.config.schema import unknown
+from mafrt.config.team import LoraSpec, Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core import atomic_files
+from mafrt.core.errors import CheckpointError, ConfigError, DataError
+from mafrt.core.signals import StopRequest
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners.build import place_adapters
+from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
+from mafrt.runners.offline.sft import RecordLearner, RecordRule
+from mafrt.runners.run_state import check_base
+from mafrt.storage import checkpoint
+from mafrt.storage.load_path import Loadable
+from mafrt.storage.metrics import MetricsWriter
+from mafrt.storage.run_dir import RunDir
+from mafrt.training.lr_schedule import pace_of
+
+ADAPTERS = "adapters"
+"""In the run directory, once the run is complete: the adapter folders, initial weights for whatever comes next."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is shown after an iteration."""
+
+    iteration: int
+    iterations: int
+    metrics: Mapping[str, float]
+    seconds: float
+    """of the iteration"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run went."""
+
+    before: dict[str, float] | None
+    """metrics on the held-out records before training; None if there are none"""
+    after: dict[str, float] | None
+    """metrics on the held-out records after training; None if there are none or the run was stopped"""
+    iterations: int
+    """iterations completed"""
+    seconds: float
+    """of training in this process"""
+    run_dir: Path | None
+    stopped_by: str | None
+    """name of the signal that ended the run early"""
+
+
+class Offline:
+    """Trains the adapters of `team` on `base` with fixed records.
+
+    Args:
+        records: what is learnt from; those of frozen agents are left out.
+        rule: how.
+        team: whose adapters learn, added to `base` if they are not there yet. An agent's own `lr` counts.
+        base: the shared base.
+        config: of `learn` the optimizer's settings, `micro_batch_tokens` and `gradient_checkpointing`, of `team` the
+            adapters' shape and `freeze`, of `run` the seed and the checkpoints; all else is about play.
+        epochs: passes over the records.
+        batch_size: records of each adapter in an optimizer step.
+        held_out: records to measure before and after training.
+        run_dir: where everything is written; nothing is written without one.
+        resume: what `--load_path` resolved to: a checkpoint to go on from, or initial adapters.
+        args: what goes to `args.yaml`; the config by default.
+        progress: called after every iteration.
+
+    Raises:
+        ConfigError: settings that contradict each other or the team.
+        DataError: nobody who may learn has a record.
+        CheckpointError: `resume` does not fit.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        rule: RecordRule,
+        team: Team,
+        base: SharedBase,
+        config: TrainConfig,
+        *,
+        epochs: int = 1,
+        batch_size: int = 16,
+        held_out: Sequence[Record] = (),
+        run_dir: str | Path | None = None,
+        resume: Loadable | None = None,
+        args: Mapping[str, Any] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; choose a value of at least 1.")
+        self.rule, self.team, self.base, self.config = rule, team, base, config
+        self.epochs, self.batch_size = epochs, batch_size
+        self.records = _by_learner(records, team, config.team.freeze)
+        self.held_out = list(held_out)
+        self.run_dir = Path(run_dir) if run_dir else None
+        self.resume = resume
+        self.args = dict(args) if args is not None else config.flat()
+        self.progress = progress or (lambda _: None)
+        spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
+        place_adapters(base, team, spec, config.run.seed)
+        base.gradient_checkpointing(config.learn.gradient_checkpointing)
+        self.steps = {name: epochs * steps_per_epoch(len(mine), batch_size) for name, mine in self.records.items()}
+        self.iterations = max(self.steps.values())
+        pace = pace_of(config.learn, self.iterations)
+        self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, pace)
+        self.iteration = 0
+        self.before: dict[str, float] | None = None
+        self.saved: int | None = None
+        if resume is not None:
+            self._restore(resume)
+
+    def run(self) -> Summary:
+        """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
+        with StopRequest() as stop:
+            self.stop = stop
+            if self.run_dir is None:
+                return self._train(None, None)
+            with RunDir.open(self.run_dir, self.args, self.resume) as disk, MetricsWriter(disk) as writer:
+                return self._train(disk, writer)
+
+    def _train(self, disk: RunDir | None, writer: MetricsWriter | None) -> Summary:
+        run, after, seconds = self.config.run, None, 0.0
+        everything = [*self._all(), *self.held_out]
+        if any(record.reference is None for record in everything):
+            self.learner.refer(everything)
+        while not self.stop.requested:
+            if self.held_out and self.iteration in (0, self.iterations):
+                found = self._evaluate(writer)
+                self.before, after = (found, after) if self.iteration == 0 else (self.before, found)
+            if self.iteration == self.iterations:
+                break
+            started = time.perf_counter()
+            metrics = self.learner.step(self.batch(self.iteration), self.iteration)
+            metrics |= {
+                f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters
+            }
+            self.iteration += 1
+            took = time.perf_counter() - started
+            seconds += took
+            if disk is not None and writer is not None:
+                writer.write(self.iteration, dict(sorted(metrics.items())), {"seconds_learn": took})
+                due = run.save_interval > 0 and self.iteration % run.save_interval == 0
+                if due or self.iteration == self.iterations:
+                    self._checkpoint(disk)
+            self.progress(Progress(self.iteration, self.iterations, metrics, took))
+        if disk is not None:
+            if self.saved != self.iteration:
+                self._checkpoint(disk)
+            if self.iteration == self.iterations:
+                for name in self.team.adapters:
+                    self.base.save_adapter(name, disk.path / ADAPTERS / name)
+        return Summary(self.before, after, self.iteration, seconds, self.run_dir, self.stop.reason)
+
+    def batch(self, iteration: int) -> list[Record]:
+        """The records of one iteration: some of every adapter that has not finished its last pass."""
+        seed = self.config.run.seed
+        return [
+            mine[index]
+            for name, mine in self.records.items()
+            if iteration < self.steps[name]
+            for index in batch_at(iteration, len(mine), self.batch_size, seed, name)
+        ]
+
+    def _all(self) -> list[Record]:
+        return [record for mine in self.records.values() for record in mine]
+
+    def _evaluate(self, writer: MetricsWriter | None) -> dict[str, float]:
+        """Measure the held-out records with the adapters as they are."""
+        found = self.learner.measure(self.held_out)
+        metrics = {f"eval/{name}": value for name, value in found.items() if name != "nonfinite_terms"}
+        if writer is not None:
+            writer.write_evaluation(self.iteration, "after" if self.iteration else "before", metrics)
+        return metrics
+
+    def _must_match(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it goes on with."""
+        return {
+            "rule": self.rule.name,
+            "seed": self.config.run.seed,
+            "batch_size": self.batch_size,
+            "records": digest(self._all()),
+            "held-out records": digest(self.held_out),
+            **self.rule.settings(),
+        }
+
+    def _checkpoint(self, disk: RunDir) -> None:
+        run, base = self.config.run, self.base
+        references = [record.reference for record in [*self._all(), *self.held_out] if record.reference is not None]
+        tensors = {
+            "adapters": self.learner.state(),
+            "reference": torch.tensor(references, dtype=torch.float64) if references else None,
+        }
+        state = {
+            "iteration": self.iteration,
+            "before": self.before,
+            "versions": {name: base.versions[name] for name in self.team.adapters},
+            "must_match": self._must_match(),
+        }
+        writers: dict[str, checkpoint.Writer] = {
+            name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
+            for name in self.team.adapters
+        }
+        writers["state/optimizers.pt"] = lambda path: atomic_files.save_tensors(path, tensors)
+        writers["state/run.json"] = lambda path: atomic_files.save_json(path, state)
+        meta = {"base": base.fingerprint(), "team": list(self.team.names), "rule": self.rule.name}
+        checkpoint.save(
+            disk.checkpoints, self.iteration, writers, meta=meta, keep_last=run.keep_last, keep_every=run.keep_every
+        )
+        self.saved = self.iteration
+
+    def _restore(self, loaded: Loadable) -> None:
+        """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only."""
+        if loaded.kind == "run" and loaded.checkpoint is None:
+            return
+        for name in self.team.adapters:
+            self.base.load_adapter(name, loaded.adapter(name))
+        if loaded.checkpoint is None:
+            return
+        check_base(loaded, self.base)
+        found = atomic_files.load_json(loaded.state("run.json"))
+        was = found.get("must_match") if isinstance(found, dict) else None
+        for name, value in self._must_match().items():
+            if was is None or was.get(name) != value:
+                kind = "another kind of run" if was is None else f"other {name} ({was.get(name)}, here {value})"
+                raise CheckpointError(
+                    f"{loaded.path} was written with {kind}, so it cannot go on from there; go on with what it was "
+                    "started with, or give a folder that holds its adapter folders alone to start from them."
+                )
+        tensors = atomic_files.load_tensors(loaded.state("optimizers.pt"))
+        try:
+            self.learner.load_state(tensors["adapters"])
+            self.iteration, self.before = found["iteration"], found["before"]
+            for name in self.team.adapters:
+                self.base.versions[name] = found["versions"][name]
+            if tensors["reference"] is not None:
+                for record, values in zip([*self._all(), *self.held_out], tensors["reference"].tolist(), strict=True):
+                    record.reference = tuple(values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The state in {loaded.path} is damaged ({type(error).__name__}: {error})."
+            ) from error
+
+
+def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) -> dict[str, list[Record]]:
+    """Adapter -> its records, without those of frozen agents."""
+    for name in freeze:
+        if name not in team.names and name != "all":
+            raise ConfigError(unknown("agent", name, team.names))
+    frozen = team.names if "all" in freeze else freeze
+    found: dict[str, list[Record]] = {name: [] for name in team.adapters}
+    for record in records:
+        if record.agent not in frozen:
+            found[team.agent(record.agent).adapter].append(record)
+    found = {name: mine for name, mine in found.items() if mine}
+    if not found:
+        others = f" ({len(records)} are of frozen agents)" if records else ""
+        raise DataError(f"there is no record to learn from{others}; give records of an agent that may learn")
+    return found

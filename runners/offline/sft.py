@@ -1,0 +1,191 @@
+"""Supervised fine-tuning (SFT), and the learner that takes its gradients from records instead of episodes.
+
+SFT of an adapter: L = - mean over the action tokens of its agents' answers of log pi(token | what stands before)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mafrt.algorithms.losses import Stats, mean_stats
+from mafrt.algorithms.preference_losses import sft_loss
+from mafrt.config.team import Team
+from mafrt.config.train_config import LearnConfig
+from mafrt.core.types import Turn
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners.build import rates_of
+from mafrt.runners.offline.dataset import Record
+from mafrt.runners.offline.replay import Said
+from mafrt.training.learner import Learner
+from mafrt.training.lr_schedule import Pace
+from mafrt.training.policy_objective import Objective, Part
+
+
+class RecordRule(Protocol):
+    """What is learnt from a record."""
+
+    name: str
+    turns: int
+    """answers in a record"""
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run has to have in common with the one it goes on with."""
+        ...
+
+    def refer(self, records: Sequence[Record], learner: Learner) -> None:
+        """Fill `reference` of every record, with the adapters as they are before the first step."""
+        ...
+
+    def size(self, records: Sequence[Record]) -> int:
+        """The denominator of a mini-batch's loss: what the mean runs over."""
+        ...
+
+    def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
+        """The loss from the log-probabilities of each answer's tokens, `[n]` each, record after record."""
+        ...
+
+
+class Sft:
+    """Mean negative log-likelihood of the action tokens; see `mafrt.algorithms.preference_losses.sft_loss`."""
+
+    name, turns = "sft", 1
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def refer(self, records: Sequence[Record], learner: Learner) -> None:
+        """Nothing to refer to."""
+
+    def size(self, records: Sequence[Record]) -> int:
+        return sum(len(record.turns[0].action_ids) for record in records)
+
+    def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
+        return sft_loss(torch.cat(list(logprobs)), denominator=denominator)
+
+
+def examples_of(said: Sequence[Said], min_return: float) -> list[Record]:
+    """Recorded turns with a return of at least `min_return`, equal ones (agent, prompt, answer) once.
+
+    (As in rejection-sampling fine-tuning, Yuan 2023, 2308.01825.)
+    """
+    found: dict[tuple[Any, ...], Record] = {}
+    for one in said:
+        if one.worth >= min_return:
+            key = (one.turn.agent, tuple(one.turn.prompt_ids), tuple(one.turn.action_ids))
+            found.setdefault(key, Record((one.turn,), one.where))
+    return list(found.values())
+
+
+class RecordLoss:
+    """A rule on records as the learner's loss. A record is known to the learner by its longest turn; both answers of a
+    pair lie in the same micro-batch."""
+
+    def __init__(self, rule: RecordRule) -> None:
+        self.rule = rule
+        self.records: dict[int, Record] = {}
+        """`id` of a record's longest turn -> the record, of the mini-batch"""
+        self.sizes: dict[str, int] = {}
+        """adapter -> denominator of the mini-batch"""
+
+    def rows(self, turns: list[Turn]) -> list[Turn]:
+        return [row for turn in turns for row in self.records[id(turn)].turns]
+
+    def of(self, part: Part) -> Tensor:
+        """Also notes the log-probabilities that the gradient is taken at."""
+        rows = part.batch.turns
+        for turn, values in zip(rows, part.batch.scatter(part.logprobs), strict=True):
+            turn.old_logprobs = values
+        pieces = part.logprobs.split([len(turn.action_ids) for turn in rows])
+        each = dict(zip(map(id, rows), pieces, strict=True))
+        owner = dict(zip(map(id, rows), part.owners, strict=True))
+        mine: dict[str, list[Record]] = {}
+        for turn in part.turns:
+            mine.setdefault(owner[id(turn)], []).append(self.records[id(turn)])
+        total = part.logprobs.new_zeros(())
+        for name, records in mine.items():
+            answers = [each[id(turn)] for record in records for turn in record.turns]
+            loss, _ = self.rule.loss(records, answers, self.sizes[name])
+            part.tally.add_loss(name, loss)
+            total = total + loss
+        return total
+
+
+class RecordLearner:
+    """Steps and measurements on records, by a learner whose loss is the rule's."""
+
+    def __init__(
+        self,
+        base: SharedBase,
+        team: Team,
+        learn: LearnConfig,
+        rule: RecordRule,
+        seed: int,
+        pace: Pace = lambda _: 1.0,
+    ) -> None:
+        rates = rates_of(team, learn.lr)
+        tokens = max(1, learn.micro_batch_tokens // rule.turns)
+        one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, target_kl=None, micro_batch_tokens=tokens)
+        adapter_of = {agent.name: agent.adapter for agent in team.agents}
+        heat = dict.fromkeys(team.names, 1.0)
+        self.rule, self.loss = rule, RecordLoss(rule)
+        self.learner = Learner(base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss, pace=pace)
+
+    def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:
+        """One optimizer step of every adapter that has a record among `records`; all others stay bit-identical.
+
+        Returns the metrics of `measure` as they were before the step, and `grad_norm/ADAPTER`, `skipped_updates`,
+        `rollbacks`, `nonfinite_terms`.
+        """
+        mine = self._by_adapter(records)
+        longest = [max(record.turns, key=lambda turn: len(turn.action_ids)) for record in records]
+        for turn in longest:
+            turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
+        self.loss.records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
+        self.loss.sizes = {name: self.rule.size(part) for name, part in mine.items()}
+        found = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
+        kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}
+        return kept | self._metrics(mine)
+
+    @torch.no_grad()
+    def measure(self, records: Sequence[Record]) -> dict[str, float]:
+        """`loss/ADAPTER` and what else the rule tells, on `records`, with the adapters as they are."""
+        self.learner.recompute_logprobs([turn for record in records for turn in record.turns])
+        return self._metrics(self._by_adapter(records))
+
+    def refer(self, records: Sequence[Record]) -> None:
+        """Fill `reference` of every record."""
+        self.rule.refer(records, self.learner)
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state of every adapter."""
+        return self.learner.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state(state)
+
+    def _metrics(self, mine: Mapping[str, Sequence[Record]]) -> dict[str, float]:
+        """The rule's numbers from `old_logprobs`, which are dropped."""
+        metrics: dict[str, float] = {}
+        bad = 0.0
+        for name, records in mine.items():
+            turns = [turn for record in records for turn in record.turns]
+            logprobs = [torch.tensor(turn.old_logprobs) for turn in turns]
+            loss, stats = self.rule.loss(records, logprobs, self.rule.size(records))
+            means = mean_stats([stats])
+            bad += means.pop("nonfinite")
+            del means["count"]
+            metrics |= {f"loss/{name}": float(loss)} | {f"{key}/{name}": value for key, value in means.items()}
+            for turn in turns:
+                turn.old_logprobs = turn.advantages = None
+        return metrics | {"nonfinite_terms": bad}
+
+    def _by_adapter(self, records: Sequence[Record]) -> dict[str, list[Record]]:
+        found: dict[str, list[Record]] = {}
+        for record in records:
+            found.setdefault(self.learner.adapter_of[record.agent], []).append(record)
+        return found

@@ -1,0 +1,143 @@
+"""What a run remembers between iterations, and how it enters and leaves a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.team import Team
+from mafrt.config.train_config import RunConfig
+from mafrt.core import atomic_files, rng_state
+from mafrt.core.errors import CheckpointError
+from mafrt.storage import checkpoint
+from mafrt.storage.load_path import Loadable
+from mafrt.storage.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+    from mafrt.training.critic import Valuation
+    from mafrt.training.learner import Learner
+    from mafrt.training.mixer_critic import Mixing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RunState:
+    """Everything besides weights and optimizers that the next iteration depends on, or the final table shows."""
+
+    iteration: int = 0
+    """iterations completed"""
+    drawn: int = 0
+    """tasks drawn: the position in the data"""
+    tokens: int = 0
+    """tokens sampled in all iterations"""
+    before: dict[str, float] | None = None
+    """metrics of the evaluation before training"""
+    kl_coef: float | None = None
+    """weight of the KL penalty that a target has steered to; None before the first iteration, or without a target"""
+
+
+def digest(base: SharedBase, adapters: Iterable[str]) -> str:
+    """16 hex digits of all weights of these adapters: equal in all processes, as long as they learn together."""
+    found = hashlib.sha256()
+    for name in adapters:
+        for parameter in base.adapter_parameters(name):
+            found.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def save(
+    disk: RunDir | None,
+    state: RunState,
+    base: SharedBase,
+    team: Team,
+    valuation: Valuation | Mixing,
+    learner: Learner,
+    run: RunConfig,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write checkpoint `state.iteration`. Raises CheckpointError, with earlier ones untouched, if it cannot.
+
+    All processes call it, since optimizer state may be spread over them; the one that has `disk` writes. `extra` are
+    further files of tensors among the state, by name.
+    """
+    tensors = {"optimizers.pt": {"adapters": learner.state(), "critic": valuation.state()}, **(extra or {})}
+    base.processes.lead(lambda: _write(disk, state, base, team, valuation, tensors, run) if disk else None)
+
+
+def _write(
+    disk: RunDir,
+    state: RunState,
+    base: SharedBase,
+    team: Team,
+    valuation: Valuation | Mixing,
+    tensors: Mapping[str, Any],
+    run: RunConfig,
+) -> None:
+    writers: dict[str, checkpoint.Writer] = {
+        name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
+        for name in team.adapters
+    }
+    writers["critic.pth"] = valuation.save
+    for name, content in tensors.items():
+        writers[f"state/{name}"] = lambda path, content=content: atomic_files.save_tensors(path, content)  # type: ignore[misc]
+    versions = {name: base.versions[name] for name in team.adapters}
+    writers["state/run.json"] = lambda path: atomic_files.save_json(
+        path, {**asdict(state), "versions": versions, "random": rng_state.random_state()}
+    )
+    checkpoint.save(
+        disk.checkpoints,
+        state.iteration,
+        writers,
+        meta={"base": base.fingerprint(), "team": list(team.names)},
+        keep_last=run.keep_last,
+        keep_every=run.keep_every,
+    )
+
+
+def restore(
+    loaded: Loadable, state: RunState, base: SharedBase, team: Team, valuation: Valuation | Mixing, learner: Learner
+) -> None:
+    """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
+
+    Raises:
+        CheckpointError: an adapter is missing or foreign, or the state does not fit the team.
+    """
+    if loaded.kind == "run" and loaded.checkpoint is None:
+        return
+    for name in team.adapters:
+        base.load_adapter(name, loaded.adapter(name))
+    if loaded.critic is not None:
+        valuation.load(loaded.critic)
+    if loaded.checkpoint is None:
+        return
+    check_base(loaded, base)
+    found = atomic_files.load_json(loaded.state("run.json"))
+    optimizers = atomic_files.load_tensors(loaded.state("optimizers.pt"))
+    try:
+        learner.load_state(optimizers["adapters"])
+        valuation.load_state(optimizers["critic"])
+        state.iteration, state.drawn, state.tokens = found["iteration"], found["drawn"], found["tokens"]
+        state.before, state.kl_coef = found["before"], found["kl_coef"]
+        for name in team.adapters:
+            base.versions[name] = found["versions"][name]
+        rng_state.restore_random_state(found["random"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The state in {loaded.path} does not fit this team ({type(error).__name__}: {error}); resume with the "
+            "team and settings it was saved with, or give a folder with the adapters alone to start from them."
+        ) from error
+
+
+def check_base(loaded: Loadable, base: SharedBase) -> None:
+    """Raise CheckpointError if `loaded` is of another base model."""
+    was = (loaded.checkpoint.meta if loaded.checkpoint else {}).get("base")
+    if was and was != base.fingerprint():
+        raise CheckpointError(
+            f"{loaded.path} was trained on another base model (its configuration hashes to {was}, this one to "
+            f"{base.fingerprint()}); give the --model_name_or_path it was trained with."
+        )

@@ -1,0 +1,164 @@
+"""The second half of an iteration: value, credit, update, and what is worth knowing of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mafrt import algorithms, engines
+from mafrt.algorithms.happo import CompoundRatio
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.types import Episode, SamplingParams, Turn
+from mafrt.engines import Engine
+from mafrt.engines.logprob_gap import engine_gap
+from mafrt.rollout.player import PlayStats
+from mafrt.rollout.tree_player import show_advantages, to_learn
+from mafrt.runners.algorithm import Rule
+from mafrt.runners.async_rollout import staleness
+from mafrt.runners.evaluation import measures_of, score
+from mafrt.runners.judge import Coaching
+from mafrt.runners.schedules import Plan
+from mafrt.training.update_metrics import COUNTS
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+class Learning:
+    """Turns batches into steps of the adapters that the schedule names.
+
+    Args:
+        base: the shared base; it has the adapters of the team.
+        team: its agents.
+        config: all settings.
+        rule: what to learn by.
+        sampling: how each agent sampled.
+        engine: what sampled; the log-probabilities of another one than the base itself are computed again.
+        credit: the settings of `algorithms.assign`.
+        coaching: what judged the batches; None without a coach.
+    """
+
+    def __init__(
+        self,
+        base: SharedBase,
+        team: Team,
+        config: TrainConfig,
+        rule: Rule,
+        sampling: Mapping[str, SamplingParams],
+        engine: Engine,
+        credit: Mapping[str, Any],
+        coaching: Coaching | None,
+    ) -> None:
+        from mafrt.runners.build import make_kl_control, make_learner, make_valuation
+
+        self.base, self.team, self.config, self.rule, self.sampling = base, team, config, rule, sampling
+        self.credit, self.coaching = credit, coaching
+        self.valuation = make_valuation(base, team, config, rule)
+        self.learner = make_learner(base, team, config, rule, sampling)
+        self.kl = make_kl_control(config)
+        self.engine = engine
+
+    @property
+    def kl_coef(self) -> float | None:
+        """Weight of the KL penalty that a target has steered to; None where it is fixed."""
+        return None if self.kl is None else self.kl.coef
+
+    @kl_coef.setter
+    def kl_coef(self, coef: float | None) -> None:
+        if self.kl is not None and coef is not None:
+            self.kl.coef = coef
+
+    def learn(self, episodes: list[Episode], stats: PlayStats, iteration: int) -> dict[str, float]:
+        """Fill the turns' values and advantages, move the adapters whose turn it is, and say what happened.
+
+        Args:
+            episodes: a whole batch, judged if there is a coach.
+            stats: of its play.
+            iteration: iterations completed before it.
+        """
+        rule, learn = self.rule, self.config.learn
+        plan = rule.schedule.plan(iteration)
+        self.learner.adapter_of = plan.adapters
+        learnt = to_learn(episodes)
+        turns = [turn for episode in learnt for turn in episode.turns]
+        heat = {name: how.temperature for name, how in self.sampling.items()}
+        features: Any = self.valuation.annotate(learnt, heat, values=rule.critic is not None, reference=rule.reference)
+        foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
+        if foreign or any(how.truncated for how in self.sampling.values()):
+            self.learner.recompute_logprobs(turns)
+        stale = staleness(turns, self.base.versions, plan.adapters) if self.config.play.async_steps else {}
+        kl_coef = learn.kl_coef if self.kl is None else self.kl.coef
+        if rule.kl_in == "loss":
+            self.learner.kl_coef = kl_coef
+        metrics = algorithms.assign(
+            learnt, rule=rule.name, **{**self.credit, **rule.kl_settings(kl_coef), **features.credit}
+        )
+        metrics |= stale
+        show_advantages(episodes)
+        if foreign:
+            metrics |= engine_gap(turns, self.sampling)
+        if self.coaching is not None:
+            metrics |= self.coaching.metrics(episodes)
+        if self.coaching is None or not self.coaching.too_few(episodes):
+            if rule.critic is not None:
+                metrics |= self.valuation.update(features, iteration)
+            if iteration >= learn.warmup_steps or rule.critic is None:
+                metrics |= self._update(learnt, plan, iteration)
+        if self.kl is not None:
+            metrics["kl_coef"] = kl_coef
+            self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
+        metrics |= self._of_the_batch(episodes, turns, stats)
+        metrics |= {f"lr/{name}": self.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
+        metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
+        metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
+        return dict(sorted(metrics.items()))
+
+    def _update(self, episodes: list[Episode], plan: Plan, iteration: int) -> dict[str, float]:
+        """Move the learning adapters: all at once, or group after group with HAPPO's compound ratio."""
+        turns = [turn for episode in episodes for turn in episode.turns]
+        if not plan.compound:
+            return self.learner.update(turns, plan.agents, iteration)
+        ratio = CompoundRatio(episodes)
+        metrics: dict[str, float] = {}
+        for group in plan.learners:
+            for agent in group:
+                metrics |= ratio.spread(agent)
+            found = self.learner.update(turns, group, iteration, weight=ratio.factor)
+            metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
+            mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
+            ratio.update(zip(mine, self.learner.logprobs(mine), strict=True))
+        return metrics | ratio.metrics()
+
+    def _of_the_batch(self, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats) -> dict[str, float]:
+        """What the batch was: scores, lengths, the environment's own measures, and what went wrong."""
+        scores = [score(episode) for episode in episodes]
+        metrics = {
+            "score": sum(scores) / len(scores),
+            "episodes": float(len(episodes)),
+            "turns": float(len(turns)),
+            "tokens": float(stats.tokens),
+            "env_errors": float(stats.env_errors),
+            "prompt_too_long": float(stats.prompt_too_long),
+        }
+        if self.rule.tree_samples > 1:
+            metrics["tree_unscored"] = stats.tree_unscored / max(stats.tree_turns, 1)
+            metrics["tree_errors"] = float(stats.tree_errors)
+        if self.rule.sampling_rounds:
+            metrics["sampling_rounds"] = float(stats.sampling_rounds)
+            metrics["groups_replaced"] = float(stats.groups_replaced)
+        measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
+        metrics |= {f"measure/{name}": value for name, value in measured.items()}
+        for name in self.team.names:
+            said = [turn for turn in turns if turn.agent == name]
+            if said:
+                metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in said) / len(said)
+                metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in said) / len(said)
+        return metrics
+
+
+def mean_of(metrics: Mapping[str, float], name: str) -> float:
+    """Mean of a metric over agents; NaN if it was not measured."""
+    found = [value for key, value in metrics.items() if key.startswith(f"{name}/")]
+    return sum(found) / len(found) if found else math.nan

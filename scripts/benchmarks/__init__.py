@@ -1,0 +1,1 @@
+"""Benchmarks, one file each: `mafrt bench NAME` calls `run(argv) -> dict` of module NAME."""

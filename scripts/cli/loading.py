@@ -1,0 +1,156 @@
+"""What the training and evaluation scripts share: the team, the base, environments, and files that ship."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.shipped import SHIPPED, shipped
+from mafrt.scripts.cli.command import Settings
+from mafrt.scripts.cli.processes import Spread
+from mafrt.scripts.cli.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from mafrt.environment.base import Env
+    from mafrt.models.shared_base import SharedBase
+    from mafrt.storage.load_path import Loadable
+
+T = TypeVar("T")
+
+HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
+"""Share of a file that is not trained on where no other file is given, and records at most."""
+
+
+def load_team(settings: Settings, default: str | None = None) -> Team | None:
+    """The team of `--profile_path` or of the file `default`, or None; ConfigError if `--n_agents` contradicts it."""
+    profile = settings["profile_path"] or default
+    if profile is None:
+        return None
+    path = shipped(profile)
+    if not path.exists():
+        names = ", ".join(sorted(f"profiles/{own.name}" for own in (SHIPPED / "profiles").glob("*.json")))
+        raise ConfigError(f"There is no team file {path}; give the path of one, or one that ships: {names}.")
+    team = Team.load(path)
+    team.check_size(settings["n_agents"])
+    return team
+
+
+def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
+    """`team`, checked against the environment's agents, or one agent with its own adapter for each of them."""
+    if team is None:
+        team = Team.of(env.agents)
+        team.check_size(n_agents)
+    elif set(team.names) != set(env.agents):
+        raise ConfigError(
+            f"The team file has the agents {', '.join(team.names)}, but {type(env).__name__} is played by "
+            f"{', '.join(env.agents)}; use the same names."
+        )
+    return team
+
+
+def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
+    """`key=value` words, or one JSON object, as keyword arguments; values are JSON where they can be, else text."""
+    found: dict[str, Any] = {}
+    for item in given:
+        if item.lstrip().startswith("{"):
+            try:
+                found.update(json.loads(item))
+            except ValueError as error:
+                raise ConfigError(f"--{where} holds {item!r}, which is not valid JSON: {error}.") from error
+            continue
+        key, equals, value = item.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--{where} holds {item!r}; expected key=value, as in size=4, or one JSON object.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """`kwargs` with the run's sandbox, if the environment takes one; ConfigError if one is asked for in vain."""
+    from mafrt.environment.registry import takes
+
+    if takes(env, "sandbox"):
+        return {"sandbox": settings["sandbox"], **kwargs}
+    if "sandbox" in settings.flags:
+        raise ConfigError(f"Environment {env} runs no programs, so it has no use for a sandbox; leave --sandbox out.")
+    return kwargs
+
+
+def resolve(settings: Settings) -> Loadable | None:
+    """What `--load_path` names."""
+    if settings["load_path"] is None:
+        return None
+    from mafrt.storage import load_path
+
+    return load_path.resolve(settings["load_path"])
+
+
+def stored_args(loaded: Loadable | None) -> dict[str, Any]:
+    """The settings of the run that `loaded` belongs to; none if it belongs to none, or its args.yaml is gone."""
+    from mafrt.storage.run_dir import read_args
+
+    path = loaded.run / "args.yaml" if loaded is not None and loaded.run is not None else None
+    return read_args(path) if path is not None and path.is_file() else {}
+
+
+def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
+    """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
+    quiet()
+    if settings["device"] is not None:
+        check_device(settings["device"])
+    from mafrt.core.malloc import keep_freed_memory
+    from mafrt.models.shared_base import SharedBase
+
+    keep_freed_memory()
+    base = SharedBase.load(
+        settings["model_name_or_path"],
+        dtype=settings["dtype"],
+        # A base to be sharded may be too large for one GPU: it goes there in parts.
+        device="cpu" if spread is not None and spread.shards else settings["device"],
+        trust_remote_code=settings["trust_remote_code"],
+        bits=settings.make(ModelSettings).bits,
+    )
+    if spread is not None:
+        from mafrt.runners import build
+
+        build.spread(base, spread.processes, spread.zero, fsdp=spread.fsdp)
+    return base
+
+
+def check_device(device: str) -> None:
+    """ConfigError unless torch can put a tensor there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"device {device!r} cannot be used here ({said}); give cpu, or cuda:N of a GPU that is there."
+        ) from None
+
+
+def quiet() -> None:
+    """Keep the progress bars, retries and advice of transformers and its hub client out of the terminal."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry, before our one sentence
+    for name in ("bitsandbytes", "bitsandbytes.autograd._functions"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # a line for every layer that is computed in half precision
+
+
+def hold_out(tasks: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Tasks to train on and, from the end, a tenth that is not; a file too small for that has none of the latter."""
+    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
+    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]

@@ -1,0 +1,294 @@
+"""The body of the scripts that learn from records: settings, reading, training, and what is said at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mafrt.config.team import Team
+from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
+from mafrt.core.errors import ConfigError, DataError
+from mafrt.scripts import train as train_any
+from mafrt.scripts import train_code, train_dsbench, train_math
+from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args
+from mafrt.scripts.cli.processes import only_one
+from mafrt.scripts.cli.progress import lines
+from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
+from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
+
+if TYPE_CHECKING:
+    from mafrt.environment.base import Env
+    from mafrt.models.shared_base import SharedBase
+    from mafrt.runners.offline.dataset import Answer, Record
+    from mafrt.runners.offline.loop import Progress, Summary
+    from mafrt.runners.offline.replay import Episodes, Said
+    from mafrt.runners.offline.sft import RecordRule
+    from mafrt.storage.load_path import Loadable
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What is learnt from."""
+
+    records_path: tuple[str, ...] = ()
+    """JSONL files of records, see docs/dpo_sft.md"""
+    episodes_path: tuple[str, ...] = ()
+    """run directories whose recorded episodes are learnt from"""
+    return_of: Literal["episode", "agent"] = "episode"
+    """a recorded turn's return: the episode's score, or the agent's own rewards from that turn on"""
+    eval_records_path: tuple[str, ...] = ()
+    """JSONL files of held-out records, measured before and after training"""
+    skip_too_long: bool = False
+    """leave out records that do not fit into the context window, instead of refusing them"""
+    context_window: int | None = None
+    """tokens of prompt and answer together; default: what the base was trained for"""
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How it is learnt."""
+
+    epochs: int = 1
+    """passes over the records"""
+    batch_size: int = 16
+    """records of each adapter in an optimizer step"""
+    lr: float = LearnConfig.lr
+    """learning rate of the adapters"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = LearnConfig.lr_schedule
+    """what becomes of it over the steps of the run: it stays, or falls to 0"""
+    lr_warmup: int = LearnConfig.lr_warmup
+    """steps in which it rises to lr"""
+    max_grad_norm: float = LearnConfig.max_grad_norm
+    """gradients of an adapter are scaled down to this norm"""
+    weight_decay: float = LearnConfig.weight_decay
+    """decoupled weight decay of AdamW"""
+    opti_eps: float = LearnConfig.opti_eps
+    """epsilon of AdamW"""
+    micro_batch_tokens: int = LearnConfig.micro_batch_tokens
+    """padded tokens of one backward pass; the gradient does not depend on it"""
+    gradient_checkpointing: bool = LearnConfig.gradient_checkpointing
+    """recompute activations in the backward pass: less memory, about a third more time"""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least 1.")
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """The adapters."""
+
+    lora_rank: int = TeamConfig.lora_rank
+    """rank of each adapter"""
+    lora_alpha: float = TeamConfig.lora_alpha
+    """scale of each adapter is lora_alpha / lora_rank"""
+    lora_targets: tuple[str, ...] = TeamConfig.lora_targets
+    """linear layers that get an adapter"""
+    freeze: tuple[str, ...] = ()
+    """agents whose records are left out"""
+
+
+@dataclass(frozen=True)
+class KeepSettings:
+    """Seed, and what is kept."""
+
+    seed: int = RunConfig.seed
+    """every random choice of the run follows from it"""
+    save_interval: int = 100
+    """steps between checkpoints; the last step always makes one"""
+    keep_last: int = RunConfig.keep_last
+    """newest checkpoints that are kept"""
+    keep_every: int = RunConfig.keep_every
+    """also keep every checkpoint whose step this divides; 0 keeps none besides"""
+
+
+OFFLINE = (RecordSettings, PassSettings, AdapterSettings, ModelSettings, PlaceSettings, KeepSettings)
+TO_CONFIG = (PassSettings, AdapterSettings, KeepSettings)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a command makes of the settings that are its own."""
+
+    rule: Callable[[], RecordRule]
+    fields: tuple[str, ...]
+    """names of the answers in a record of a file"""
+    choose: Callable[[Sequence[Said]], list[Record]]
+    """the records that recorded turns amount to"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was read before the model is loaded."""
+
+    team: Team
+    answers: list[tuple[Answer, ...]]
+    held_out: list[tuple[Answer, ...]]
+    runs: list[tuple[Path, Episodes, Env | None, int]]
+    """run directory, its episodes, and what they can be played again in: environment and seed of the run"""
+
+
+def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Task]) -> int:
+    """Read settings and records, go on if asked to, train, and say what came of it. Returns the exit code."""
+    settings = command.read(argv)
+    only_one(command.name)
+    loaded, stored = _start(command, resolve(settings))
+    settings = command.read(argv, below=stored)
+    own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
+    passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
+    config, task = TrainConfig.of(**own), prepare(settings)
+    source = read(settings, task)
+    run_dir = choose_run_dir(settings, loaded, rule_name(command))
+    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
+    if loaded is not None and loaded.resumes:
+        args["load_path"] = None  # its history comes along, so that the settings alone describe the run
+    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings)
+    records, held_out = encode(source, settings, task, base)
+
+    from mafrt.runners.offline.loop import Offline
+
+    runner = Offline(
+        records,
+        task.rule(),
+        source.team,
+        base,
+        config,
+        **passes,
+        held_out=held_out,
+        run_dir=run_dir,
+        resume=loaded,
+        args=args,
+        progress=lines(_words),
+    )
+    if settings["set_aside"] and not is_same(loaded, run_dir):
+        from mafrt.storage.run_dir import set_aside
+
+        if aside := set_aside(run_dir):
+            print(f"The earlier run is now in {aside}.")
+    counts = ", ".join(f"{name} {len(mine)}" for name, mine in runner.records.items())
+    print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
+    return _close(command, runner.run(), source.team, run_dir)
+
+
+def read(settings: Settings, task: Task) -> Source:
+    """Everything that files and runs hold, checked against the team; without a team file, who is named makes it up."""
+    from mafrt.runners.offline.dataset import read_answers
+    from mafrt.runners.offline.replay import holds_tokens, read_episodes
+
+    data, team = settings.make(RecordSettings), load_team(settings)
+    if not data.records_path and not data.episodes_path:
+        raise ConfigError("There is nothing to learn from; name files by --records_path, or runs by --episodes_path.")
+    answers = read_answers(data.records_path, task.fields, team)
+    episodes = [read_episodes(path, team) for path in data.episodes_path]
+    if team is None:
+        names = [group[0].agent for group in answers]
+        names += [turn["agent"] for one in episodes for _, episode in one for turn in episode["turns"]]
+        team = Team.of(list(dict.fromkeys(names)))
+        team.check_size(settings["n_agents"])
+    held_out = read_answers(data.eval_records_path, task.fields, team)
+    runs = []
+    for path, one in zip(map(Path, data.episodes_path), episodes, strict=True):
+        exact = all(holds_tokens(episode) for _, episode in one)
+        runs.append((path, one, *((None, 0) if exact else _environment(path))))
+    return Source(team, answers, held_out, runs)
+
+
+def encode(source: Source, settings: Settings, task: Task, base: SharedBase) -> tuple[list[Record], list[Record]]:
+    """The records to learn from and the held-out ones, as tokens."""
+    from mafrt.runners.checks import check_window
+    from mafrt.runners.offline.loop import dataset as reading
+    from mafrt.runners.offline.replay import mine
+
+    data, tokenizer = settings.make(RecordSettings), base.tokenizer
+    window = check_window(data.context_window, base.context_window)
+    said: list[Said] = []
+    for path, episodes, env, seed in source.runs:
+        new, counts = mine(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
+        said += new
+        print(_told(path, counts, len(new)), flush=True)
+    found = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(said)]
+    kept = reading.fit(found, window, skip=data.skip_too_long)
+    if len(kept) < len(found):
+        print(f"{len(found) - len(kept)} records are longer than {window} tokens and are left out.")
+    held_out = reading.encode(source.held_out, source.team, tokenizer)
+    return kept, reading.fit(held_out, window, skip=data.skip_too_long)
+
+
+def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any]]:
+    """What to load, and the settings that come with it: all of a run of this command, the shape of another's."""
+    stored = stored_args(loaded)
+    if loaded is None or not loaded.resumes:
+        return loaded, stored
+    ours = bool(stored) and command.settings().keys() >= stored.keys()
+    state = loaded.checkpoint is not None and loaded.checkpoint.meta.get("rule") == rule_name(command)
+    if state or (ours and not loaded.adapters):
+        return loaded, stored
+    if not loaded.adapters:
+        raise ConfigError(f"{loaded.path} was stopped before its first checkpoint, so there are no adapters to load.")
+    print(f"The adapters of {loaded.path}, which is of another kind of run, are the initial weights.")
+    weights = replace(loaded, kind="adapters", checkpoint=None, run=loaded.run if ours else None)
+    return weights, stored if ours else {name: stored[name] for name in SHAPE if name in stored}
+
+
+def rule_name(command: Command) -> str:
+    """`sft` of `train_sft`: the rule, as checkpoints know it, and the first part of the default run directory."""
+    return command.name.removeprefix("train_")
+
+
+def _environment(run: Path) -> tuple[Env, int]:
+    """The environment of a run as its args.yaml describes it, and the run's seed."""
+    from mafrt.storage.run_dir import read_args
+
+    if not (run / "args.yaml").is_file():
+        raise DataError(f"{run} holds no args.yaml, so its episodes cannot be played again to find their prompts.")
+    args = read_args(run / "args.yaml")
+    own = {"coder_turns": train_code, "agent_turns": train_dsbench}
+    script: Any = train_any if "env" in args else next((own[name] for name in own if name in args), train_math)
+    settings = script.COMMAND.read([], below=args)
+    return script.prepare(settings).env, int(settings["seed"])
+
+
+def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:
+    parts = [f"{path}: {turns} turns of {counts['episodes']} episodes"]
+    for name, what in (
+        ("not_reproduced", "episodes came out otherwise when played again and are left out"),
+        ("no_return", "turns have no return and are left out"),
+        ("silent", "turns have no tokens and are left out"),
+        ("retokenised", "turns were sampled as other tokens of the same text"),
+    ):
+        if counts[name]:
+            parts.append(f"{counts[name]} {what}")
+    return "; ".join(parts) + "."
+
+
+def _words(progress: Progress) -> str:
+    shown = [f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/"))]
+    return "  ".join([f"step {progress.iteration}/{progress.iterations}", *shown])
+
+
+def _close(command: Command, summary: Summary, team: Team, run_dir: Path) -> int:
+    from mafrt.runners.offline.loop import ADAPTERS
+    from mafrt.storage import report
+
+    if summary.stopped_by is not None:
+        script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
+        print(f"Stopped by {summary.stopped_by} after step {summary.iterations}; everything is saved.")
+        print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
+        return 0
+    before, after = summary.before or {}, summary.after or {}
+    report.write_summary(run_dir, {"before": before, "after": after, "steps": summary.iterations})
+    if after:
+        print(f"\nHeld-out records:\n{report.before_after(before, after)}")
+    print(f"\n{summary.iterations} steps in {report.duration(summary.seconds)}")
+    rows = [("metrics", run_dir / "metrics.jsonl"), ("go on", report.how_to_go_on(run_dir))]
+    rows += [(f"adapter {name}", run_dir / ADAPTERS / name) for name in team.adapters]
+    rows.append(("play on", f"--load_path {run_dir / ADAPTERS}"))
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {place}" for name, place in rows))
+    return 0

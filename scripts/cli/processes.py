@@ -1,0 +1,100 @@
+"""Several processes: what the launcher and `--deepspeed` ask for, checked before a model is loaded, and then joined."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mafrt.core.distributed import ALONE, Processes, connect, started
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.scripts.cli.command import Settings, shipped
+from mafrt.scripts.cli.settings import ModelSettings, ScaleSettings
+
+if TYPE_CHECKING:
+    from mafrt.config.train_config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a run lies on its processes."""
+
+    processes: Processes
+    zero: dict[str, Any] | None = None
+    """settings of DeepSpeed"""
+    fsdp: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Whether each process holds a part of the base only."""
+        return self.fsdp or (self.zero is not None and self.zero["zero_optimization"]["stage"] == 3)
+
+
+def join(settings: Settings, config: TrainConfig) -> Spread:
+    """Check what was asked for, then meet the other processes.
+
+    Raises:
+        ConfigError, MissingExtraError: it contradicts itself, or needs what is not there.
+        ProcessLostError: the others are not found.
+    """
+    from mafrt.runners.checks import check_processes
+
+    rank, size = started()
+    scale = settings.make(ScaleSettings)
+    check_processes(Processes(rank, size), config)
+    zero = None
+    if config.learn.deepspeed is not None:
+        from mafrt.models.sharding import quiet_deepspeed
+        from mafrt.training.deepspeed_config import check_fields, read_zero
+
+        path = shipped(config.learn.deepspeed)
+        zero = read_zero(path, config.learn, dtype=settings["dtype"], processes=size)
+        quiet_deepspeed()
+        check_fields(path, zero)
+    fsdp = size > 1 and _asked("ACCELERATE_USE_FSDP")
+    if _asked("ACCELERATE_USE_DEEPSPEED"):
+        raise ConfigError(
+            "The launcher was asked for DeepSpeed (--use_deepspeed), but mafrt sets it up itself; start with "
+            "`accelerate launch --multi_gpu` and give --deepspeed configs/zero2.json to the script."
+        )
+    if fsdp and os.environ.get("FSDP_VERSION", "1") != "2":
+        raise ConfigError("FSDP 1 was asked for, but mafrt shards with FSDP 2; add --fsdp_version 2 to the launcher.")
+    if fsdp and zero is not None:
+        raise ConfigError("FSDP and --deepspeed both would shard the run; leave one of them out.")
+    if size > 1 and re.fullmatch(r"cuda:\d+", settings["device"] or ""):
+        raise ConfigError(
+            f"device is {settings['device']!r}, but {size} processes were started, each with a GPU of its own; leave "
+            "--device out, and choose GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    bits = settings.make(ModelSettings).bits
+    check_extras(config, bits)
+    spread = Spread(ALONE, zero, fsdp)
+    if bits and spread.shards:
+        raise ConfigError(
+            f"load_in_{bits}bit is on, and quantised weights cannot be shared out by FSDP or ZeRO-3; a base in {bits} "
+            "bits fits whole: start without FSDP, or with configs/zero1.json or zero2.json."
+        )
+    if fsdp:
+        # Else transformers leaves the weights out in all processes but the first, for FSDP to send them on.
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    return replace(spread, processes=connect(cpu=settings["device"] == "cpu", timeout_s=scale.process_timeout_s))
+
+
+def only_one(command: str) -> None:
+    """ConfigError if a launcher started several processes of a command that knows of one."""
+    size = started()[1]
+    if size > 1:
+        raise ConfigError(f"{command} runs in one process, and {size} were started; start it without a launcher.")
+
+
+def check_extras(config: TrainConfig, bits: int | None) -> None:
+    """MissingExtraError if bitsandbytes is asked for and not installed."""
+    if (bits or config.learn.optimizer != "adamw") and importlib.util.find_spec("bitsandbytes") is None:
+        what = f"--load_in_{bits}bit" if bits else f"--optimizer {config.learn.optimizer}"
+        raise MissingExtraError(f"{what} needs bitsandbytes; run pip install 'mafrt[quant]'.")
+
+
+def _asked(name: str) -> bool:
+    return os.environ.get(name, "").lower() == "true"

@@ -1,0 +1,230 @@
+"""Settings of the scripts themselves: the model, the data, the run folder, processes.
+
+The text under a field is its help on the command line. A default of None says in its help what happens then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mafrt.config.train_config import (
+    CoachConfig,
+    CreditConfig,
+    EngineConfig,
+    LearnConfig,
+    PlayConfig,
+    RunConfig,
+    TeamConfig,
+    TrainConfig,
+)
+from mafrt.core.errors import ConfigError
+
+TRAIN = (PlayConfig, CreditConfig, LearnConfig, TeamConfig, RunConfig, CoachConfig, EngineConfig)
+"""The sections of `TrainConfig`, in the order of `--help`."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The base and the team on it."""
+
+    model_name_or_path: str = "teaching-base"
+    """folder or Hugging Face id of the frozen base; teaching-base is the small one that ships with mafrt"""
+    profile_path: str | None = None
+    """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
+    n_agents: int | None = None
+    """agents that the team must have; default: as many as it has"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """number format of the base; default: float32 on a CPU, the model's own on a GPU"""
+    device: str | None = None
+    """where the base lies, such as cpu or cuda:0; default: a GPU if there is one"""
+    trust_remote_code: bool = False
+    """run Python code that comes with the model; leave it off for models you have not read"""
+    load_in_4bit: bool = False
+    """keep the frozen base in 4 bits (nf4, bitsandbytes); adapters stay float32"""
+    load_in_8bit: bool = False
+    """keep the frozen base in 8 bits (LLM.int8, bitsandbytes); adapters stay float32"""
+
+    def __post_init__(self) -> None:
+        if self.load_in_4bit and self.load_in_8bit:
+            raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
+
+    @property
+    def bits(self) -> Literal[4, 8] | None:
+        """Of the base's weights; None: those of its number format."""
+        return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
+
+
+@dataclass(frozen=True)
+class ScaleSettings:
+    """Several processes, started by `accelerate launch` or `torchrun` (docs/scale.md)."""
+
+    process_timeout_s: float = 1800.0
+    """seconds that a process waits for the others, whose rollouts may take longer, before it gives up"""
+
+    def __post_init__(self) -> None:
+        if not self.process_timeout_s > 0:
+            raise ConfigError(f"process_timeout_s is {self.process_timeout_s}; choose a value above 0.")
+
+
+@dataclass(frozen=True)
+class PlaceSettings:
+    """Where the run lies."""
+
+    run_dir: str | None = None
+    """folder of the run; default: runs/ENVIRONMENT-DATE, or the run that is resumed"""
+    set_aside: bool = False
+    """rename an earlier run in run_dir to run_dir.1, .2, ... instead of refusing to start"""
+    load_path: str | None = None
+    """a run or one of its checkpoints, which goes on, or a folder of adapter folders to start from"""
+
+
+@dataclass(frozen=True)
+class EnvSettings:
+    """The environment."""
+
+    env: str | None = None
+    """a built-in environment such as math, or package.module:Class"""
+    env_kwargs: tuple[str, ...] = ()
+    """arguments of its constructor: key=value ..., or one JSON object"""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """arguments that differ where it is played for evaluation"""
+    check_env: bool = True
+    """before training, play it with scripted agents and refuse it if it breaks the contract"""
+
+
+@dataclass(frozen=True)
+class MathSettings:
+    """The problems."""
+
+    dataset_path: str | None = None
+    """JSON, JSONL, Parquet or a Hugging Face data set id; default: the shipped word problems"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+
+
+@dataclass(frozen=True)
+class WorkflowSettings:
+    """How the team works on them."""
+
+    problem_field: str | None = None
+    """field of a record that holds the problem; default: found by its usual names"""
+    answer_field: str | None = None
+    """field of a record that holds the answer; default: found by its usual names"""
+    workflow: str = "chain"
+    """who speaks next and what it sees: chain, mathchat, solver_verifier"""
+    horizon: int = 1
+    """rounds that the team has for a problem; each agent speaks once in a round"""
+    sees: Literal["all", "previous", "problem"] | None = None
+    """what an agent sees of what was said: all, what the agent before it said, or only the problem; default: all"""
+    tool_turns: int | None = None
+    """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """The problems, and how the team works on them."""
+
+    dataset_path: str = "programs"
+    """HumanEval-, MBPP- or APPS-style JSONL, or what ships: functions, or programs, which suit the teaching base"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+    coder_turns: int = 2
+    """turns of the Coder in a row while its program fails to compile or raises"""
+    reviews: int = 1
+    """times that the Tester, if the team has one, may send a program back"""
+    program_timeout: float = 10.0
+    """seconds that a program and all its tests may take"""
+    program_memory: int = 1024
+    """MiB of memory that they may take"""
+
+
+@dataclass(frozen=True)
+class DsbenchSettings:
+    """The tasks, and how the team works on them."""
+
+    data_root: str | None = None
+    """folder that the records' paths are relative to; default: the built-in tasks"""
+    dataset_path: str | None = None
+    """JSON or JSONL of DSBench records; default: found in data_root, else the built-in tasks"""
+    eval_dataset_path: str | None = None
+    """held-out records; default: found in data_root, else the last tenth of one's own tasks"""
+    task_metrics: str | None = None
+    """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
+    agent_turns: int = 4
+    """turns that each agent has"""
+    style: Literal["full", "brief"] = "full"
+    """what agents read: a page, or a few lines and the helper module lab, for very small models"""
+    lab: bool = False
+    """put the helper module lab into the workspace; the brief style always does"""
+    program_timeout: float = 60.0
+    """seconds that a program may take"""
+    program_memory: int = 2048
+    """MiB of memory that it may take"""
+    workspace_mib: int = 256
+    """MiB of all files of an episode; tasks with larger tables are left out"""
+    check: bool = False
+    """read and validate all records, name each problem, and leave"""
+    demonstrations: str | None = None
+    """write good and careless programs in the brief style to this JSONL, for train_sft, and leave"""
+    demonstration_episodes: int = 200
+    """episodes that they come from"""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """What is evaluated, and how."""
+
+    load_path: str | None = None
+    """a run, a checkpoint or a folder of adapter folders; default: the base, untrained"""
+    dataset_path: str | None = None
+    """problems to solve; default: what the run held out, or the shipped held-out ones"""
+    env: str | None = None
+    """play this environment instead of solving problems; default: what the run was trained on"""
+    env_kwargs: tuple[str, ...] = ()
+    """arguments of its constructor; default: those of the run"""
+    tasks: int = 0
+    """tasks to play; 0 plays all, or 100 seeds where the environment has no numbered tasks"""
+    k: int = 16
+    """sampled answers per task, for avg@k and pass@k; 0 leaves them out"""
+    greedy: bool = True
+    """also play each task once at temperature 0"""
+    seed: int = 1
+    """every random choice of the evaluation follows from it"""
+    output: str | None = None
+    """JSON file for the numbers, per-task scores included; default: none is written"""
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "k", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least 0.")
+        if not self.k and not self.greedy:
+            raise ConfigError("k is 0 and greedy is off, so nothing would be played; switch one of them on.")
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How the agents sample; a run's own settings where one is loaded."""
+
+    temperature: float = 1.0
+    """softmax temperature of the sampled answers; > 0"""
+    top_p: float = 1.0
+    """nucleus sampling: keep the likeliest tokens with this total probability; 1 keeps all"""
+    top_k: int = 0
+    """keep the k likeliest tokens; 0 keeps all"""
+    max_new_tokens: int = 256
+    """tokens an agent may say in one turn"""
+    context_window: int | None = None
+    """tokens of prompt and answer together; default: what the base was trained for"""
+    max_batch_rows: int = 256
+    """rows that one forward pass of the local engine may hold"""
+    reasoning: Literal["auto", "on", "off"] = "auto"
+    """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
+    sandbox: str = "bwrap"
+    """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
+
+
+def train_config(settings: object) -> TrainConfig:
+    """The `TrainConfig` of a command whose groups include `TRAIN`."""
+    make = settings.make  # type: ignore[attr-defined]
+    return TrainConfig(*(make(kind) for kind in TRAIN))

@@ -1,0 +1,206 @@
+"""The body that all training scripts share: settings in, a run on disk and a table out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.loading import load_base, resolve, stored_args
+from mafrt.scripts.cli.processes import join
+from mafrt.scripts.cli.progress import reporter
+from mafrt.scripts.cli.settings import train_config
+
+if TYPE_CHECKING:
+    from mafrt.config.team import Team
+    from mafrt.environment.base import Env
+    from mafrt.runners.on_policy import Summary
+    from mafrt.storage.load_path import Loadable
+
+NOT_REPEATED = frozenset({"run_dir", "set_aside"})
+"""Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
+
+PAUSED = 3
+"""Exit code of a run that cannot go on before somebody mends its coach or its engine."""
+
+SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
+"""Settings that come along with the adapters of another kind of run."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a script has made of its settings before any model is loaded."""
+
+    env: Env
+    eval_env: Env | None
+    team: Team
+    name: str
+    """names the default run directory"""
+    notes: tuple[str, ...] = ()
+    """lines for the person at the terminal"""
+
+
+def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Stage]) -> int:
+    """Read the settings, resume if asked to, train, and say what came of it. Returns the exit code."""
+    settings = command.read(argv)
+    loaded = resolve(settings)
+    stored = stored_args(loaded)
+    if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
+        print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
+        loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
+        settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
+    elif stored:
+        _refuse_foreign(stored, command, loaded)
+        settings = command.read(argv, below=stored)
+    from mafrt.runners.algorithm import resolve_rule
+    from mafrt.runners.async_rollout import check_async
+    from mafrt.runners.checks import check_sampler, check_tree
+    from mafrt.runners.judge import prepare_coach
+
+    config = train_config(settings)
+    stage = prepare(settings)
+    rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
+    check_sampler(config, stage.team, settings["model_name_or_path"])
+    if config.play.stratify:
+        from mafrt.rollout.stratified_order import strata_of
+
+        strata_of(stage.env, config.play.stratify)
+    coach = prepare_coach(config, stage.env)
+    check_tree(stage.env, rule.tree_samples, coach if config.credit.process_weight else None)
+    together = join(settings, config)
+    processes = together.processes
+    check_async(config, stage.team, sharded=together.shards)
+    say = print if processes.main else quietly
+    run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, stage.name))))
+    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
+    if loaded is not None and loaded.resumes:
+        args["load_path"] = None  # its history comes along, so that the settings alone describe the run
+    for note in stage.notes:
+        say(note)
+    if coach is not None:
+        say(f"Turns are judged by: {coach.name}")
+    say(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings, together)
+
+    from mafrt.runners.on_policy import OnPolicy
+
+    runner = OnPolicy(
+        stage.env,
+        stage.team,
+        base,
+        config,
+        eval_env=stage.eval_env,
+        run_dir=run_dir,
+        resume=loaded,
+        coach=coach,
+        args=args,
+        progress=reporter(config.run.iterations) if processes.main else None,
+    )
+    if settings["set_aside"] and not is_same(loaded, run_dir):
+        from mafrt.storage.run_dir import set_aside
+
+        if aside := processes.lead(lambda: str(set_aside(run_dir) or "")):
+            say(f"The earlier run is now in {aside}.")
+    first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
+    names = ", ".join(stage.team.names)
+    many = f" with {processes.size} processes" if processes.size > 1 else ""
+    say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
+    try:
+        summary = runner.run()
+    finally:
+        runner.close()
+        if coach is not None:
+            coach.close()
+    processes.close()
+    return close(command, summary, stage.team, config.run.seed, run_dir) if processes.main else 0
+
+
+def quietly(*_: object, **__: object) -> None:
+    """What processes but the first print."""
+
+
+def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
+    foreign = sorted(stored.keys() - command.settings().keys())
+    if foreign:
+        raise ConfigError(
+            f"The run {loaded.run if loaded else ''} has the settings {', '.join(foreign)}, which {command.name} does "
+            "not know; go on with the script that started it."
+        )
+
+
+def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Path:
+    """The folder of the run; ConfigError if it holds another one that may not be set aside."""
+    if settings["run_dir"] is None:
+        if loaded is not None and loaded.resumes and loaded.run is not None:
+            return loaded.run
+        stem = Path("runs") / f"{name}-{datetime.now():%Y-%m-%d-%H%M%S}"
+        return next(path for n in range(1, 1000) if not (path := Path(f"{stem}.{n}" if n > 1 else stem)).exists())
+    run_dir = Path(settings["run_dir"]).expanduser()
+    if is_same(loaded, run_dir) or settings["set_aside"] or not run_dir.exists():
+        return run_dir
+    if not run_dir.is_dir():
+        raise ConfigError(f"run_dir {run_dir} is a file; give a folder that does not exist yet.")
+    if any(run_dir.iterdir()):
+        raise ConfigError(
+            f"run_dir {run_dir} is not empty; give another one, let --set_aside rename it, or go on with the run in "
+            f"it by --load_path {run_dir}."
+        )
+    return run_dir
+
+
+def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
+    """Whether the run in `run_dir` is the one that goes on."""
+    run = loaded.run if loaded is not None and loaded.resumes else None
+    return run is not None and run_dir.exists() and run_dir.samefile(run)
+
+
+def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Path) -> int:
+    """Write summary.json and print the table, or how to go on with what was stopped."""
+    from mafrt.storage import report
+
+    script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
+    if summary.stopped_by is not None:
+        if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal
+            what = "Paused" if summary.paused else "Stopped"
+            print(f"{what} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
+        else:
+            print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
+        print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
+        return PAUSED if summary.paused else 0
+    before, after = summary.before or {}, summary.after or {}
+    report.write_summary(
+        run_dir,
+        {
+            "before": sampled(before),
+            "after": sampled(after),
+            "greedy_before": before.get("eval/greedy"),
+            "greedy_after": after.get("eval/greedy"),
+            "train_seconds": round(summary.seconds, 3),
+            "seed": seed,
+            "iterations": summary.iterations,
+        },
+    )
+    print()
+    print(
+        report.end_of_run(
+            run_dir,
+            before,
+            after,
+            iterations=summary.iterations,
+            seconds=summary.seconds,
+            checkpoint=run_dir / "checkpoints" / f"step_{summary.iterations:06d}",
+            adapters=team.adapters,
+        )
+    )
+    return 0
+
+
+def sampled(metrics: Mapping[str, float]) -> float | None:
+    """The mean score of sampled episodes, under whatever k it was measured."""
+    return next((value for name, value in metrics.items() if re.fullmatch(r"eval/avg@\d+", name)), None)
