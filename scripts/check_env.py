@@ -32,7 +32,7 @@ def check(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    from mafrt.environment.base import check_env
+    from mafrt.environment.checker import check_env
     from mafrt.environment.registry import make_env
 
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))

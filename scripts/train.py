@@ -30,7 +30,7 @@ def prepare(settings: Settings) -> Stage:
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     env = make_env(name, **kwargs)
     if settings["check_env"]:
-        from mafrt.environment.base import check_env
+        from mafrt.environment.checker import check_env
 
         check_env(make_env(name, **kwargs))
     differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mafrt import algorithms
-from mafrt.environment.base import check_env
+from mafrt.environment.checker import check_env
 from mafrt.scripts.benchmarks import learn
 from mafrt.scripts.benchmarks._tasks import Debate, Pair, Retry, Rounds
 

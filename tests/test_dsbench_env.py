@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.core.errors import ConfigError, EnvError, SandboxError
-from mafrt.environment.base import check_env
+from mafrt.environment.checker import check_env
 from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says

@@ -17,7 +17,9 @@ import mafrt
 import mafrt.environment.registry
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import StepResult
-from mafrt.environment.base import Env, check_env, make_env, register_env
+from mafrt.environment.base import Env
+from mafrt.environment.checker import check_env
+from mafrt.environment.registry import make_env, register_env
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
 

@@ -9,8 +9,9 @@ import pytest
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError, EnvError
-from mafrt.environment.base import check_env, make_env
+from mafrt.environment.checker import check_env
 from mafrt.environment.python_tool import PythonTool
+from mafrt.environment.registry import make_env
 from mafrt.envs.code import CodeEnv, Grader, load_tasks
 from mafrt.envs.code.state import NOTHING
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError, DataError, EnvError
-from mafrt.environment.base import Env, check_env, make_env
+from mafrt.environment.base import Env
+from mafrt.environment.checker import check_env
+from mafrt.environment.registry import make_env
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.math.workflows.registry import WORKFLOWS, MathState, make_workflow, transcript
 
@@ -188,7 +190,7 @@ def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     workflow = next(b for b in blocks if "WORKFLOWS[" in b)
     use = (
-        workflow + "\nfrom mafrt.environment.base import check_env\nfrom mafrt.envs.math import MathEnv, Task\n"
+        workflow + "\nfrom mafrt.environment.checker import check_env\nfrom mafrt.envs.math import MathEnv, Task\n"
         "from mafrt.config.team import AgentSpec, Team\n"
         "team = Team(tuple(AgentSpec(n, with_answer=True) for n in 'abc'))\n"
         "env = MathEnv(tasks=[Task('t:0', 'What is 3 + 4?', '7')], team=team, workflow='all_at_once')\n"

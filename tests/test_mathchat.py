@@ -11,7 +11,7 @@ from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError, SandboxError
 from mafrt.core.types import SamplingParams
 from mafrt.engines.scripted import ScriptedEngine
-from mafrt.environment.base import check_env
+from mafrt.environment.checker import check_env
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
 from mafrt.envs.math.workflows.base import part_seen
 from mafrt.envs.math.workflows.solver_verifier import verdict_of

@@ -19,7 +19,8 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams, Scored, StepResult
 from mafrt.engines.scripted import ScriptedEngine
-from mafrt.environment.base import Env, check_env
+from mafrt.environment.base import Env
+from mafrt.environment.checker import check_env
 from mafrt.envs.math import MathEnv
 from mafrt.rollout.player import Player, Start, serialization
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn

@@ -20,9 +20,6 @@ from typing import Any, TypeVar
 from mafrt.config.team import name_problem
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.environment.registry import make_env, register_env
-
-__all__ = ["Env", "check_env", "make_env", "register_env"]
 
 _SELF = TypeVar("_SELF", bound="Env")
 
@@ -144,15 +141,6 @@ class Env:
     _depth: int
     _acting: frozenset[str]
     _played: tuple[int | None, dict[str, Any] | None, Any, Any, list[tuple[dict[str, str], Any]]] | None
-
-
-def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Play `env` with scripted agents and raise one EnvError that lists everything that breaks the contract."""
-    from mafrt.environment.checker import problems_of
-
-    if problems := problems_of(env, seeds=seeds):
-        name = type(env).__name__
-        raise EnvError(f"{name} breaks the contract of an environment: " + "; ".join(problems))
 
 
 def _attributed(env: Env, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

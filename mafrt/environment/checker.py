@@ -10,13 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.types import StepResult
-
-if TYPE_CHECKING:
-    from mafrt.environment.base import Env
+from mafrt.environment.base import Env, agents_problem
 
 STEP_CAP = 512
 """Steps after which an episode of an environment without `max_steps` counts as endless."""
@@ -44,10 +42,14 @@ class Findings(list[str]):
             self.append(breach)
 
 
+def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
+    """Play `env` with scripted agents; raise one EnvError that lists every breach of the contract."""
+    if problems := problems_of(env, seeds=seeds):
+        raise EnvError(f"{type(env).__name__} breaks the contract of an environment: " + "; ".join(problems))
+
+
 def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     """Everything that breaks the contract, one clause each; an empty list if nothing does."""
-    from mafrt.environment.base import Env, agents_problem
-
     if not isinstance(env, Env):
         return [f"it is a {type(env).__name__}, not a mafrt.Env"]
     missing = [name for name in ("reset", "step") if getattr(type(env), name) is getattr(Env, name)]

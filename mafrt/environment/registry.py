@@ -8,13 +8,11 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError
-
-if TYPE_CHECKING:
-    from mafrt.environment.base import Env
+from mafrt.environment.base import Env
 
 # Built-in environments are named by path, so that nothing is imported before it is asked for.
 _FACTORIES: dict[str, str | Callable[..., Env]] = {
@@ -49,8 +47,6 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
     A module is looked up in the current directory as well. EnvError says what is missing: the name, the module, the
     class, or the setting that the constructor does not take.
     """
-    from mafrt.environment.base import Env
-
     known = _FACTORIES.get(name_or_path)
     if known is None and ":" not in name_or_path:
         raise EnvError(
