@@ -34,7 +34,7 @@ from mafrt.runners.offline.dataset import Record, turn_of
 from mafrt.runners.offline.dpo import Dpo
 from mafrt.runners.offline.sft import RecordLearner
 from mafrt.scripts import train_dpo, train_math, train_sft
-from mafrt.scripts.cli.offline import read as read_records
+from mafrt.scripts.cli import offline as offline_command
 from mafrt.storage.load_path import resolve
 from mafrt.storage.run_dir import write_args
 
@@ -342,18 +342,18 @@ def test_without_a_team_file_those_who_are_named_make_up_the_team(tmp_path):
     path = written(tmp_path / "a.jsonl", PAIR, {**PAIR, "agent": "critic"})
     words = ["--records_path", path, "--eval_records_path", path]
     settings = train_dpo.COMMAND.read(words)
-    assert read_records(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
+    assert offline_command.read(settings, train_dpo.prepare(settings)).team.names == ("actor", "critic")
     other = written(tmp_path / "b.jsonl", {**PAIR, "agent": "critik"})
     settings = train_dpo.COMMAND.read([*words, "--eval_records_path", other])
     with pytest.raises(DataError, match="no agent 'critik'; did you mean 'critic'"):
-        read_records(settings, train_dpo.prepare(settings))
+        offline_command.read(settings, train_dpo.prepare(settings))
 
 
 def test_what_a_load_path_means(tmp_path, capsys):
     """A run of the same command goes on, cut short or not; the adapters of any other are initial weights."""
 
     def start(command, path):
-        return offline._start(command, resolve(path))
+        return offline_command._start(command, resolve(path))
 
     runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
     runner.args = train_dpo.COMMAND.read(["--records_path", "x", "--lora_rank", "4"]).values

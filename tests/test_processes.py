@@ -21,8 +21,8 @@ from toy import make, settings, train
 from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
 from mafrt.core.errors import BudgetSpentError, ConfigError, DataError, MafrtError
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
+from mafrt.rollout import serialization
 from mafrt.rollout.distributed_rollout import own_slots
-from mafrt.rollout.player import serialization
 from mafrt.rollout.task_stream import TaskStream
 from mafrt.runners.checks import check_processes
 

@@ -466,7 +466,7 @@ def test_as_an_ordinary_user(tmp_path):
     place = Path("/tmp") / f"mafrt-user-{os.getpid()}"
     source = Path(mafrt.__file__).parent
     try:
-        for file in [*source.glob("*.py"), *source.glob("sandbox/**/*.py")]:
+        for file in [*source.glob("*.py"), *source.glob("core/*.py"), *source.glob("sandbox/**/*.py")]:
             target = place / "mafrt" / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())

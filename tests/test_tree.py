@@ -22,7 +22,8 @@ from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.envs.math import MathEnv
-from mafrt.rollout.player import Player, Start, serialization
+from mafrt.rollout import serialization
+from mafrt.rollout.player import Player, Start
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree
