@@ -202,7 +202,7 @@ def read(settings: Settings, task: Task) -> Source:
 def encode(source: Source, settings: Settings, task: Task, base: SharedBase) -> tuple[list[Record], list[Record]]:
     """The records to learn from and the held-out ones, as tokens."""
     from mafrt.runners.checks import check_window
-    from mafrt.runners.offline.loop import dataset as reading
+    from mafrt.runners.offline import dataset as reading
     from mafrt.runners.offline.replay import mine
 
     data, tokenizer = settings.make(RecordSettings), base.tokenizer
