@@ -19,7 +19,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
-from mafrt.environment.registry import make_env, register_env
+from mafrt.environment.registry import ENVIRONMENTS, make_env, register_env
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
 
@@ -519,7 +519,7 @@ def test_super_reset_in_the_manner_of_gymnasium():
 
 
 def test_register_and_make(monkeypatch):
-    monkeypatch.setattr(mafrt.environment.registry, "_FACTORIES", dict(mafrt.environment.registry._FACTORIES))
+    monkeypatch.setattr(ENVIRONMENTS, "_known", dict(ENVIRONMENTS._known))
     register_env("debate", Good)
     register_env("debate", Good)
     assert isinstance(make_env("debate"), Good)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from mafrt.coach.base import Case, Coach, RulesCoach
 from mafrt.coach.rubric import load_rubric
+from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachError, ConfigError, EnvError, MafrtError, MissingExtraError
-from mafrt.environment.registry import load_object
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
@@ -86,7 +86,7 @@ def _own(path: str, kind: str) -> Coach:
         raise ConfigError(f"{unknown('coach', path, _NAMES)} (One's own is given as package.module:Class.)")
     try:
         made = load_object(path)
-    except EnvError as error:
+    except ConfigError as error:
         if "." not in kind and "no module" in str(error):  # as likely a provider's name, mistyped
             raise ConfigError(f"{unknown('coach', kind, _NAMES)} (As package.module:Class: {error}.)") from error
         raise ConfigError(f"coach {error}") from error

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+from mafrt.config.resolve import Registry
 from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.environment.base import Env
 
-# Built-in environments are named by path, so that nothing is imported before it is asked for.
-_FACTORIES: dict[str, str | Callable[..., Env]] = {
-    "math": "mafrt.envs.math:MathEnv",
-    "code": "mafrt.envs.code:CodeEnv",
-    "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
-}
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "math": "mafrt.envs.math:MathEnv",
+        "code": "mafrt.envs.code:CodeEnv",
+        "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
+    },
+    EnvError,
+)
 
 
 def register_env(name: str, factory: Callable[..., Env]) -> None:
@@ -27,18 +27,14 @@ def register_env(name: str, factory: Callable[..., Env]) -> None:
 
     Registering the same factory again changes nothing; another one under a name that is taken is an EnvError.
     """
-    if not isinstance(name, str) or not name or ":" in name:
-        raise EnvError(f"an environment's name must be a text without ':', found {name!r}")
     if not callable(factory):
         raise EnvError(f"the factory of environment {name!r} must be a class or function, found {factory!r}")
-    if _FACTORIES.get(name, factory) is not factory:
-        raise EnvError(f"environment {name!r} is registered already; choose another name")
-    _FACTORIES[name] = factory
+    ENVIRONMENTS.register(name, factory)
 
 
 def env_names() -> tuple[str, ...]:
     """The names that `make_env` knows."""
-    return tuple(sorted(_FACTORIES))
+    return ENVIRONMENTS.names()
 
 
 def make_env(name_or_path: str, **kwargs: Any) -> Env:
@@ -47,12 +43,7 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
     A module is looked up in the current directory as well. EnvError says what is missing: the name, the module, the
     class, or the setting that the constructor does not take.
     """
-    known = _FACTORIES.get(name_or_path)
-    if known is None and ":" not in name_or_path:
-        raise EnvError(
-            f"{unknown('environment', name_or_path, _FACTORIES)} (One's own is given as package.module:Class.)"
-        )
-    factory = load_object(name_or_path if known is None else known) if not callable(known) else known
+    factory = ENVIRONMENTS.resolve(name_or_path)
     if isinstance(factory, type) and not issubclass(factory, Env):
         raise EnvError(f"{name_or_path}: the class {factory.__name__} is not a subclass of mafrt.Env")
     _check_kwargs(name_or_path, factory, kwargs)
@@ -69,55 +60,13 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
 
 def takes(name_or_path: str, setting: str) -> bool:
     """Whether the environment's constructor names this setting. EnvError as `make_env` for one that is not there."""
-    known = _FACTORIES.get(name_or_path)
-    if known is None and ":" not in name_or_path:
-        return False  # make_env says what is wrong
-    factory = load_object(name_or_path if known is None else known) if not callable(known) else known
+    if name_or_path not in ENVIRONMENTS and ":" not in name_or_path:
+        return False  # make_env says that there is none
+    factory = ENVIRONMENTS.resolve(name_or_path)
     try:
         return setting in inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return False
-
-
-def load_object(path: str) -> Callable[..., Any]:
-    """The class or function that `package.module:Class` names. Raises EnvError, which says what is missing."""
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise EnvError(f"{path!r} is not package.module:Class; both parts are needed")
-    module = _import(path, module_name)
-    found = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-            raise EnvError(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise EnvError(f"{path}: {attribute!r} is a {type(found).__name__}, not a class")
-    return found
-
-
-def _import(path: str, module_name: str) -> ModuleType:
-    """Import a module that may lie where the command was typed; scripts have their own folder in sys.path instead."""
-    here = os.getcwd()
-    ours = here not in sys.path
-    if ours:
-        sys.path.insert(0, here)
-    try:
-        importlib.invalidate_caches()
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise EnvError(
-                f"{path}: there is no module {error.name!r} in {here} or among the installed packages"
-            ) from error
-        raise EnvError(f"{path}: the module needs {error.name!r}, which is not installed") from error
-    except Exception as error:
-        raise EnvError(f"{path}: importing the module raised {type(error).__name__}: {error}") from error
-    finally:
-        if ours:
-            # Last from now on: what the module imports later is found, and nothing installed is hidden.
-            sys.path.remove(here)
-            sys.path.append(here)
 
 
 def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:

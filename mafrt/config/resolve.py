@@ -1,0 +1,141 @@
+"""The one resolver of names and paths: `--env`, `--workflow`, `--algorithm`, `--engine` and `--coach` all use it.
+
+A `Registry` maps short names to objects. Objects of one's own need no registration: `package.module:Class` names them,
+and the module may lie in the current directory. Shipped objects are listed as such paths too, so that nothing is
+imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError, MafrtError
+
+_LIBRARY = Path(__file__).resolve().parents[1]
+_PYTHON = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+
+
+class Registry:
+    """Names of one kind of object, such as environments.
+
+    Args:
+        what: the kind, as error messages call it: `environment`.
+        shipped: name -> `package.module:Class` of what comes with mafrt.
+        error: class of the errors.
+    """
+
+    def __init__(
+        self, what: str, shipped: Mapping[str, str] | None = None, error: type[MafrtError] = ConfigError
+    ) -> None:
+        self.what, self.error = what, error
+        self._known: dict[str, Any] = dict(shipped or {})
+
+    def register(self, name: str, value: Any) -> None:
+        """Make `value` available as `name`.
+
+        Registering the same object again changes nothing.
+
+        Raises:
+            ConfigError (or the class given as `error`): the name is not a text, holds a colon, or is taken.
+        """
+        if not isinstance(name, str) or not name or ":" in name:
+            raise self.error(f"the name of a registered {self.what} must be a text without ':', found {name!r}")
+        if self._known.get(name, value) is not value:
+            raise self.error(f"{self.what} {name!r} is registered already; choose another name")
+        self._known[name] = value
+
+    def names(self) -> tuple[str, ...]:
+        """All registered names, sorted."""
+        return tuple(sorted(self._known))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def resolve(self, name_or_path: str) -> Any:
+        """The object that a name or a `package.module:Class` stands for.
+
+        Raises:
+            ConfigError (or the class given as `error`): no such name, module or class, or the import failed.
+        """
+        value = self._known.get(name_or_path)
+        if value is None:
+            if ":" not in name_or_path:
+                sentence = unknown(self.what, name_or_path, self._known)
+                raise self.error(f"{sentence} (One's own is given as package.module:Class.)")
+            value = name_or_path
+        return load_object(value, error=self.error) if isinstance(value, str) else value
+
+
+def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
+    """The class or function that `package.module:Class` names.
+
+    A module is looked up in the current directory too: scripts have their own folder in `sys.path` instead.
+
+    Raises:
+        ConfigError (or the class given as `error`): a part is missing, the import failed (with file and line of the
+            user's code), or the object cannot be called.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise error(f"{path!r} is not package.module:Class; both parts are needed")
+    module = _import(path, module_name, error)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+            raise error(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class")
+    return value
+
+
+def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as failure:
+        if failure.name and (module_name == failure.name or module_name.startswith(failure.name + ".")):
+            raise error(
+                f"{path}: there is no module {failure.name!r} in {here} or among the installed packages"
+            ) from failure
+        raise error(f"{path}: the module needs {failure.name!r}, which is not installed") from failure
+    except Exception as failure:
+        raise error(
+            f"{path}: importing the module raised {type(failure).__name__}: {failure}{user_line(failure)}"
+        ) from failure
+    finally:
+        if added:
+            # Moved to the end: later imports of the module still work, and no installed package is hidden.
+            sys.path.remove(here)
+            sys.path.append(here)
+
+
+def user_line(failure: BaseException) -> str:
+    """` (FILE, line N)` of the user's own code that raised `failure`; empty if no frame of it is the user's.
+
+    Frames of mafrt itself, of the standard library and of installed packages are passed over.
+    """
+    if isinstance(failure, SyntaxError) and failure.filename:
+        return f" ({failure.filename}, line {failure.lineno})"
+    for frame in reversed(traceback.extract_tb(failure.__traceback__)):
+        file = Path(frame.filename)
+        if not file.is_file():
+            continue  # <string>, <frozen importlib>
+        resolved = file.resolve()
+        if not any(resolved.is_relative_to(folder) for folder in (_LIBRARY, *_PYTHON)):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
