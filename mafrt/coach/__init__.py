@@ -13,7 +13,7 @@ from mafrt.coach.rubric import load_rubric
 from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
-from mafrt.core.errors import CoachError, ConfigError, EnvError, MafrtError, MissingExtraError
+from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraError
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
