@@ -14,7 +14,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
-from mafrt.models.sharding import FullyShard, Zero3
+from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.player import Player
 from mafrt.rollout.tree_player import TreePlayer
@@ -143,9 +143,9 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
     """
     base.processes, base.zero = processes, zero
     if zero is not None and zero["zero_optimization"]["stage"] == 3:
-        base.shard(lambda whole: Zero3(whole, zero))
+        base.shard(lambda: Zero3(base.model, base.head, processes.device, zero))
     elif fsdp:
-        base.shard(FullyShard)
+        base.shard(lambda: FullyShard(base.model, decoder_blocks(base.inner), processes))
 
 
 def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:

@@ -11,20 +11,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mafrt.core.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -45,6 +43,32 @@ UNLIKE_PLAIN_LORA = (
 """Settings of a PEFT LoRA folder that change what is computed, if they are set."""
 
 
+Layers = Mapping[str, tuple[nn.Parameter, nn.Parameter]]
+"""Module path in the base -> (A `[r, in]`, B `[out, r]`)."""
+LinearPaths = Mapping[str, tuple[int, int]]
+"""Module path in the base -> (in, out) features, of every layer that may be adapted."""
+
+
+@dataclass(frozen=True)
+class AdapterShape:
+    """Rank and alpha of an adapter, and its layers."""
+
+    rank: int
+    alpha: float
+    layers: Mapping[str, tuple[int, float]]
+    """Module path in the base -> (rank, scaling)."""
+
+
+@dataclass(frozen=True)
+class PeftFolder:
+    """The content of a PEFT folder, checked against a base."""
+
+    path: Path
+    shape: AdapterShape
+    tensors: Mapping[str, Tensor]
+    """Under PEFT's key names; all finite."""
+
+
 def matches(path: str, target: str) -> bool:
     """PEFT's rule for `target_modules`: the layer's path is the target, or ends with it after a dot."""
     return path == target or path.endswith("." + target)
@@ -55,22 +79,32 @@ def keys(path: str) -> tuple[str, str]:
     return f"{PREFIX}{path}.lora_A.weight", f"{PREFIX}{path}.lora_B.weight"
 
 
-def state_of(base: SharedBase, name: str) -> dict[str, Tensor]:
-    state = {}
-    for path, pair in base.adapter_layers(name).items():
-        for key, parameter in zip(keys(path), pair, strict=True):
-            state[key] = parameter.detach().cpu().clone()
-    return state
+def state_of(layers: Layers) -> dict[str, Tensor]:
+    """A copy of the tensors on the CPU, under PEFT's key names."""
+    return {
+        key: parameter.detach().cpu().clone()
+        for path, pair in layers.items()
+        for key, parameter in zip(keys(path), pair, strict=True)
+    }
 
 
-def copy_state(base: SharedBase, name: str, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Copy `state` into the adapter, all or nothing."""
-    pairs = base.adapter_layers(name).items()
-    own = {key: p for path, pair in pairs for key, p in zip(keys(path), pair, strict=True)}
+def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where: str) -> None:
+    """Copy `state` into the parameters of `layers`, all or nothing.
+
+    Args:
+        layers: of the adapter that is written to.
+        state: tensors under PEFT's key names.
+        name: of the adapter, for errors.
+        where: the source of `state`, for errors.
+
+    Raises:
+        CheckpointError: a key is missing or unexpected, or a shape differs.
+    """
+    own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
     for key in sorted(own.keys() ^ state.keys()):
-        found = "lacks" if key in own else "has"
+        verb = "lacks" if key in own else "has"
         raise CheckpointError(
-            f"{where} {found} {key}, expected the {len(own)} tensors of adapter {name!r} and no others; "
+            f"{where} {verb} {key}, expected the {len(own)} tensors of adapter {name!r} and no others; "
             "give the adapter the same targets as the one that was saved"
         )
     for key, parameter in own.items():
@@ -82,20 +116,27 @@ def copy_state(base: SharedBase, name: str, state: Mapping[str, Tensor], *, wher
     with torch.no_grad():
         for key, parameter in own.items():
             parameter.copy_(state[key])
-    base.bump(name)
 
 
-def save(base: SharedBase, name: str, folder: Path) -> None:
-    record = base.records[name]
-    ranks = {path: rank for path, (rank, _) in record.layers.items()}
-    alphas = {path: scaling * ranks[path] for path, (_, scaling) in record.layers.items()}
+def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, linear_paths: LinearPaths) -> None:
+    """Write a PEFT folder. Each of its two files appears by one rename.
+
+    Args:
+        folder: made if it does not exist.
+        shape: of the adapter.
+        layers: its parameters.
+        base_name: name or path of the base, recorded in the configuration.
+        linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
+    """
+    ranks = {path: rank for path, (rank, _) in shape.layers.items()}
+    alphas = {path: scaling * ranks[path] for path, (_, scaling) in shape.layers.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base.name,
+        "base_model_name_or_path": base_name,
         "inference_mode": True,
-        "r": record.rank,
-        "lora_alpha": _whole(record.alpha),
+        "r": shape.rank,
+        "lora_alpha": _whole(shape.alpha),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -103,19 +144,31 @@ def save(base: SharedBase, name: str, folder: Path) -> None:
         "use_rslora": False,
         "use_dora": False,
         "modules_to_save": None,
-        "target_modules": _targets(base, list(record.layers)),
-        "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != record.rank},
-        "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != record.alpha},
+        "target_modules": _targets(linear_paths, list(shape.layers)),
+        "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
+        "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS, lambda path: save_file(state_of(base, name), path, metadata={"format": "pt"}))
+    _replace(folder / WEIGHTS, lambda path: save_file(state_of(layers), path, metadata={"format": "pt"}))
     _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n"))
 
 
-def _targets(base: SharedBase, paths: list[str]) -> list[str]:
+def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFolder:
+    """Read and check a PEFT folder; its own `adapter_config.json` says which shape it has.
+
+    Raises:
+        CheckpointError: it is missing, corrupt, not LoRA as computed here, or made for another base.
+    """
+    config, tensors = _read_files(folder)
+    _refuse_unlike(config, folder)
+    layers = _layers(base_name, linear_paths, config, tensors, folder)
+    return PeftFolder(folder, AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers), tensors)
+
+
+def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:
     """The layers' last names if those mean exactly these layers, else their whole paths."""
     short = sorted({path.rsplit(".", 1)[-1] for path in paths})
-    meant = {path for path in base.linear_paths() if any(matches(path, target) for target in short)}
+    meant = {path for path in linear_paths if any(matches(path, target) for target in short)}
     return short if meant == set(paths) else sorted(paths)
 
 
@@ -124,25 +177,13 @@ def _whole(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
-def _replace(path: Path, write: Any) -> None:
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
     os.replace(temporary, path)
 
 
-def load(base: SharedBase, name: str, folder: Path) -> None:
-    config, tensors = _read(folder)
-    _refuse_unlike(config, folder)
-    layers = _layers(base, config, tensors, folder)
-    if name in base.records:
-        _refuse_other_shape(base, name, layers, folder)
-    else:
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-        base.place_adapter(name, rank, alpha, layers, seed=0)
-    copy_state(base, name, tensors, where=str(folder / WEIGHTS))
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The two files of a PEFT folder, checked for being there and being readable."""
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
@@ -199,17 +240,17 @@ def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
 
 
 def _layers(
-    base: SharedBase, config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path
+    base_name: str, linear_paths: LinearPaths, config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path
 ) -> dict[str, tuple[int, float]]:
     """Path -> (rank, scaling) of every layer that the tensors adapt; the tensors say where, the config how strongly."""
-    shapes, where = base.linear_paths(), folder / WEIGHTS
+    shapes, where = linear_paths, folder / WEIGHTS
     trained_on = config.get("base_model_name_or_path")
     hint = f"load it on the base it was trained on ({trained_on})" if trained_on else "load it on its own base"
     paths = set()
     for key in sorted(tensors):
         match = re.fullmatch(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight", key)
         if match is None or match[1] not in shapes:
-            raise CheckpointError(f"{where}: found {key}, expected a linear layer of {base.name}; {hint}")
+            raise CheckpointError(f"{where}: found {key}, expected a linear layer of {base_name}; {hint}")
         paths.add(match[1])
     wanted = config.get("target_modules")
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
@@ -227,7 +268,7 @@ def _layers(
         for key, expected in ((key_a, [rank, shapes[path][0]]), (key_b, [shapes[path][1], rank])):
             if list(tensors[key].shape) != expected:
                 raise CheckpointError(
-                    f"{where}: found {key} of shape {list(tensors[key].shape)}, expected {expected} for {base.name} "
+                    f"{where}: found {key} of shape {list(tensors[key].shape)}, expected {expected} for {base_name} "
                     f"and the rank in {CONFIG}; {hint}"
                 )
         layers[path] = (rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
@@ -242,14 +283,17 @@ def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> 
     return default
 
 
-def _refuse_other_shape(base: SharedBase, name: str, layers: dict[str, tuple[int, float]], folder: Path) -> None:
-    """An adapter that was added keeps its parameters, since an optimizer may hold them: the folder has to fit."""
-    own = base.records[name].layers
-    for path in sorted(own.keys() | layers.keys()):
-        have, want = layers.get(path), own.get(path)
+def refuse_other_shape(own: AdapterShape, found: PeftFolder, *, name: str) -> None:
+    """Raise CheckpointError unless a folder fits an adapter that exists.
+
+    Such an adapter keeps its parameters, since an optimizer may hold them.
+    """
+    have_layers, want_layers = found.shape.layers, own.layers
+    for path in sorted(want_layers.keys() | have_layers.keys()):
+        have, want = have_layers.get(path), want_layers.get(path)
         if have is None or want is None or have[0] != want[0] or not math.isclose(have[1], want[1], rel_tol=1e-6):
             raise CheckpointError(
-                f"{folder}: found {_words(have)} at {path}, expected {_words(want)} as the run asks for adapter "
+                f"{found.path}: found {_words(have)} at {path}, expected {_words(want)} as the run asks for adapter "
                 f"{name!r}; give the agent the rank, alpha and targets that the folder was saved with"
             )
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
+from mafrt.core.distributed import Processes
 
 
 class Root(nn.Module):
@@ -69,18 +68,24 @@ class Sharding:
 
 
 class FullyShard(Sharding):
-    """FSDP2: decoder blocks one by one, and embedding, norm and head together."""
+    """FSDP2: decoder blocks one by one, and embedding, norm and head together.
 
-    def __init__(self, base: SharedBase) -> None:
+    Args:
+        model: the causal language model, whole.
+        blocks: its decoder layers.
+        processes: share the weights.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], processes: Processes) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-        mesh = init_device_mesh(base.processes.device, (base.processes.size,))
+        mesh = init_device_mesh(processes.device, (processes.size,))
         options: dict[str, Any] = {"mesh": mesh}
         if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true":
             options["offload_policy"] = CPUOffloadPolicy()
-        root = Root(base.model)
-        self.blocks = [fully_shard(block, **options) for block in decoder_blocks(base.inner)]
+        root = Root(model)
+        self.blocks = [fully_shard(block, **options) for block in blocks]
         super().__init__(fully_shard(root, **options, reshard_after_forward=True))
         self.parts: list[Any] = [self.root, *self.blocks]
 
@@ -127,20 +132,22 @@ def decoder_blocks(inner: nn.Module) -> list[nn.Module]:
 class Zero3(Sharding):
     """DeepSpeed's ZeRO-3 without an optimizer: parameters in parts, gathered layer by layer.
 
-    `settings` is a DeepSpeed configuration; its `zero_optimization` may set buckets, thresholds and offloading.
+    Args:
+        model: the causal language model, whole.
+        head: its output head, a part of `model`.
+        device: of this process.
+        settings: a DeepSpeed configuration; its `zero_optimization` may set buckets, thresholds and offloading.
     """
 
-    def __init__(self, base: SharedBase, settings: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, head: nn.Module, device: str, settings: Mapping[str, Any]) -> None:
         # DeepSpeed takes float32 for granted, if it is told of nothing else.
-        engine = deepspeed_engine(
-            Root(base.model), {**settings, "bf16": {"enabled": base.model.dtype == torch.bfloat16}}
-        )
+        engine = deepspeed_engine(Root(model), {**settings, "bf16": {"enabled": model.dtype == torch.bfloat16}})
         super().__init__(engine.module)
         for module in self.root.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, buffer.to(base.processes.device))
+                setattr(module, name, buffer.to(device))
         self._offload = engine.optimizer
-        self._head = list(base.head.parameters())
+        self._head = list(head.parameters())
 
     @contextmanager
     def head(self) -> Iterator[None]:

@@ -13,14 +13,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from mafrt.config.team import LoraSpec
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.shipped import TEACHING_BASE
 from mafrt.models import logprobs, peft_format
 from mafrt.models.multi_lora import (
     LoraContext,
@@ -31,13 +33,8 @@ from mafrt.models.multi_lora import (
     packed_attention,
     set_checkpointing,
 )
-from mafrt.models.peft_format import matches
-
-if TYPE_CHECKING:
-    from mafrt.config.team import LoraSpec
-    from mafrt.models.sharding import Sharding
-
-from mafrt.core.shipped import TEACHING_BASE
+from mafrt.models.peft_format import AdapterShape, matches
+from mafrt.models.sharding import Sharding
 
 PACKED = "mafrt_packed"
 """Name of `packed_attention` among transformers' attention implementations."""
@@ -45,14 +42,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """What is on record about one adapter: its number, its rank and alpha, and what it has layer by layer."""
+class Adapter(AdapterShape):
+    """The record of one adapter: its number and its shape."""
 
     index: int
-    rank: int
-    alpha: float
-    layers: Mapping[str, tuple[int, float]]
-    """Module path in the base -> (rank, scaling)."""
 
 
 class SharedBase:
@@ -145,13 +138,13 @@ class SharedBase:
             keep_differentiable(model)
         return cls(model if bits else model.to(device), tokenizer, path)
 
-    def shard(self, make: Callable[[SharedBase], Sharding]) -> None:
+    def shard(self, make: Callable[[], Sharding]) -> None:
         """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""
         if self.records:
             raise ConfigError(f"found the adapters {', '.join(self.records)}, expected none yet; shard a base before")
         # While the embedding is whole, and before parameters look elsewhere.
         self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
-        self.sharding = make(self)
+        self.sharding = make()
         self.context.sharded = True
 
     @property
@@ -288,7 +281,7 @@ class SharedBase:
                 self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
                 setattr(holder, child, self._layers[path])
             self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
-        self.records[name] = Adapter(index, rank, alpha, dict(layers))
+        self.records[name] = Adapter(rank, alpha, dict(layers), index)
         self.versions[name] = 0
         self._drop_caches()
 
@@ -303,22 +296,38 @@ class SharedBase:
 
     def adapter_state(self, name: str) -> dict[str, Tensor]:
         """A copy of the adapter's tensors (on the CPU) under PEFT's key names."""
-        return peft_format.state_of(self, name)
+        return peft_format.state_of(self.adapter_layers(name))
 
     def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Copy tensors with PEFT's key names into an adapter; raises CheckpointError unless all keys and shapes fit."""
-        peft_format.copy_state(self, name, state, where=f"the state for adapter {name!r}")
+        layers = self.adapter_layers(name)
+        peft_format.copy_state(layers, state, name=name, where=f"the state for adapter {name!r}")
+        self.bump(name)
 
     def save_adapter(self, name: str, folder: str | Path) -> None:
         """Write the adapter as a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`)."""
-        peft_format.save(self, name, Path(folder))
+        peft_format.save(
+            Path(folder),
+            self._record(name),
+            self.adapter_layers(name),
+            base_name=self.name,
+            linear_paths=self.linear_paths(),
+        )
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.
 
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
-        peft_format.load(self, name, Path(folder))
+        found = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
+        if name in self.records:
+            peft_format.refuse_other_shape(self.records[name], found, name=name)
+        else:
+            shape = found.shape
+            self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0)
+        layers, where = self.adapter_layers(name), str(found.path / peft_format.WEIGHTS)
+        peft_format.copy_state(layers, found.tensors, name=name, where=where)
+        self.bump(name)
 
     def bump(self, name: str) -> None:
         """Say that the adapter's weights changed: its version rises by one and what was derived from it is dropped."""
