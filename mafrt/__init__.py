@@ -14,6 +14,7 @@ _WHERE = {
     "Env": "mafrt.environment.base",
     "check_env": "mafrt.environment.checker",
     "make_env": "mafrt.environment.registry",
+    "Session": "mafrt.environment.session",
     "register_env": "mafrt.environment.registry",
     "Team": "mafrt.config.team",
     "AgentSpec": "mafrt.config.team",

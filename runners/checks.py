@@ -12,6 +12,7 @@ from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Evidence
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.base import Env
+from mafrt.environment.session import session_of
 from mafrt.rollout.prompts import encode_prompt
 
 _CHECKED = 1000
@@ -23,7 +24,7 @@ def check_team(env: Env, team: Team) -> None:
     missing = [name for name in env.agents if name not in team.names]
     if missing:
         raise ConfigError(
-            f"{type(env).__name__} has the agents {', '.join(env.agents)}, but the team has no {', '.join(missing)} "
+            f"{env.class_name} has the agents {', '.join(env.agents)}, but the team has no {', '.join(missing)} "
             f"(it has {', '.join(team.names)}); give a profile with these roles."
         )
 
@@ -75,7 +76,7 @@ def check_tree(env: Env, samples: int, coach: Coach | None) -> None:
     if blind := [agent for agent in env.agents if agent not in scorable(env, judged)]:
         raise ConfigError(
             f"with tree_samples {samples}, alternatives of a turn are scored before one is carried on, and "
-            f"{type(env).__name__} neither pays {', '.join(blind)} in the step in which it speaks nor ends with it; "
+            f"{env.class_name} neither pays {', '.join(blind)} in the step in which it speaks nor ends with it; "
             "turn a coach on (such as --coach rules), pay it in step(), or compare whole episodes with "
             "--tree_samples 1 --n_samples 8."
         )
@@ -95,7 +96,7 @@ def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
     """Encode the first prompts of the tasks. Raises PromptTooLongError, naming the first task that does not fit."""
     count = env.num_tasks or 1
     step = max(1, -(-count // _CHECKED))
-    probe = env.spawn()
+    probe = session_of(env).spawn()
     for task in range(0, count, step):
         observations, info = probe.reset(seed=0, options={"task": task} if env.num_tasks else None)
         for agent, seen in observations.items():

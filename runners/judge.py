@@ -193,7 +193,7 @@ def check_rules(env: Env) -> None:
         return  # it does not even play; that will be reported where it can be
     if not any(evidence.rules for evidence in _evidence_in(transcript)):
         raise ConfigError(
-            f"coach 'rules' reads the judgement of the environment's own verifier, and {type(env).__name__} gives none "
+            f"coach 'rules' reads the judgement of the environment's own verifier, and {env.class_name} gives none "
             '(info["evidence"] = {agent: Evidence(rules=Scored(...))}); take another coach, or --coach none.'
         )
 

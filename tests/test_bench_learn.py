@@ -7,6 +7,7 @@ import pytest
 
 from mafrt import algorithms
 from mafrt.environment.checker import check_env
+from mafrt.environment.session import session_of
 from mafrt.scripts.benchmarks import learn
 from mafrt.scripts.benchmarks._tasks import Debate, Pair, Retry, Rounds
 
@@ -23,7 +24,7 @@ def test_tasks_keep_the_contract_of_environments(kind):
 
 
 def test_rounds_pay_each_turn_at_once_and_unequally():
-    env = Rounds("test")
+    env = session_of(Rounds("test"))
     env.reset(seed=1, options={"task": 0})
     answer = env.task.answer
     right = env.step({"reasoner": f"Add {answer} and 0."})
@@ -36,7 +37,7 @@ def test_rounds_pay_each_turn_at_once_and_unequally():
 
 
 def test_a_second_try_begins_in_the_very_state_of_the_first():
-    env = Retry("test")
+    env = session_of(Retry("test"))
     first, _ = env.reset(seed=1, options={"task": 0})
     asked = env.step({"reasoner": "Think."}).observations
     again = env.step({"actor": "\\boxed{-1}"})

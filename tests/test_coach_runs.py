@@ -20,6 +20,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterruptedError, ConfigError, DataError, EnvError
 from mafrt.core.types import Evidence, Scored, StepResult, Unscored
 from mafrt.environment.base import Env
+from mafrt.environment.session import Session
 from mafrt.runners.judge import check_rules
 from mafrt.runners.offline.replay import read_episodes
 from mafrt.runners.on_policy import OnPolicy
@@ -487,8 +488,9 @@ def test_the_environments_contract_knows_evidence():
         {"a": Evidence(rules=Unscored("x"))},
     ]
     for found in bad:
-        env = Wrong()
-        env.evidence = found
+        bare = Wrong()
+        bare.evidence = found
+        env = Session(bare)
         env.reset(seed=0)
         with pytest.raises(EnvError, match=r"evidence|rules|tool_output|facts"):
             env.step({"a": "x"})

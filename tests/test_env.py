@@ -20,6 +20,7 @@ from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import ENVIRONMENTS, make_env, register_env
+from mafrt.environment.session import Session
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
 
@@ -56,7 +57,7 @@ class Good(Env):
 
 def test_a_good_environment_passes():
     check_env(Good())
-    env = Good()
+    env = Session(Good())
     first = env.reset(seed=3)
     assert env.reset(seed=3) == first
     result = env.step({"pro": "yes", "con": "no"})
@@ -66,7 +67,7 @@ def test_a_good_environment_passes():
 
 
 def test_seed_none_goes_on_drawing():
-    env = Good()
+    env = Session(Good())
     env.reset(seed=0)
     topics = [env.reset()[1]["task"] for _ in range(40)]
     assert len(set(topics)) == 5
@@ -304,11 +305,6 @@ class CloseRaises(Good):
         raise OSError("closed twice")
 
 
-class UnguardedStep(Good):
-    def __init__(self):
-        self.step = lambda actions: StepResult({}, {}, True, False, {})
-
-
 BROKEN = [
     (NoReset, "does not define reset()"),
     (AgentsList, "agents must be a tuple"),
@@ -349,7 +345,6 @@ BROKEN = [
     (SpawnRaises, "spawn() raised OSError: no display"),
     (AgentsChange, "agents changed while playing"),
     (CloseRaises, "close() raised OSError"),
-    (UnguardedStep, "do not replace the wrapped step()"),
 ]
 
 
@@ -414,7 +409,7 @@ def test_the_turn_limit_truncates():
     class Forever(TransitionForgets):
         max_steps = 3
 
-    env = Forever()
+    env = Session(Forever())
     env.reset(seed=0)
     results = [env.step({"a": "x"}) for _ in range(3)]
     assert [r.truncated for r in results] == [False, False, True]
@@ -422,7 +417,7 @@ def test_the_turn_limit_truncates():
 
 
 def test_step_wants_exactly_those_who_were_asked():
-    env = Good()
+    env = Session(Good())
     with pytest.raises(EnvError, match=r"before reset\(\)"):
         env.step({"pro": "x"})
     env.reset(seed=0)
@@ -443,7 +438,7 @@ def test_an_episode_whose_step_raised_is_over_and_the_next_one_is_not():
                 raise RuntimeError("lost\nthe thread")
             return super().step(actions)
 
-    env = Fragile()
+    env = Session(Fragile())
     env.reset(seed=0)
     with pytest.raises(EnvError, match="RuntimeError at step 0") as caught:
         env.step({"pro": "x", "con": "boom"})
@@ -460,14 +455,14 @@ def test_errors_of_ours_pass_unchanged():
             raise ConfigError("the board must be at least 3 wide, found 2")
 
     with pytest.raises(ConfigError, match=r"^the board"):
-        Careful().reset()
+        Session(Careful()).reset()
 
 
 def test_task_options_are_checked():
     with pytest.raises(EnvError, match=r"must be in 0\.\.4, found 5"):
-        Good().reset(options={"task": 5})
+        Session(Good()).reset(options={"task": 5})
     with pytest.raises(EnvError, match="draws its own tasks"):
-        TransitionForgets().reset(options={"task": 0})
+        Session(TransitionForgets()).reset(options={"task": 0})
 
 
 def test_rewards_become_floats_and_an_unknown_outcome_is_left_out():
@@ -475,7 +470,7 @@ def test_rewards_become_floats_and_an_unknown_outcome_is_left_out():
         def step(self, actions):
             return {}, {"a": True}, True, False, {"outcome": None, "state": self.state}
 
-    env = Whole()
+    env = Session(Whole())
     env.reset(seed=0)
     result = env.step({"a": "x"})
     assert isinstance(result, StepResult) and result.info == {"state": {"said": []}}
@@ -489,7 +484,7 @@ def test_numpy_numbers_are_numbers():
         def step(self, actions):
             return StepResult({}, {"a": numpy.float32(0.5)}, numpy.bool_(True), False, {"outcome": numpy.float64(1)})
 
-    env = Scored()
+    env = Session(Scored())
     env.reset(seed=0)
     result = env.step({"a": "x"})
     assert result.rewards == {"a": 0.5} and result.terminated is True
@@ -522,7 +517,7 @@ def test_register_and_make(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS, "_known", dict(ENVIRONMENTS._known))
     register_env("debate", Good)
     register_env("debate", Good)
-    assert isinstance(make_env("debate"), Good)
+    assert isinstance(make_env("debate").unwrapped, Good)
     with pytest.raises(EnvError, match="registered already"):
         register_env("debate", Stuck)
     with pytest.raises(EnvError, match="without ':'"):
@@ -596,3 +591,121 @@ def test_the_documentation_s_environment_works(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+# --- the session -----------------------------------------------------------------------------------------------------
+
+
+def write_game(folder: Path, monkeypatch, step: str, name: str = "line_game") -> Env:
+    """An environment in a file of the user's; `step` is the body of its step(), from line 9 on."""
+    (folder / f"{name}.py").write_text(
+        "import sys\n"
+        "from mafrt import Env, StepResult\n"
+        "class Game(Env):\n"
+        "    agents = ('a',)\n"
+        "    def reset(self, seed=None, options=None):\n"
+        "        self.said = []\n"
+        "        return {'a': 'go'}, {}\n"
+        "    def step(self, actions):\n" + "".join(f"        {line}\n" for line in step.splitlines())
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != name})
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    return make_env(f"{name}:Game")
+
+
+END = "return StepResult({}, {}, True, False, {})"
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "line"),
+    [
+        (f"x = 1\nx / 0\n{END}", "ZeroDivisionError at step 0: division by zero", 10),
+        (f"import json\njson.loads('?')\n{END}", "JSONDecodeError", 10),  # raised inside the standard library
+        (f"sys.exit(3)\n{END}", "SystemExit at step 0: 3", 9),
+        (f"raise ValueError('a\\ud800b')\n{END}", "ValueError at step 0: a\N{REPLACEMENT CHARACTER}b", 9),
+        ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})()", "its text raises ZeroDivision", 9),
+    ],
+)
+def test_an_error_shows_the_user_s_own_file_and_line(tmp_path, monkeypatch, step, words, line):
+    env = write_game(tmp_path, monkeypatch, step)
+    env.reset(seed=0)
+    with pytest.raises(EnvError) as caught:
+        env.step({"a": "x"})
+    text = str(caught.value)
+    assert words in text and text.endswith(f"line_game.py, line {line})") and "\n" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("StepResult({}, {}, True, False, {'outcome': 10**400})", "must be a finite number, found int 1000"),
+        ("StepResult({}, {}, True, False, {'outcome': 10**5000})", "its repr raises ValueError"),
+        ("StepResult({}, {'a': 10**400}, True, False, {})", "the reward of 'a' must be a finite number"),
+        ("StepResult({}, {}, True, False, {'measures': {'x': 10**400}})", 'info["measures"]'),
+        ("StepResult({}, {}, True, False, {'measures': {'x': 'good'}})", 'info["measures"]'),
+    ],
+)
+def test_numbers_that_no_float_holds_are_one_sentence(tmp_path, monkeypatch, result, words):
+    env = write_game(tmp_path, monkeypatch, f"return {result}")
+    env.reset(seed=0)
+    with pytest.raises(EnvError) as caught:
+        env.step({"a": "x"})
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_info_that_nests_without_end_is_one_sentence(tmp_path, monkeypatch):
+    env = write_game(
+        tmp_path, monkeypatch, "info = {}\ninfo['self'] = info\nreturn StepResult({}, {}, True, False, info)"
+    )
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="nested deeper than 100 levels"):
+        env.step({"a": "x"})
+
+
+@pytest.mark.parametrize("call", ["set_grad_enabled(False)", "set_default_dtype(torch.float64)"])
+def test_torch_s_global_switches_are_put_back_and_named(tmp_path, monkeypatch, call):
+    import torch
+
+    before = torch.is_grad_enabled(), torch.get_default_dtype()
+    env = write_game(tmp_path, monkeypatch, f"import torch\ntorch.{call}\n{END}")
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=re.escape(f"called torch.{call}, which changes training")):
+        env.step({"a": "x"})
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == before
+
+
+def test_texts_are_cleaned_at_the_boundary(tmp_path, monkeypatch):
+    env = write_game(
+        tmp_path,
+        monkeypatch,
+        "from mafrt.core.types import Evidence\n"
+        "seen = {'a': [{'role': 'user', 'content': 'x\\ud83d\\x00'}]}\n"
+        "return StepResult(seen, {}, False, False, {'k\\udc00': ['\\x1b'], 'evidence': {'a': Evidence('\\ud800')}})",
+    )
+    env.reset(seed=0)
+    result = env.step({"a": "x"})
+    assert result.observations == {"a": [{"role": "user", "content": "x\ufffd\ufffd"}]}
+    assert result.info["k\ufffd"] == ["\ufffd"] and result.info["evidence"]["a"].tool_output == "\ufffd"
+
+
+def test_the_bare_object_is_the_user_s_code_and_make_env_wraps_it():
+    bare = Good()
+    observations, _ = bare.reset()
+    assert observations and bare.step_count == 0 and not hasattr(bare, "done")
+    session = mafrt.Session(bare)
+    assert session.unwrapped is bare and session.class_name == "Good" and isinstance(session, Env)
+    session.reset(seed=0)
+    session.step({"pro": "x", "con": "y"})
+    assert bare.step_count == 1 and session.state is bare.state
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = session.nothing_like_it
+
+
+def test_an_environment_may_have_attributes_of_the_session_s_names():
+    class Own(Good):
+        def reset(self, seed=None, options=None):
+            self.done = self._played = self._acting = "mine"
+            return super().reset(seed, options)
+
+    check_env(Own())

@@ -12,6 +12,7 @@ from mafrt.core.errors import ConfigError, DataError, EnvError
 from mafrt.environment.checker import check_env
 from mafrt.environment.python_tool import PythonTool
 from mafrt.environment.registry import make_env
+from mafrt.environment.session import session_of
 from mafrt.envs.code import CodeEnv, Grader, load_tasks
 from mafrt.envs.code.state import NOTHING
 
@@ -147,6 +148,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def play(env, said, task=0):
     """Say the texts one after the other: who saw what, and the results."""
+    env = session_of(env)
     observations, _ = env.reset(seed=0, options={"task": task})
     seen, results = [], []
     for text in said:

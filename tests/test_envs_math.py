@@ -17,6 +17,7 @@ from mafrt.core.errors import ConfigError, DataError, EnvError
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.registry import make_env
+from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.math.workflows.registry import WORKFLOWS, MathState, make_workflow, transcript
 
@@ -27,6 +28,7 @@ TASKS = (Task("t:0", "What is 3 + 4?", "7"), Task("t:1", "What is 2 + 2?", "4"))
 
 def play(env: MathEnv, said: list[str], task: int = 0):
     """Reset to `task` and say the texts one after the other; the observation before each, and the results."""
+    env = session_of(env)
     observations, info = env.reset(seed=0, options={"task": task})
     seen, results = [], []
     for text in said:
@@ -122,14 +124,14 @@ def test_contract_with_the_shipped_problems_and_a_profile():
 
 
 def test_seeds_pick_tasks_and_options_override_them():
-    env = MathEnv()
+    env = session_of(MathEnv())
     picked = [env.reset(seed=s)[1]["task"] for s in range(8)]
     assert picked == [env.reset(seed=s)[1]["task"] for s in range(8)] and len(set(picked)) > 4
     assert {env.reset(seed=s, options={"task": 17})[1]["task"] for s in range(3)} == {"word_problems_train:17"}
 
 
 def test_spawn_shares_the_tasks_and_nothing_else():
-    env = MathEnv(horizon=2)
+    env = session_of(MathEnv(horizon=2))
     env.reset(seed=1)
     sibling = env.spawn()
     assert sibling.tasks is env.tasks and sibling.rng is not env.rng
@@ -195,6 +197,8 @@ def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
         "team = Team(tuple(AgentSpec(n, with_answer=True) for n in 'abc'))\n"
         "env = MathEnv(tasks=[Task('t:0', 'What is 3 + 4?', '7')], team=team, workflow='all_at_once')\n"
         "check_env(env)\n"
+        "from mafrt.environment.session import session_of\n"
+        "env = session_of(env)\n"
         "assert set(env.reset(seed=0)[0]) == set('abc')\n"
         "result = env.step({'a': '#### 7', 'b': '7', 'c': 'so \\\\boxed{7}'})\n"
         "assert result.terminated and abs(result.info['outcome'] - 2 / 3) < 1e-9\n"

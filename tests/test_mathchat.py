@@ -12,6 +12,7 @@ from mafrt.core.errors import ConfigError, SandboxError
 from mafrt.core.types import SamplingParams
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.checker import check_env
+from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
 from mafrt.envs.math.workflows.base import part_seen
 from mafrt.envs.math.workflows.solver_verifier import verdict_of
@@ -36,6 +37,7 @@ def mathchat(**settings):
 
 def play(env, said):
     """Say the texts one after the other: who saw what, and the results."""
+    env = session_of(env)
     observations, _ = env.reset(seed=0, options={"task": 0})
     seen, results = [], []
     for text in said:

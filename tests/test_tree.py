@@ -21,6 +21,7 @@ from mafrt.core.types import SamplingParams, Scored, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
+from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
 from mafrt.rollout import serialization
 from mafrt.rollout.player import Player, Start
@@ -87,7 +88,7 @@ def grow(env, answers, samples=3, team=DUO, starts=1, engine=None):
 
 
 def test_a_fork_goes_on_from_the_same_place_and_disturbs_nobody():
-    env = Bids()
+    env = session_of(Bids())
     env.reset(seed=3)
     env.step({"a": "2"})
     fork = env.fork()
@@ -100,7 +101,7 @@ def test_a_fork_goes_on_from_the_same_place_and_disturbs_nobody():
 
 
 def test_a_fork_without_a_seed_draws_what_the_episode_drew():
-    env = Bids()
+    env = session_of(Bids())
     env.reset()
     assert env.fork().luck == env.luck
 
@@ -111,13 +112,13 @@ def test_what_cannot_be_forked_says_why():
             self.said = []
             return {"a": str(random.random())}, {}
 
-    env = Moody()
+    env = session_of(Moody())
     with pytest.raises(EnvError, match=r"Moody.fork\(\) was called before reset"):
         env.fork()
     env.reset(seed=1)
     with pytest.raises(EnvError, match=r"Moody cannot be forked: .* draw from self.rng only"):
         env.fork()
-    env = Together()
+    env = session_of(Together())
     env.reset(seed=1)
     env.step({"a": "1", "b": "1"})
     with pytest.raises(EnvError, match="after the episode ended"):
@@ -143,10 +144,10 @@ def test_check_env_finds_a_fork_that_shares_what_an_episode_changes():
 
 @pytest.mark.parametrize("make", [MathEnv, lambda: MathEnv(horizon=2), Rounds])
 def test_forks_of_math_copy_their_state_and_equal_the_default(make):
-    env = make()
+    env = session_of(make())
     env.reset(seed=5)
     env.step({"reasoner": "Add 1 to 2."})
-    fork, replayed = env.fork(), Env.fork(env)
+    fork, replayed = env.fork(), env._played_again(env.spawn())
     steps = [e.step({"actor": "1 + 2 = 3. \\boxed{-77}"}) for e in (fork, replayed)]
     assert steps[0][:4] == steps[1][:4] and env.step_count == 1 and not env.done
     assert env.step({"actor": f"\\boxed{{{env.task.answer}}}"}).info["outcome"] == 1.0

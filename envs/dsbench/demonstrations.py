@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mafrt.core.types import Message
+from mafrt.environment.session import Session
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
@@ -54,11 +55,11 @@ def demonstrations(
 
     env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)
     with ThreadPoolExecutor(PLAYED_AT_ONCE) as pool:
-        played = pool.map(lambda episode: _episode(env.spawn(), episode, seed), range(episodes))
+        played = pool.map(lambda episode: _episode(Session(env.spawn()), episode, seed), range(episodes))
         return [record for records in played for record in records]
 
 
-def _episode(env: DSBenchEnv, number: int, seed: int) -> list[dict[str, Any]]:
+def _episode(env: Session, number: int, seed: int) -> list[dict[str, Any]]:
     rng = random.Random(f"demonstrations-{seed}-{number}")
     observations, _ = env.reset(seed=number, options={"task": number % len(env.tasks)})
     records: list[dict[str, Any]] = []

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.environment.base import Env
+from mafrt.environment.session import session_of
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
 
@@ -144,6 +145,7 @@ def saboteurs(task: Task) -> dict[str, dict[str, list[str]]]:
 
 def play(env: Env, team: Team, task: int = 0, seed: int = 0) -> list[Any]:
     """Play one episode with scripted agents; every step's result."""
+    env = session_of(env)
     observations, _ = env.reset(seed=seed, options={"task": task})
     spoken = dict.fromkeys(team, 0)
     results = []

@@ -1,8 +1,8 @@
 """Plays an environment with scripted agents and collects what breaks its contract, as PettingZoo's API tests do.
 
-The wrappers of `mafrt.environment.base` check every single result (keys, types, finite rewards). What needs more than
-one call is here: reproducible seeding, purity of `transition`, an end within the turn limit, tasks, siblings that do
-not disturb each other.
+`mafrt.environment.contract` checks every single result (keys, types, finite rewards). This module holds the checks that
+need more than one call: reproducible seeding, purity of `transition`, an end within the turn limit, tasks, independent
+siblings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.types import StepResult
-from mafrt.environment.base import Env, agents_problem
+from mafrt.environment.base import Env
+from mafrt.environment.contract import agents_problem
+from mafrt.environment.session import Session, attributed, session_of
 
 STEP_CAP = 512
 """Steps after which an episode of an environment without `max_steps` counts as endless."""
@@ -45,13 +47,15 @@ class Findings(list[str]):
 def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     """Play `env` with scripted agents; raise one EnvError that lists every breach of the contract."""
     if problems := problems_of(env, seeds=seeds):
-        raise EnvError(f"{type(env).__name__} breaks the contract of an environment: " + "; ".join(problems))
+        name = env.class_name if isinstance(env, Env) else type(env).__name__
+        raise EnvError(f"{name} breaks the contract of an environment: " + "; ".join(problems))
 
 
 def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     """Everything that breaks the contract, one clause each; an empty list if nothing does."""
     if not isinstance(env, Env):
         return [f"it is a {type(env).__name__}, not a mafrt.Env"]
+    env = env.unwrapped
     missing = [name for name in ("reset", "step") if getattr(type(env), name) is getattr(Env, name)]
     if missing:
         return [f"it does not define {' and '.join(name + '()' for name in missing)}"]
@@ -59,27 +63,26 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
         return [problem]
     if problem := _limits_problem(env):
         return [problem]
-    found = Findings()
+    problems = Findings()
     agents = env.agents
-    watch = _TransitionWatch(env)
+    transitions = _TransitionWatch(env)
     try:
         for seed in seeds:
-            _replay(env, seed, found)
+            _replay(env, seed, problems)
     finally:
-        watch.remove()
-    for breach in watch.found:
-        found.add(breach)
-    # What follows compares whole episodes, which says nothing new about an environment that fails to repeat itself.
-    if not found:
-        _check_tasks(env, found)
-        _check_spawn(env, found)
-        _check_fork(env, found)
-        _check_after_end(env, found)
+        transitions.remove()
+    for breach in transitions.problems:
+        problems.add(breach)
+    # The next checks compare whole episodes, which says nothing more about an environment that cannot repeat itself.
+    if not problems:
+        _check_tasks(Session(env), problems)
+        _check_spawn(env, problems)
+        _check_fork(env, problems)
     if env.agents != agents:
-        found.add(f"agents changed while playing, from {agents} to {env.agents}")
+        problems.add(f"agents changed while playing, from {agents} to {env.agents}")
     for _ in range(2):
-        _close(env, found)
-    return found
+        _close(env, problems)
+    return problems
 
 
 def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, action_seed: int = 0) -> list[Any]:
@@ -88,7 +91,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
     The transcript is copied, so that an environment which later changes what it returned cannot change it. The last
     entry is the text of the error if one was raised.
     """
-    script = random.Random(action_seed)
+    env, script = session_of(env), random.Random(action_seed)
     transcript: list[Any] = []
     try:
         observations, info = env.reset(seed=seed, options=options)
@@ -106,29 +109,29 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
     return transcript
 
 
-def _replay(env: Env, seed: int, found: Findings) -> None:
+def _replay(env: Env, seed: int, problems: Findings) -> None:
     """The same seed and the same actions must give the same episode, whatever was played before."""
     first = play(env, seed, action_seed=seed)
     if isinstance(first[-1], str):
-        found.add(first[-1])
+        problems.add(first[-1])
         return
     play(env, seed + 1, action_seed=seed + 1)
     again = play(env, seed, action_seed=seed)
     if isinstance(again[-1], str):
-        found.add(f"played a second time, {again[-1]}")
+        problems.add(f"played a second time, {again[-1]}")
     elif first[0] != again[0]:
-        found.add(
+        problems.add(
             f"reset(seed={seed}) gave different episodes when called twice; draw from self.rng only, and set all state "
             "in reset()"
         )
     elif first != again:
-        found.add(
+        problems.add(
             f"the same seed ({seed}) and actions gave different results; draw from self.rng only, and set all state in "
             "reset()"
         )
 
 
-def _check_tasks(env: Env, found: Findings) -> None:
+def _check_tasks(env: Session, problems: Findings) -> None:
     if env.num_tasks is None:
         return
     seen: dict[str, int] = {}
@@ -138,43 +141,45 @@ def _check_tasks(env: Env, found: Findings) -> None:
             try:
                 names.append(env.reset(seed=seed, options={"task": task})[1].get("task"))
             except MafrtError as error:
-                found.add(str(error))
+                problems.add(str(error))
                 return
         if names[0] is None:
-            found.add('num_tasks is set, but the info of reset() has no "task" that names the task')
+            problems.add('num_tasks is set, but the info of reset() has no "task" that names the task')
             return
         if names[0] != names[1]:
-            found.add(f"options['task'] = {task} gave task {names[0]!r} and then {names[1]!r}; it must pick the task")
+            problems.add(
+                f"options['task'] = {task} gave task {names[0]!r} and then {names[1]!r}; it must pick the task"
+            )
         elif names[0] in seen:
-            found.add(f"options['task'] = {seen[names[0]]} and {task} gave the same task {names[0]!r}")
+            problems.add(f"options['task'] = {seen[names[0]]} and {task} gave the same task {names[0]!r}")
         seen[names[0]] = task
 
 
-def _check_spawn(env: Env, found: Findings) -> None:
+def _check_spawn(env: Env, problems: Findings) -> None:
     """Two siblings played in turns must do what each does alone."""
     try:
         left, right = env.spawn(), env.spawn()
     except Exception as error:
-        found.add(f"spawn() raised {type(error).__name__}: {error}")
+        problems.add(f"spawn() raised {type(error).__name__}: {error}")
         return
     if type(left) is not type(env) or left is right or left is env:
-        found.add(f"spawn() must return a {type(env).__name__} of its own each time, found {left!r}")
+        problems.add(f"spawn() must return a {type(env).__name__} of its own each time, found {left!r}")
         return
     if left.agents != env.agents:
-        found.add(f"spawn() gave a sibling with the agents {left.agents} instead of {env.agents}")
+        problems.add(f"spawn() gave a sibling with the agents {left.agents} instead of {env.agents}")
         return
     alone = [play(env, seed, action_seed=seed) for seed in (0, 1)]
     together = _interleaved(left, right)
     if together != alone:
-        found.add("two siblings from spawn() disturb each other; they must share read-only data only")
+        problems.add("two siblings from spawn() disturb each other; they must share read-only data only")
     for sibling in (left, right):
-        _close(sibling, found)
+        _close(sibling, problems)
 
 
 def _interleaved(left: Env, right: Env) -> list[list[Any]]:
     """`play` with seeds 0 and 1 on two environments, stepped in turns."""
     runs: list[list[Any]] = [[], []]
-    envs, scripts = (left, right), (random.Random(0), random.Random(1))
+    envs, scripts = (Session(left), Session(right)), (random.Random(0), random.Random(1))
     acting: list[dict[str, Any]] = [{}, {}]
     try:
         for i, env in enumerate(envs):
@@ -193,47 +198,37 @@ def _interleaved(left: Env, right: Env) -> list[list[Any]]:
     return runs
 
 
-def _check_fork(env: Env, found: Findings) -> None:
+def _check_fork(env: Env, problems: Findings) -> None:
     """A fork that the environment makes itself must go on as the episode would have, and leave it alone."""
-    from mafrt.environment.base import Env
-
     if type(env).fork is Env.fork:
-        return  # played again from the start, which has been checked
-    whole = play(env, seed=0)
+        return  # the session plays it again from the start, which has been checked
+    session = Session(env)
+    whole = play(session, seed=0)
     for steps in range(len(whole) - 1):
         try:
-            env.reset(seed=0)
+            session.reset(seed=0)
             for actions, *_ in whole[1 : 1 + steps]:
-                env.step(actions)
-            fork = env.fork()
-            for side in (fork, env):
+                session.step(actions)
+            fork = session.fork()
+            for side in (fork, session):
                 for actions, result, said in whole[1 + steps :]:
                     step = side.step(actions)
                     if (_frozen(step[:4]), _said_of(step)) != (result, said):
                         raise EnvError("it went another way")
-            _close(fork, found)
+            _close(fork, problems)
         except Exception as error:
-            found.add(
+            problems.add(
                 f"fork() after {steps} steps does not go on as the episode does ({type(error).__name__}: {error}); "
                 "copy all that an episode changes, or leave fork() out"
             )
             return
 
 
-def _check_after_end(env: Env, found: Findings) -> None:
-    play(env, 0)
-    try:
-        env.step(dict.fromkeys(env.agents, ""))
-    except MafrtError:
-        return
-    found.add("step() after the end of an episode must raise; do not replace the wrapped step()")
-
-
-def _close(env: Env, found: Findings) -> None:
+def _close(env: Env, problems: Findings) -> None:
     try:
         env.close()
     except Exception as error:
-        found.add(f"close() raised {type(error).__name__}: {error}")
+        problems.add(f"close() raised {type(error).__name__}: {error}")
 
 
 def _limits_problem(env: Env) -> str | None:
@@ -248,7 +243,7 @@ class _TransitionWatch:
     """Calls every `transition` twice and compares its arguments before and after."""
 
     def __init__(self, env: Env) -> None:
-        self.env, self.found = env, Findings()
+        self.env, self.problems = env, Findings()
         self.inner = env.transition
         env.transition = self  # type: ignore[method-assign]
 
@@ -258,26 +253,27 @@ class _TransitionWatch:
     def __call__(self, state: Any, actions: dict[str, str]) -> Any:
         kept = copy.deepcopy((state, actions))
         rng, own = self.env.rng.getstate(), _shallow(self.env)
-        result = self.inner(state, actions)
+        with attributed(self.env, "transition"):
+            result = self.inner(state, actions)
         snapshot = copy.deepcopy(result)
         if self.env.rng.getstate() != rng:
-            self.found.add("transition() draws random numbers; draw them in step() or keep them in the state")
+            self.problems.add("transition() draws random numbers; draw them in step() or keep them in the state")
             return result
         if changed := sorted(k for k, v in _shallow(self.env).items() if k not in own or not _same(own[k], v)):
-            self.found.add(f"transition() changes the environment itself ({', '.join(changed)}); do so in step()")
+            self.problems.add(f"transition() changes the environment itself ({', '.join(changed)}); do so in step()")
             return result
         if not _same((state, actions), kept):
-            self.found.add("transition() changes its arguments; build a new state instead")
+            self.problems.add("transition() changes its arguments; build a new state instead")
             return result
         again = self.inner(*copy.deepcopy(kept))
         if not _same(again, snapshot):
-            self.found.add("transition() gave different states for equal arguments; it must depend on nothing else")
+            self.problems.add("transition() gave different states for equal arguments; it must depend on nothing else")
         return result
 
 
 def _shallow(env: Env) -> dict[str, Any]:
     """The environment's attributes; small containers are copied, so that a change inside them shows."""
-    bookkeeping = ("rng", "transition", "_depth", "_acting")
+    bookkeeping = ("rng", "transition")
     return {
         name: copy.copy(value) if isinstance(value, (list, dict, set)) and len(value) < 1000 else value
         for name, value in vars(env).items()

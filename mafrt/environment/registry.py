@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mafrt.config.resolve import Registry
+from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.text import error_line
 from mafrt.environment.base import Env
+from mafrt.environment.session import Session, session_of
 
 ENVIRONMENTS = Registry(
     "environment",
@@ -37,8 +39,10 @@ def env_names() -> tuple[str, ...]:
     return ENVIRONMENTS.names()
 
 
-def make_env(name_or_path: str, **kwargs: Any) -> Env:
-    """An environment from its registered name or from `package.module:Class`, built with `kwargs`.
+def make_env(name_or_path: str, **kwargs: Any) -> Session:
+    """A session of an environment, by its registered name or `package.module:Class`, built with `kwargs`.
+
+    The session checks every call; `unwrapped` is the object itself.
 
     A module is looked up in the current directory as well. EnvError says what is missing: the name, the module, the
     class, or the setting that the constructor does not take.
@@ -52,10 +56,12 @@ def make_env(name_or_path: str, **kwargs: Any) -> Env:
     except MafrtError:
         raise
     except Exception as error:
-        raise EnvError(f"{name_or_path} could not be built: {type(error).__name__}: {error}") from error
+        raise EnvError(
+            f"{name_or_path} could not be built: {type(error).__name__}: {error_line(error)}{user_line(error)}"
+        ) from error
     if not isinstance(env, Env):
         raise EnvError(f"{name_or_path} made a {type(env).__name__}, which is not a mafrt.Env")
-    return env
+    return session_of(env)
 
 
 def takes(name_or_path: str, setting: str) -> bool:

@@ -14,9 +14,11 @@ from typing import Any
 from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
+from mafrt.core.text import clean_text
 from mafrt.core.types import Completion, Episode, Evidence, Observation, Request, SamplingParams, StepResult, Turn
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
+from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.prompts import encode_prompt, opens_thought
 
@@ -80,7 +82,7 @@ class Live:
     """One environment in the middle of an episode."""
 
     slot: int
-    env: Env
+    env: Session
     start: Start
     episode: Episode
     observations: dict[str, Observation]
@@ -149,7 +151,7 @@ class Player:
         done: list[Episode] = []
         live: list[Live] = []
         for slot, env in enumerate(envs):
-            self._begin(live, slot, env, next_start, None, stats)
+            self._begin(live, slot, session_of(env), next_start, None, stats)
         while live and not interrupted():
             live = self._advance(live, done, next_start, stats)
             _give_up(stats, len(envs), len(done))
@@ -159,7 +161,7 @@ class Player:
         self,
         live: list[Live],
         slot: int,
-        env: Env,
+        env: Session,
         next_start: Callable[[int, Episode | None], Start | None],
         finished: Episode | None,
         stats: PlayStats,
@@ -257,6 +259,7 @@ class Player:
 
     def _heard(self, text: str) -> str:
         """What others get of an answer: thoughts stay with whoever had them."""
+        text = clean_text(text)
         return text if self.reasoning == "off" else visible(text, opened=self._opened)
 
     def _step(
@@ -276,7 +279,7 @@ class Player:
                 action_ids=answer.ids,
                 logprobs=answer.logprobs,
                 stop=answer.stop,
-                text=answer.text,
+                text=clean_text(answer.text),
                 turn=len(item.episode.turns),
                 env_step=item.env_step,
                 adapter_version=answer.adapter_version,
@@ -331,7 +334,7 @@ class Player:
         )
 
     def _known(self, observations: Mapping[str, Observation], env: Env) -> None:
-        name = type(env).__name__
+        name = env.class_name
         if not observations:
             raise EnvError(f"{name} goes on but shows nobody an observation; return one for whoever acts next.")
         for agent in observations:
@@ -345,7 +348,7 @@ class Player:
             turn = item.last_turn.get(agent)
             if turn is None:
                 if reward:
-                    name = type(item.env).__name__
+                    name = item.env.class_name
                     raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
                 continue
             turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
@@ -356,7 +359,7 @@ class Player:
         for agent, evidence in found.items():
             turn = item.last_turn.get(agent)
             if turn is None:
-                name = type(item.env).__name__
+                name = item.env.class_name
                 raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
             turn.evidence = evidence if turn.evidence is None else turn.evidence.updated(evidence)
 

@@ -73,7 +73,7 @@ def strata_of(env: Env, key: str) -> list[str]:
     tasks = getattr(env, "tasks", None)
     if not tasks or len(tasks) != env.num_tasks or not all(hasattr(task, "meta") for task in tasks):
         raise ConfigError(
-            f"stratify is {key!r}, but {type(env).__name__} has no tasks with records; leave it out (an environment "
+            f"stratify is {key!r}, but {env.class_name} has no tasks with records; leave it out (an environment "
             "gives `tasks`, each with its record's fields in `meta`)."
         )
     for task in tasks:

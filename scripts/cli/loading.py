@@ -47,7 +47,7 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
         team.check_size(n_agents)
     elif set(team.names) != set(env.agents):
         raise ConfigError(
-            f"The team file has the agents {', '.join(team.names)}, but {type(env).__name__} is played by "
+            f"The team file has the agents {', '.join(team.names)}, but {env.class_name} is played by "
             f"{', '.join(env.agents)}; use the same names."
         )
     return team

@@ -1,0 +1,81 @@
+"""Text at the library's boundaries: valid Unicode without control characters, and short forms for error messages.
+
+Data sets, observations, judges, tools, file names and models all deliver text. A lone surrogate makes tokenizers and
+SQLite raise, NUL ends C strings, and other control characters are obeyed by terminals. `clean_text` is the one place
+where that is mended; every boundary calls it, so that nothing behind a boundary has to.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+DEEPEST = 100
+"""Levels of nesting that `clean_deep` follows."""
+
+# Kept: tab, line feed, vertical tab, form feed, carriage return, and next line (U+0085).
+_BAD = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+
+
+def clean_text(text: str) -> str:
+    """`text` as valid Unicode without control characters.
+
+    Two surrogates that form a pair become the character that they stand for. A lone surrogate and each control
+    character (except white space) become U+FFFD.
+    """
+    if _BAD.search(text) is None:
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return _BAD.sub(REPLACEMENT, joined)
+
+
+def clean_deep(value: Any) -> Any:
+    """`value` with every text in it cleaned, keys included.
+
+    Dicts, lists and tuples are copied only where cleaning changes them.
+
+    Raises:
+        ValueError: the value is nested deeper than `DEEPEST` levels, or contains itself.
+    """
+    return _clean(value, DEEPEST)
+
+
+def _clean(value: Any, levels: int) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if not levels:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    if isinstance(value, dict):
+        pairs = [(_clean(key, levels - 1), _clean(entry, levels - 1)) for key, entry in value.items()]
+        same = all(key is old and entry is value[old] for (key, entry), old in zip(pairs, value, strict=True))
+        return value if same else dict(pairs)
+    entries = [_clean(entry, levels - 1) for entry in value]
+    same = all(entry is old for entry, old in zip(entries, value, strict=True))
+    return value if same else (tuple(entries) if isinstance(value, tuple) else entries)
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """Type and shortened `repr` of a value on one line, for error messages. Never raises."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a `__repr__` of the user's, or an integer of more than 4,300 digits
+        text = f"(its repr raises {type(error).__name__})"
+    return f"{type(value).__name__} {shortened(text, limit)}"
+
+
+def shortened(text: str, limit: int = 80) -> str:
+    """At most `limit` characters of `text` on one line, cleaned."""
+    line = " ".join(clean_text(text[: 8 * limit]).split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def error_line(error: BaseException, limit: int = 500) -> str:
+    """The message of an error on one line. Never raises, whatever the error's own `__str__` does."""
+    try:
+        return shortened(str(error), limit)
+    except Exception as failure:
+        return f"(its text raises {type(failure).__name__})"

@@ -1,0 +1,168 @@
+"""The contract of `Env.reset` and `Env.step`, checked for each single result; texts are cleaned on the way.
+
+A result that breaks the contract raises an EnvError that names the method, the value found and the value expected.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from mafrt.config.team import name_problem
+from mafrt.core.errors import EnvError
+from mafrt.core.text import brief, clean_deep, clean_text
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
+
+
+def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dict[str, Observation], dict[str, Any]]:
+    """The observations and info that `reset` returned. Raises EnvError; `where` names class and method."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise EnvError(f"{where} must return (observations, info), found {brief(result)}")
+    observations, info = result
+    info = _checked_info(where, info)
+    observations = _checked_observations(agents, where, observations)
+    if not observations:
+        raise EnvError(f"{where} returned no observations, so nobody acts first; return {{agent: observation}}")
+    return observations, info
+
+
+def checked_step(agents: tuple[str, ...], where: str, result: Any) -> StepResult:
+    """The result that `step` returned, with rewards as floats. Raises EnvError; `where` names class and method."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise EnvError(
+            f"{where} must return StepResult(observations, rewards, terminated, truncated, info), found {brief(result)}"
+        )
+    observations, rewards, terminated, truncated, info = result
+    observations = _checked_observations(agents, where, observations)
+    if not isinstance(rewards, dict):
+        raise EnvError(f"{where}: rewards must be a dict {{agent: number}}, found {brief(rewards)}")
+    for agent, reward in rewards.items():
+        if agent not in agents:
+            raise EnvError(f"{where}: reward for {agent!r}, who is not among the agents {listed(agents)}")
+        if not is_finite(reward):
+            raise EnvError(f"{where}: the reward of {agent!r} must be a finite number, found {brief(reward)}")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        # numpy's bool is not a bool, but is the result of comparing arrays.
+        if type(flag).__name__ not in ("bool", "bool_"):
+            raise EnvError(f"{where}: {name} must be True or False, found {brief(flag)}")
+    info = _checked_info(where, info)
+    if "evidence" in info:
+        info = {**info, "evidence": _checked_evidence(agents, where, info["evidence"])}
+    if info.get("outcome", 0) is None:  # None means not known, which is the same as not given
+        info = {key: value for key, value in info.items() if key != "outcome"}
+    amounts = {agent: float(reward) for agent, reward in rewards.items()}
+    return StepResult(observations, amounts, bool(terminated), bool(truncated), info)
+
+
+def check_task(env_name: str, num_tasks: int | None, options: dict[str, Any] | None) -> None:
+    """Raise EnvError unless `options["task"]`, if given, is the number of a task."""
+    if options is None or "task" not in options:
+        return
+    task = options["task"]
+    if num_tasks is None:
+        raise EnvError(f"{env_name} draws its own tasks (num_tasks is None), so reset() takes no options['task']")
+    if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < num_tasks:
+        raise EnvError(f"{env_name}.reset(): options['task'] must be in 0..{num_tasks - 1}, found {task!r}")
+
+
+def agents_problem(agents: Any) -> str | None:
+    """Why `agents` cannot be the agents of an environment, or None if it can."""
+    if not isinstance(agents, tuple) or not agents:
+        return f"agents must be a tuple with at least one name, found {brief(agents)}"
+    for agent in agents:
+        if problem := name_problem(agent):
+            return f"agents: {problem}"
+    if len(set(agents)) < len(agents):
+        return f"agents holds a name twice: {listed(agents)}"
+    return None
+
+
+def listed(agents: Iterable[str]) -> str:
+    """Names for a message."""
+    return ", ".join(map(repr, agents)) or "nobody"
+
+
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a real number that a float can hold. 10**400 is not: it overflows."""
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except (OverflowError, ValueError, TypeError):
+        return False
+
+
+def _checked_observations(agents: tuple[str, ...], where: str, observations: Any) -> dict[str, Observation]:
+    if not isinstance(observations, dict):
+        raise EnvError(f"{where}: observations must be a dict {{agent: observation}}, found {brief(observations)}")
+    for agent, observation in observations.items():
+        if agent not in agents:
+            raise EnvError(f"{where}: observation for {agent!r}, who is not among the agents {listed(agents)}")
+        if isinstance(observation, str):
+            continue
+        good = isinstance(observation, list) and observation and all(
+            isinstance(m, dict)
+            and set(m) == {"role", "content"}
+            and m["role"] in ("system", "user", "assistant", "tool")
+            and isinstance(m["content"], str)
+            for m in observation
+        )  # fmt: skip
+        if not good:
+            raise EnvError(
+                f"{where}: the observation of {agent!r} must be a text or a list of "
+                f'{{"role": ..., "content": ...}} messages, found {brief(observation)}'
+            )
+    cleaned: dict[str, Observation] = clean_deep(observations)
+    return cleaned
+
+
+def _checked_info(where: str, info: Any) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise EnvError(f"{where}: info must be a dict, found {brief(info)}")
+    try:
+        info = clean_deep(info)
+    except ValueError as error:
+        raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
+    if "task" in info and not isinstance(info["task"], str):
+        raise EnvError(f'{where}: info["task"] must be a text, found {brief(info["task"])}')
+    if info.get("outcome") is not None and not is_finite(info["outcome"]):
+        raise EnvError(f'{where}: info["outcome"] must be a finite number, found {brief(info["outcome"])}')
+    measures = info.get("measures")
+    if measures is not None and not (isinstance(measures, dict) and all(map(is_finite, measures.values()))):
+        raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
+    return dict(info)
+
+
+def _checked_evidence(agents: tuple[str, ...], where: str, given: Any) -> dict[str, Evidence]:
+    if not isinstance(given, dict) or not all(isinstance(evidence, Evidence) for evidence in given.values()):
+        raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
+    return {agent: _cleaned_evidence(agents, where, agent, evidence) for agent, evidence in given.items()}
+
+
+def _cleaned_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence: Evidence) -> Evidence:
+    if agent not in agents:
+        raise EnvError(f"{where}: evidence about {agent!r}, who is not among the agents {listed(agents)}")
+    output, rules = evidence.tool_output, evidence.rules
+    if output is not None and not isinstance(output, str):
+        raise EnvError(f"{where}: the tool_output of {agent!r} must be a text: {brief(output)}")
+    if not isinstance(evidence.facts, dict):
+        raise EnvError(f"{where}: the facts about {agent!r} must be a dict, found {brief(evidence.facts)}")
+    if rules is not None and not (isinstance(rules, Scored) and all(map(_on_scale, _scores(rules)))):
+        raise EnvError(f"{where}: the rules on {agent!r} must be Scored with scores 0..10, found {brief(rules)}")
+    if rules is not None:
+        spans = tuple((clean_text(quote), score) for quote, score in rules.spans)
+        rules = replace(rules, reason=clean_text(rules.reason), spans=spans)
+    try:
+        facts = clean_deep(evidence.facts)
+    except ValueError as error:
+        raise EnvError(f"{where}: the facts about {agent!r} must be plain JSON-able values, but {error}") from None
+    return Evidence(None if output is None else clean_text(output), rules, facts)
+
+
+def _scores(verdict: Scored) -> list[Any]:
+    return [verdict.score, *(score for _, score in verdict.spans)]
+
+
+def _on_scale(score: Any) -> bool:
+    return is_finite(score) and 0 <= score <= 10
