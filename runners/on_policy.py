@@ -37,6 +37,7 @@ from mafrt.runners.async_rollout import STATE, Ahead, check_async
 from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
 from mafrt.runners.collect import Batch, Playing
 from mafrt.runners.evaluation import evaluate
+from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Coaching, prepare_coach
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import Plan
@@ -97,6 +98,8 @@ class OnPolicy:
         engine: what samples; the local engine on `base` by default.
         coach: who scores turns; made from the settings by default.
         args: what goes to `args.yaml`; the config by default.
+        command: the script that starts the run, for `run.json`; None from Python.
+        accept_changes: go on with `resume` although its environment, team, data, rubric or base changed since.
         progress: called after every iteration.
 
     Raises:
@@ -117,6 +120,8 @@ class OnPolicy:
         engine: Engine | None = None,
         coach: Coach | None = None,
         args: Mapping[str, Any] | None = None,
+        command: str | None = None,
+        accept_changes: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of
@@ -137,6 +142,8 @@ class OnPolicy:
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         check_team(env, team)
+        self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
+        refuse_changes(resume, self.record, accept=accept_changes)
         window = check_window(config.play.context_window, base.context_window)
         for played in {id(env): env, id(self.eval_env): self.eval_env}.values():
             check_prompts(played, team, base.tokenizer, window)
@@ -217,7 +224,7 @@ class OnPolicy:
     def _open(self, run_dir: Path) -> RunDir | None:
         """The run's folder in the process that writes; None in the others. What is wrong with it ends all of them."""
         found: list[RunDir] = []
-        self.processes.lead(lambda: found.append(RunDir.open(run_dir, self.args, self.resume)))
+        self.processes.lead(lambda: found.append(RunDir.open(run_dir, self.args, self.resume, self.record)))
         return found[0] if found else None
 
     def _identity(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,16 @@ from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
 from mafrt.scripts.cli.processes import only_one
+from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
 from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
-from mafrt.scripts.train_math import math_env, problems
+from mafrt.scripts.train_math import math_env
+from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.shared_base import SharedBase
     from mafrt.runners.evaluation import Evaluation
+    from mafrt.scripts.cli.train import Stage
     from mafrt.storage.load_path import Loadable
 
 SEEDS_BY_DEFAULT = 100
@@ -43,8 +47,9 @@ def evaluate(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     only_one(COMMAND.name)
     loaded = resolve(settings)
-    stored = stored_args(loaded)
-    settings = COMMAND.read(argv, below={k: v for k, v in stored.items() if k not in NOT_CARRIED_OVER})
+    stored, record = stored_args(loaded)
+    below = {name: value for name, value in stored.items() if name not in NOT_CARRIED_OVER}
+    settings = COMMAND.read(argv, below=below, record=record)
     asked = settings.make(EvaluateSettings)
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
     check_engine(config.engine, {}, {})
@@ -52,7 +57,7 @@ def evaluate(argv: Sequence[str]) -> int:
     output = Path(asked.output).expanduser() if asked.output else None
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"output {output} cannot be written; give a file name in a folder that exists.")
-    env, team = environment(settings, stored)
+    env, team = environment(settings, loaded)
     print(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings)
     place(base, team, loaded)
@@ -87,65 +92,65 @@ def evaluate(argv: Sequence[str]) -> int:
     return 0
 
 
-def environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
-    """What is played, and by whom; `stored` are the settings of the run, if there is one."""
-    of_dsbench = "agent_turns" in stored and settings["env"] in (None, "dsbench")  # a run of train_dsbench
-    if of_dsbench and not settings["env_kwargs"]:
-        return dsbench_environment(settings, stored)
-    if settings["env"] is not None:
-        from mafrt.environment.registry import make_env
+def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]:
+    """The environment to play and its team: those of the run, those that are named, or the shipped math problems.
 
-        team = load_team(settings, "profiles/dsbench.json" if settings["env"] == "dsbench" else None)
-        words = settings["env_kwargs"]
-        if "env_kwargs" not in settings.given:
-            words = (*words, *(stored.get("eval_env_kwargs") or ()))
-        kwargs = with_sandbox(settings["env"], env_arguments(words, "env_kwargs"), settings)
+    Raises:
+        ConfigError: the run's environment cannot be built again, or something changed since the run was started.
+    """
+    from mafrt.environment.registry import make_env
+    from mafrt.runners.identity import refuse_changes
+
+    run = run_of(loaded)
+    named = "env" in settings.flags
+    if run is not None and not named:
+        stage = rebuild(run, _changed(settings))
+        for note in stage.notes if settings["dataset_path"] is None else ():
+            print(note)
+        env = stage.eval_env or stage.env
+        refuse_changes(loaded, _now(stage, run, settings), accept=settings["accept_changes"])
+        return env, stage.team
+    if settings["env"] is not None:
+        default = "profiles/dsbench.json" if settings["env"] == "dsbench" else None
+        kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
         if settings["env"] == "dsbench":
             kwargs.setdefault("split", "eval")
         env = make_env(settings["env"], **kwargs)
-        return env, team_for(env, team, settings["n_agents"])
-
-    if "coder_turns" in stored:  # a run of train_code
-        return code_environment(settings, stored)
+        return env, team_for(env, load_team(settings, default), settings["n_agents"])
     from mafrt.envs.math import load_tasks
 
     team = load_team(settings, "profiles/quickstart.json")
-    fields = {name: settings[name] for name in ("problem_field", "answer_field")}
-    if settings["dataset_path"] is not None:
-        tasks: Sequence[Any] = load_tasks(settings["dataset_path"], split="test", **fields)
-    else:
-        training, held_out = problems({**stored, **fields})
-        tasks = held_out or training
+    source = settings["dataset_path"]
+    # The shipped records have fields of their own, so fields that are named belong to the user's files.
+    fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}
+    tasks = load_tasks(source, split="test", **fields)
     env = math_env(settings, tasks, team)
     return env, env.team
 
 
-def dsbench_environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
-    """What a run of train_dsbench held out, or the records that are named instead."""
-    from mafrt.scripts.train_dsbench import dsbench_env, read_tasks
-
+def _changed(settings: Settings) -> dict[str, Any]:
+    """Settings given here that go before the run's own where its environment is built again."""
+    names = {*describe(WorkflowSettings), "sandbox", "env_kwargs", "profile_path", "n_agents"} & settings.flags
+    changed = {name: settings[name] for name in names}
+    if "env_kwargs" in changed:
+        changed["eval_env_kwargs"] = ()
     if settings["dataset_path"] is not None:
-        stored = {**stored, "dataset_path": settings["dataset_path"], "eval_dataset_path": settings["dataset_path"]}
-    training, held_out, notes = read_tasks(stored)
-    for note in notes:
-        print(note)
-    env = dsbench_env({**stored, "sandbox": settings["sandbox"]}, held_out or training)
-    return env, team_for(env, load_team(settings, "profiles/dsbench.json"), settings["n_agents"])
+        changed |= {"dataset_path": settings["dataset_path"], "eval_dataset_path": settings["dataset_path"]}
+    return changed
 
 
-def code_environment(settings: Settings, stored: Mapping[str, Any]) -> tuple[Env, Team]:
-    """What a run of train_code held out, or the problems that are named instead."""
-    from mafrt.envs.code import load_tasks
-    from mafrt.scripts.train_code import code_env, problems
-
-    team = load_team(settings, "profiles/code_single.json")
+def _now(stage: Stage, run: Path, settings: Settings) -> RunRecord:
+    """The record of the run as it would be made now, less the data, team and settings that were named here."""
+    args = recorded_settings(run, load_record(run))
     if settings["dataset_path"] is not None:
-        tasks = load_tasks(settings["dataset_path"], split="test")
-    else:
-        training, held_out = problems(stored)
-        tasks = held_out or training
-    env = code_env({**stored, "sandbox": settings["sandbox"]}, tasks, team)
-    return env, env.team
+        args |= {"dataset_path": None, "eval_dataset_path": None}
+    from mafrt.runners.identity import describe_run
+
+    now = describe_run(stage.team, args, env=stage.env, eval_env=stage.eval_env)
+    changed = _changed(settings)
+    if "profile_path" in changed:
+        now = replace(now, team=load_record(run).team)
+    return replace(now, environment=None, eval_environment=None) if changed else now
 
 
 def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
+from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
+from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import Stage, train
 
@@ -24,6 +29,11 @@ def prepare(settings: Settings) -> Stage:
     from mafrt.environment.registry import env_names, make_env
 
     name = settings["env"]
+    recorded = None if settings.record is None else settings.record.environment
+    if recorded is not None:
+        if name is None and settings["load_path"] is not None:  # a run that was started from Python
+            return rebuild(Path(settings["load_path"]))
+        add_source_folder(recorded.path, recorded.file)
     if name is None:
         raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
     team = load_team(settings)
@@ -39,8 +49,17 @@ def prepare(settings: Settings) -> Stage:
     return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short)
 
 
+def run(argv: Sequence[str]) -> int:
+    """Train, or go on with a run of another script by that script."""
+    load_path = next((value for word, value in pairwise(argv) if word == "--load_path"), None)
+    started_by = None if load_path is None else command_of(Path(load_path).expanduser())
+    if started_by not in (None, COMMAND.name):
+        return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))
+    return train(COMMAND, argv, prepare)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_main(lambda words: train(COMMAND, words, prepare), argv)
+    return run_main(run, argv)
 
 
 if __name__ == "__main__":

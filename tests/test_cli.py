@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from mafrt.algorithms.registry import ALGORITHMS
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped
-from mafrt.scripts import bench, check_env, evaluate, info, train, train_math
+from mafrt.scripts import bench, check_env, evaluate, info, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command, convert, read_yaml
 from mafrt.scripts.cli.loading import env_arguments
@@ -378,6 +379,10 @@ def run(tmp_path_factory):
     return run_dir
 
 
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_bad_load_paths(capsys, workdir, run):
     before = fingerprint(run)
     for main in (train_math.main, evaluate.main):
@@ -385,7 +390,8 @@ def test_bad_load_paths(capsys, workdir, run):
         Path("empty").mkdir(exist_ok=True)
         assert "empty holds no run" in refused(capsys, main, "--load_path", "empty")
         # Adapters of another team: the trio's are not those of reasoner and actor.
-        said = refused(capsys, main, "--load_path", run, "--profile_path", "profiles/math_trio.json")
+        words = ["--load_path", run, "--profile_path", "profiles/math_trio.json", "--accept_changes"]
+        said = refused(capsys, main, *words)
         assert "holds no adapter" in said and "actor" in said
     assert fingerprint(run) == before
 
@@ -417,7 +423,7 @@ def test_a_run_and_its_files(run):
     import yaml
 
     args = yaml.safe_load((run / "args.yaml").read_text())
-    expected = train_math.COMMAND.settings().keys() - {"run_dir", "set_aside"}
+    expected = train_math.COMMAND.settings().keys() - {"run_dir", "set_aside", "accept_changes"}
     assert args.keys() == expected and args["lr"] == 1e-3 and args["profile_path"] == "profiles/quickstart.json"
     summary = json.loads((run / "summary.json").read_text())
     assert {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"} <= summary.keys()
@@ -447,9 +453,15 @@ def test_resuming_takes_the_settings_of_the_run(capsys, run, workdir):
 
 
 def test_a_run_goes_on_only_with_its_own_script(capsys, workdir, run):
-    Path("my_game.py").write_text(GOOD_ENV)
-    said = refused(capsys, train.main, "--load_path", run, "--env", "my_game:Echo")
+    said = refused(capsys, train_code.main, "--load_path", run)
     assert "horizon" in said and "the script that started it" in said
+
+
+def test_train_goes_on_with_a_run_of_any_script(workdir, run):
+    whole = lines_of(run)
+    shutil.copytree(run, "copy")
+    assert train.main(["--load_path", "copy", "--iterations", str(len(whole) + 1)]) == 0
+    assert lines_of(Path("copy"))[:-1] == whole
 
 
 def test_args_yaml_repeats_a_run(run, workdir):

@@ -37,6 +37,7 @@ from mafrt.scripts import train_dpo, train_math, train_sft
 from mafrt.scripts.cli import offline as offline_command
 from mafrt.storage.load_path import resolve
 from mafrt.storage.run_dir import write_args
+from mafrt.storage.run_record import load_record
 
 HAND = {
     "chosen": [-2.0, -4.0],
@@ -358,20 +359,21 @@ def test_what_a_load_path_means(tmp_path, capsys):
     runner = offline(tmp_path / "dpo", records=likes(), rule=Dpo(), epochs=1)
     runner.args = train_dpo.COMMAND.read(["--records_path", "x", "--lora_rank", "4"]).values
     runner.run()
-    loaded, stored = start(train_dpo.COMMAND, tmp_path / "dpo")
+    loaded, stored, _ = start(train_dpo.COMMAND, tmp_path / "dpo")
     assert loaded.resumes and loaded.step == 3 and stored["records_path"] == ["x"]
-    loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo")
+    loaded, stored, _ = start(train_sft.COMMAND, tmp_path / "dpo")
     assert not loaded.resumes and set(loaded.adapters) == {"ann", "bob", "cat"}
     assert stored["lora_rank"] == 4 and "records_path" not in stored
     assert "of another kind of run" in capsys.readouterr().out
-    loaded, stored = start(train_sft.COMMAND, tmp_path / "dpo" / "adapters")
+    loaded, stored, _ = start(train_sft.COMMAND, tmp_path / "dpo" / "adapters")
     assert not loaded.resumes and not stored
     # An SFT run that was killed before its first checkpoint goes on in its folder, from where it started.
     cut = tmp_path / "cut"
     cut.mkdir()
+    load_record(tmp_path / "dpo").save(cut)
     write_args(cut / "args.yaml", train_sft.COMMAND.read(["--records_path", "y"]).values)
     (cut / "origin.json").write_text(json.dumps({"load_path": str(resolve(tmp_path / "dpo").path)}))
-    loaded, stored = start(train_sft.COMMAND, cut)
+    loaded, stored, _ = start(train_sft.COMMAND, cut)
     assert loaded.resumes and loaded.run == cut and loaded.step == 0 and loaded.adapters
     assert stored["records_path"] == ["y"]
     (cut / "origin.json").unlink()

@@ -167,8 +167,11 @@ def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
     class Others(Digits):
         agents = ("first", "third")
 
+    others, resume = Team.of(["first", "third"]), resolve(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"the team \(first, second, now first, third\)"):
+        OnPolicy(Others(), others, tiny_base(), settings(), resume=resume)
     with pytest.raises(CheckpointError, match="third"):
-        OnPolicy(Others(), Team.of(["first", "third"]), tiny_base(), settings(), resume=resolve(tmp_path / "run"))
+        OnPolicy(Others(), others, tiny_base(), settings(), resume=resume, accept_changes=True)
     with pytest.raises(CheckpointError, match="another base"):
         other = tiny_base(seed=99)
         OnPolicy(Digits(), Team.of(["first", "second"]), other, settings(), resume=resolve(tmp_path / "run"))

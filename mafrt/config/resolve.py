@@ -8,6 +8,7 @@ imported before it is asked for.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -57,6 +58,11 @@ class Registry:
         """All registered names, sorted."""
         return tuple(sorted(self._known))
 
+    def path_of(self, name: str) -> str | None:
+        """`module:Class` of a registered object; None for an unknown name."""
+        value = self._known.get(name)
+        return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
+
     def __contains__(self, name: object) -> bool:
         return name in self._known
 
@@ -76,7 +82,7 @@ class Registry:
 
 
 def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
-    """The class or function that `package.module:Class` names.
+    """The class or function that `package.module:Class` or `path/to/file.py:Class` names.
 
     A module is looked up in the current directory too: scripts have their own folder in `sys.path` instead.
 
@@ -87,7 +93,7 @@ def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise error(f"{path!r} is not package.module:Class; both parts are needed")
-    module = _import(path, module_name, error)
+    module = _load_file(path, module_name, error) if module_name.endswith(".py") else _import(path, module_name, error)
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
@@ -97,6 +103,45 @@ def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
     if not callable(value):
         raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class")
     return value
+
+
+def _load_file(path: str, file: str, error: type[MafrtError]) -> ModuleType:
+    """The module that a Python file holds, under the file's own name."""
+    source = Path(file).expanduser()
+    if not source.is_file():
+        raise error(f"{path}: there is no file {source}; give package.module:Class or path/to/file.py:Class")
+    loaded = sys.modules.get(source.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(source.resolve()):
+        return loaded
+    spec = importlib.util.spec_from_file_location(source.stem, source.resolve())
+    if spec is None or spec.loader is None:
+        raise error(f"{path}: {source} cannot be loaded as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    if loaded is None:
+        sys.modules[source.stem] = module  # so that its classes can be found by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as failure:
+        if loaded is None:
+            del sys.modules[source.stem]
+        raise error(
+            f"{path}: importing the module raised {type(failure).__name__}: {failure}{user_line(failure)}"
+        ) from failure
+    return module
+
+
+def add_source_folder(path: str, file: str | None) -> None:
+    """Let the module of `package.module:Class` be found although the current directory is another one.
+
+    `file` is the module's source file as it was recorded; its folder (above the packages) goes to the end of
+    `sys.path` if it is there.
+    """
+    module_name = path.partition(":")[0]
+    if file is None or module_name.endswith(".py"):
+        return
+    folder = Path(file).parents[module_name.count(".")]
+    if folder.is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:

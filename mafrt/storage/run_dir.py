@@ -22,6 +22,7 @@ from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Episode, Evidence, Scored
 from mafrt.storage import checkpoint
+from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
     from mafrt.storage.load_path import Loadable
@@ -50,19 +51,29 @@ class RunDir:
         """The checkpoint that the run goes on from, None if it starts from the beginning."""
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        if str(path.resolve()) in _LOCKED:
+            raise ConfigError(f"this process is already writing to {path}; close that run first")
         self._lock = _lock(path)
+        self._held = str(path.resolve())
+        _LOCKED.add(self._held)
         self.metrics, self.evaluations, self.episodes, self.timings = (
             JsonLines(path / f"{name}.jsonl") for name in LINE_FILES
         )
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], args: Mapping[str, Any], loaded: Loadable | None = None) -> RunDir:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        args: Mapping[str, Any],
+        loaded: Loadable | None = None,
+        record: RunRecord | None = None,
+    ) -> RunDir:
         """Start a run in `path`, or go on with one.
 
         `loaded` is what `--load_path` resolved to. If it belongs to the run in `path`, that run goes on: lines and
         checkpoints beyond its step are dropped and set aside. If it belongs to another run, `path` has to be empty,
-        and the history up to its step is copied. Raises ConfigError if `path` holds anything that would be mixed up
-        with the new run's files, or if another process is writing there.
+        and the history up to its step is copied. `record` goes to `run.json`. Raises ConfigError if `path` holds
+        anything that would be mixed up with the new run's files, or if another process is writing there.
         """
         path = Path(path).expanduser()
         step = loaded.checkpoint.step if loaded and loaded.checkpoint else None
@@ -78,6 +89,8 @@ class RunDir:
             raise ConfigError(f"{path} cannot be made ({error.strerror}); give another --run_dir") from error
         run = cls(path, step=step)
         try:
+            if record is not None:
+                record.save(path)  # before args.yaml: what has settings and no record is a run of an earlier version
             if here:
                 run._go_on(args)
             else:
@@ -129,6 +142,7 @@ class RunDir:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        _LOCKED.discard(self._held)
 
     def __enter__(self) -> RunDir:
         return self
@@ -323,10 +337,18 @@ def _lines(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path | None:
-    """Rename a run directory to the first free `NAME.1`, `NAME.2`, ...; None if there is nothing at `path`."""
+    """Rename a run directory to the first free `NAME.1`, `NAME.2`, ...; None if there is nothing at `path`.
+
+    Raises:
+        ConfigError: a process is writing there; renaming would make two runs write into each other.
+    """
     path = Path(path)
     if not path.exists():
         return None
+    if path.is_dir() and is_locked(path):
+        raise ConfigError(
+            f"{path} cannot be set aside: another process is writing to it; wait for it, or give another --run_dir"
+        )
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
@@ -341,6 +363,25 @@ def _is_unused(path: Path) -> bool:
 
 def _same(run: Path | None, path: Path) -> bool:
     return run is not None and path.exists() and os.path.samefile(run, path)
+
+
+_LOCKED: set[str] = set()
+"""Run directories that this process holds: a POSIX lock does not keep out the process that has it."""
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process, this one included, is writing to the run directory `path`."""
+    if str(path.resolve()) in _LOCKED:
+        return True
+    if not (path / ".lock").is_file():
+        return False
+    try:
+        lock = _lock(path)
+    except ConfigError:
+        return True
+    if lock is not None:
+        lock.close()
+    return False
 
 
 def _lock(path: Path) -> IO[bytes] | None:

@@ -24,6 +24,7 @@ from mafrt.core.errors import CheckpointError, ConfigError, DataError
 from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import place_adapters
+from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
@@ -81,6 +82,8 @@ class Offline:
         run_dir: where everything is written; nothing is written without one.
         resume: what `--load_path` resolved to: a checkpoint to go on from, or initial adapters.
         args: what goes to `args.yaml`; the config by default.
+        command: the script that starts the run, for `run.json`; None from Python.
+        accept_changes: go on with `resume` although its team, records or base changed since.
         progress: called after every iteration.
 
     Raises:
@@ -103,6 +106,8 @@ class Offline:
         run_dir: str | Path | None = None,
         resume: Loadable | None = None,
         args: Mapping[str, Any] | None = None,
+        command: str | None = None,
+        accept_changes: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         for name, value in (("epochs", epochs), ("batch_size", batch_size)):
@@ -118,6 +123,8 @@ class Offline:
         self.progress = progress or (lambda _: None)
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
+        self.record = describe_run(team, self.args, command=command, base=base)
+        refuse_changes(resume, self.record, accept=accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
         self.steps = {name: epochs * steps_per_epoch(len(mine), batch_size) for name, mine in self.records.items()}
         self.iterations = max(self.steps.values())
@@ -135,7 +142,7 @@ class Offline:
             self.stop = stop
             if self.run_dir is None:
                 return self._train(None, None)
-            with RunDir.open(self.run_dir, self.args, self.resume) as disk, MetricsWriter(disk) as writer:
+            with RunDir.open(self.run_dir, self.args, self.resume, self.record) as disk, MetricsWriter(disk) as writer:
                 return self._train(disk, writer)
 
     def _train(self, disk: RunDir | None, writer: MetricsWriter | None) -> Summary:

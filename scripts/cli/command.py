@@ -24,6 +24,8 @@ from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
 from mafrt.core.shipped import shipped
+from mafrt.scripts.cli.recorded_run import with_recorded_files
+from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 T = TypeVar("T")
 
@@ -42,6 +44,8 @@ class Settings:
     """names given on the command line or in the YAML file"""
     config: Path | None = None
     """the YAML file that was read"""
+    record: RunRecord | None = None
+    """of the run that goes on, is repeated or evaluated"""
 
     def make(self, kind: type[T]) -> T:
         """One settings dataclass, filled and thereby checked."""
@@ -92,11 +96,14 @@ class Command:
         general.add_argument("-h", "--help", action="help", help="show this help and leave")
         return parser
 
-    def read(self, argv: Sequence[str], below: Mapping[str, Any] | None = None) -> Settings:
+    def read(
+        self, argv: Sequence[str], below: Mapping[str, Any] | None = None, record: RunRecord | None = None
+    ) -> Settings:
         """Parse; raises ConfigError in one sentence for anything unknown, malformed or out of place.
 
         `below` are settings that lie between the defaults and the YAML file; names that this command does not have
-        are passed over.
+        are passed over. `record` is that of the run which they come from; a configuration file that lies in a run
+        brings the run's record along.
         """
         parser = self.parser()
         typed, rest = parser.parse_known_args(list(argv))
@@ -109,13 +116,16 @@ class Command:
             if name in known:
                 values[name] = convert(known[name], value, name)
         stored = read_yaml(config) if config else {}
+        if config is not None and record is None and (config.parent / RECORD).is_file():
+            record = load_record(config.parent)
+            stored = with_recorded_files(stored, record)
         for name, value in stored.items():
             if name not in known:
                 raise ConfigError(f"In {config}: {unknown('setting', str(name), known)}")
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
             values[name] = convert(known[name], value, f"--{name}")
-        return Settings(values, frozenset(flags), frozenset(flags) | frozenset(stored), config)
+        return Settings(values, frozenset(flags), frozenset(flags) | frozenset(stored), config, record)
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:

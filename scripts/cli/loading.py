@@ -13,7 +13,9 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.processes import Spread
+from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -27,8 +29,20 @@ HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
 
 
 def load_team(settings: Settings, default: str | None = None) -> Team | None:
-    """The team of `--profile_path` or of the file `default`, or None; ConfigError if `--n_agents` contradicts it."""
+    """The team of `--profile_path`, of the recorded run, or of the file `default`; None if there is none of them.
+
+    A recorded team stands in for a team file that has not changed or is gone; one that was edited is read again, so
+    that `refuse_changes` names the difference.
+
+    Raises:
+        ConfigError: there is no such file, or `--n_agents` contradicts the team.
+    """
     profile = settings["profile_path"] or default
+    if settings.record is not None and "profile_path" not in settings.flags:
+        team = settings.record.agents()
+        path = None if profile is None else shipped(profile)
+        if path is None or not path.exists() or Team.load(path) == team:
+            return team
     if profile is None:
         return None
     path = shipped(profile)
@@ -93,12 +107,17 @@ def resolve(settings: Settings) -> Loadable | None:
     return load_path.resolve(settings["load_path"])
 
 
-def stored_args(loaded: Loadable | None) -> dict[str, Any]:
-    """The settings of the run that `loaded` belongs to; none if it belongs to none, or its args.yaml is gone."""
-    from mafrt.storage.run_dir import read_args
+def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | None]:
+    """Settings and record of the run that `loaded` belongs to; neither if it belongs to none.
 
-    path = loaded.run / "args.yaml" if loaded is not None and loaded.run is not None else None
-    return read_args(path) if path is not None and path.is_file() else {}
+    Raises:
+        CheckpointError: the run was written by an earlier version of mafrt.
+    """
+    run = run_of(loaded)
+    if run is None:
+        return {}, None
+    record = load_record(run)
+    return recorded_settings(run, record), record
 
 
 def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
-from mafrt.scripts import train as train_any
-from mafrt.scripts import train_code, train_dsbench, train_math
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import lines
+from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
 from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
+from mafrt.storage.run_dir import ARGS, read_args
+from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -137,8 +138,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     """Read settings and records, go on if asked to, train, and say what came of it. Returns the exit code."""
     settings = command.read(argv)
     only_one(command.name)
-    loaded, stored = _start(command, resolve(settings))
-    settings = command.read(argv, below=stored)
+    loaded, stored, record = _start(command, resolve(settings))
+    settings = command.read(argv, below=stored, record=record)
     own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
     passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
     config, task = TrainConfig.of(**own), prepare(settings)
@@ -164,6 +165,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
         run_dir=run_dir,
         resume=loaded,
         args=args,
+        command=command.name,
+        accept_changes=settings["accept_changes"],
         progress=lines(_words),
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
@@ -220,20 +223,21 @@ def encode(source: Source, settings: Settings, task: Task, base: SharedBase) -> 
     return kept, reading.fit(held_out, window, skip=data.skip_too_long)
 
 
-def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any]]:
-    """What to load, and the settings that come with it: all of a run of this command, the shape of another's."""
-    stored = stored_args(loaded)
+def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any], RunRecord | None]:
+    """What to load, and its settings and record: all settings of a run of this command, the shape of another's."""
+    stored, record = stored_args(loaded)
     if loaded is None or not loaded.resumes:
-        return loaded, stored
+        return loaded, stored, record
     ours = bool(stored) and command.settings().keys() >= stored.keys()
     state = loaded.checkpoint is not None and loaded.checkpoint.meta.get("rule") == rule_name(command)
     if state or (ours and not loaded.adapters):
-        return loaded, stored
+        return loaded, stored, record
     if not loaded.adapters:
         raise ConfigError(f"{loaded.path} was stopped before its first checkpoint, so there are no adapters to load.")
     print(f"The adapters of {loaded.path}, which is of another kind of run, are the initial weights.")
     weights = replace(loaded, kind="adapters", checkpoint=None, run=loaded.run if ours else None)
-    return weights, stored if ours else {name: stored[name] for name in SHAPE if name in stored}
+    shape = {name: stored[name] for name in SHAPE if name in stored}
+    return (weights, stored, record) if ours else (weights, shape, None)
 
 
 def rule_name(command: Command) -> str:
@@ -242,16 +246,10 @@ def rule_name(command: Command) -> str:
 
 
 def _environment(run: Path) -> tuple[Env, int]:
-    """The environment of a run as its args.yaml describes it, and the run's seed."""
-    from mafrt.storage.run_dir import read_args
-
-    if not (run / "args.yaml").is_file():
-        raise DataError(f"{run} holds no args.yaml, so its episodes cannot be played again to find their prompts.")
-    args = read_args(run / "args.yaml")
-    own = {"coder_turns": train_code, "agent_turns": train_dsbench}
-    script: Any = train_any if "env" in args else next((own[name] for name in own if name in args), train_math)
-    settings = script.COMMAND.read([], below=args)
-    return script.prepare(settings).env, int(settings["seed"])
+    """The environment of a run, built again from its record, and the run's seed."""
+    if not (run / ARGS).is_file():
+        raise DataError(f"{run} holds no {ARGS}, so its episodes cannot be played again to find their prompts.")
+    return rebuild(run).env, int(read_args(run / ARGS).get("seed", 1))
 
 
 def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:

@@ -77,6 +77,8 @@ class PlaceSettings:
     """rename an earlier run in run_dir to run_dir.1, .2, ... instead of refusing to start"""
     load_path: str | None = None
     """a run or one of its checkpoints, which goes on, or a folder of adapter folders to start from"""
+    accept_changes: bool = False
+    """go on with a run although its environment, team, data, rubric or base changed since it was started"""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,8 @@ class EvaluateSettings:
 
     load_path: str | None = None
     """a run, a checkpoint or a folder of adapter folders; default: the base, untrained"""
+    accept_changes: bool = False
+    """evaluate a run although its environment, team, data or base changed since it was started"""
     dataset_path: str | None = None
     """problems to solve; default: what the run held out, or the shipped held-out ones"""
     env: str | None = None

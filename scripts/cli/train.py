@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mafrt.runners.on_policy import Summary
     from mafrt.storage.load_path import Loadable
 
-NOT_REPEATED = frozenset({"run_dir", "set_aside"})
+NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
 """Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
 
 PAUSED = 3
@@ -50,21 +50,24 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     """Read the settings, resume if asked to, train, and say what came of it. Returns the exit code."""
     settings = command.read(argv)
     loaded = resolve(settings)
-    stored = stored_args(loaded)
+    stored, record = stored_args(loaded)
     if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
         print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
         loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
         settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
     elif stored:
         _refuse_foreign(stored, command, loaded)
-        settings = command.read(argv, below=stored)
+        settings = command.read(argv, below=stored, record=record)
     from mafrt.runners.algorithm import resolve_rule
     from mafrt.runners.async_rollout import check_async
     from mafrt.runners.checks import check_sampler, check_tree
+    from mafrt.runners.identity import describe_run, refuse_changes
     from mafrt.runners.judge import prepare_coach
 
     config = train_config(settings)
     stage = prepare(settings)
+    now = describe_run(stage.team, settings.values, command=command.name, env=stage.env, eval_env=stage.eval_env)
+    refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
     check_sampler(config, stage.team, settings["model_name_or_path"])
     if config.play.stratify:
@@ -100,6 +103,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         resume=loaded,
         coach=coach,
         args=args,
+        command=command.name,
+        accept_changes=settings["accept_changes"],
         progress=reporter(config.run.iterations) if processes.main else None,
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):

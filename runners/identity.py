@@ -1,0 +1,165 @@
+"""The record of a run (`run.json`), made from its parts, and the check of a resumed run against it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.shipped import TEACHING_BASE, shipped
+from mafrt.environment.base import Env
+from mafrt.environment.registry import ENVIRONMENTS
+from mafrt.storage.load_path import Loadable
+from mafrt.storage.run_record import (
+    BaseRecord,
+    EnvironmentRecord,
+    FileRecord,
+    RunRecord,
+    as_json,
+    base_hashes,
+    changes,
+    file_record,
+    load_record,
+)
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+FILE_SETTINGS = (
+    "dataset_path",
+    "eval_dataset_path",
+    "data_root",
+    "task_metrics",
+    "records_path",
+    "eval_records_path",
+    "coach_rubric",
+    "coach_adapter",
+    "deepspeed",
+)
+"""Settings that name files or folders, some of them several. Team and base have records of their own."""
+
+
+def describe_run(
+    team: Team,
+    args: Mapping[str, Any],
+    *,
+    command: str | None = None,
+    env: Env | None = None,
+    eval_env: Env | None = None,
+    base: SharedBase | None = None,
+) -> RunRecord:
+    """The record of a run as it stands: everything that its settings only point at.
+
+    Args:
+        team: its agents.
+        args: its settings by flat name.
+        command: the script that starts it; None from Python.
+        env, eval_env: what is played; None for runs that learn from records.
+        base: the loaded base; None before it is loaded.
+    """
+    return RunRecord(
+        team=team.to_list(),
+        command=command,
+        environment=None if env is None else environment_record(env),
+        eval_environment=None if eval_env is None or eval_env is env else environment_record(eval_env),
+        files=_files(args, env),
+        base=None if base is None else _base_record(base, args),
+        sandbox=args.get("sandbox") if env is not None and hasattr(_plain(env), "sandbox") else None,
+        machine={} if base is None else _machine(base),
+    )
+
+
+def refuse_changes(loaded: Loadable | None, now: RunRecord, *, accept: bool) -> RunRecord | None:
+    """The record of the run that `loaded` goes on with; None if it belongs to none.
+
+    Raises:
+        ConfigError: something that results depend on has changed since, and `accept` is off; names all of it.
+        CheckpointError: the run has no record, or a damaged one.
+    """
+    if loaded is None or loaded.run is None or not loaded.resumes:
+        return None
+    then = load_record(loaded.run)
+    differing = changes(then, now)
+    if differing and not accept:
+        raise ConfigError(
+            f"Since the run {loaded.run} was started, this has changed: {'; '.join(differing)}. Change it back, or go "
+            "on all the same with --accept_changes (accept_changes=True from Python)."
+        )
+    return then
+
+
+def environment_record(env: Env) -> EnvironmentRecord:
+    """Path, arguments and source of an environment, as far as it can be built again from them."""
+    env = _plain(env)
+    kind = type(env)
+    arguments = _arguments(env)
+    if kind.__module__.startswith("mafrt."):
+        shipped_as = {path: name for name in ENVIRONMENTS.names() if (path := ENVIRONMENTS.path_of(name))}
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        package = f"{kind.__module__.rpartition('.')[0]}:{kind.__qualname__}"
+        return EnvironmentRecord(shipped_as.get(path) or shipped_as.get(package) or path, arguments)
+    try:
+        file = inspect.getsourcefile(kind)
+    except (TypeError, OSError):  # a class typed into an interpreter
+        file = None
+    source = None if file is None else file_record(file)
+    module = str(Path(source.path)) if kind.__module__ == "__main__" and source is not None else kind.__module__
+    importable = "<locals>" not in kind.__qualname__ and (kind.__module__ != "__main__" or source is not None)
+    return EnvironmentRecord(
+        f"{module}:{kind.__qualname__}",
+        arguments if importable else None,
+        None if source is None else source.path,
+        None if source is None else source.sha256,
+    )
+
+
+def _plain(env: Env) -> Any:
+    """The user's own object, without wrappers."""
+    return getattr(env, "unwrapped", env)
+
+
+def _arguments(env: Any) -> dict[str, Any] | None:
+    positional, named = getattr(env, "_init_args", ((), {}))
+    if positional:
+        try:
+            named = dict(inspect.signature(type(env)).bind(*positional, **named).arguments)
+        except (TypeError, ValueError):
+            return None
+    return as_json(named)
+
+
+def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
+    found = {}
+    for name in FILE_SETTINGS:
+        value = args.get(name)
+        several = isinstance(value, (list, tuple))
+        paths: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+        for number, path in enumerate(paths):
+            if isinstance(path, str) and (record := file_record(shipped(path))) is not None:
+                found[f"{name}[{number}]" if several else name] = record
+    rubric = None if env is None else getattr(_plain(env), "rubric", None)
+    if isinstance(rubric, str) and (record := file_record(rubric)) is not None:
+        found["rubric"] = record
+    return found
+
+
+def _base_record(base: SharedBase, args: Mapping[str, Any]) -> BaseRecord:
+    folder = TEACHING_BASE if base.name in ("teaching-base", str(TEACHING_BASE)) else Path(base.name).expanduser()
+    local = folder.is_dir()
+    config, header = base_hashes(folder) if local else (None, None)
+    name = str(args.get("model_name_or_path") or base.name)
+    own = local and folder != TEACHING_BASE
+    return BaseRecord(name, base.fingerprint(), config, header, str(folder.resolve()) if own else None)
+
+
+def _machine(base: SharedBase) -> dict[str, Any]:
+    import torch
+
+    return {
+        "dtype": str(base.model.dtype).removeprefix("torch."),
+        "device": base.device.type,
+        "threads": torch.get_num_threads(),
+    }

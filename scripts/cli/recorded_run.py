@@ -1,0 +1,118 @@
+"""A run on disk as the scripts see it: its settings, and its environment and team built again from its record."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.resolve import add_source_folder
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.shipped import shipped
+from mafrt.storage.run_dir import ARGS, read_args
+from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
+
+if TYPE_CHECKING:
+    from mafrt.environment.base import Env
+    from mafrt.scripts.cli.train import Stage
+    from mafrt.storage.load_path import Loadable
+
+BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench"})
+"""Commands whose `prepare(settings)` builds environment and team."""
+
+
+def run_of(loaded: Loadable | None) -> Path | None:
+    """The run directory that `--load_path` belongs to, if it has a record; None for adapters and lone checkpoints.
+
+    Raises:
+        CheckpointError: it is a run of an earlier version of mafrt, without a record.
+    """
+    run = None if loaded is None else loaded.run
+    if run is None or not (run / ARGS).is_file():
+        return None
+    if not (run / RECORD).is_file():
+        load_record(run)  # which says that this is a run of an earlier version
+    return run
+
+
+def recorded_settings(run: Path, record: RunRecord) -> dict[str, Any]:
+    """The settings in the run's args.yaml, with files where the run found them if they are not at hand."""
+    return with_recorded_files(read_args(run / ARGS), record)
+
+
+def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[str, Any]:
+    """`stored`, with the recorded absolute path for each file that its setting does not lead to from here."""
+    found = dict(stored)
+    for key, file in record.files.items():
+        name, _, number = key.partition("[")
+        value = found.get(name)
+        if number and isinstance(value, list):
+            index = int(number.rstrip("]"))
+            if index < len(value) and not shipped(str(value[index])).exists():
+                found[name] = [*value[:index], file.path, *value[index + 1 :]]
+        elif isinstance(value, str) and not shipped(value).exists():
+            found[name] = file.path
+    if record.base is not None:
+        model = found.setdefault("model_name_or_path", record.base.name)  # a run from Python has no such setting
+        if record.base.path is not None and not Path(str(model)).expanduser().exists():
+            found["model_name_or_path"] = record.base.path
+    return found
+
+
+def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> Stage:
+    """Environment and team of a run, from its record.
+
+    Args:
+        run: the run directory.
+        changed: settings that go before the run's own.
+
+    Raises:
+        ConfigError: the run learnt from records, or was made from Python with arguments that cannot be recorded.
+        CheckpointError: it has no record.
+        DataError, EnvError: its data or its environment is not there any more.
+    """
+    from mafrt.scripts.cli.train import Stage
+
+    record = load_record(run)
+    if record.command in BUILD:
+        command: Any = importlib.import_module(f"mafrt.scripts.{record.command}")
+        below = {**recorded_settings(run, record), **(changed or {})}
+        stage: Stage = command.prepare(command.COMMAND.read([], below=below, record=record))
+        return stage
+    if record.environment is None:
+        raise ConfigError(f"The run {run} learnt from records, so it has no environment; name one by --env.")
+    env = build_environment(record.environment, run)
+    eval_env = None if record.eval_environment is None else build_environment(record.eval_environment, run)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", record.environment.path.rpartition(":")[2])
+    return Stage(env, eval_env, record.agents(), name)
+
+
+def build_environment(record: EnvironmentRecord, run: Path) -> Env:
+    """The environment that a record describes.
+
+    Raises:
+        ConfigError: its arguments could not be recorded.
+        EnvError: it cannot be found or built.
+    """
+    from mafrt.environment.registry import make_env
+
+    if record.arguments is None:
+        raise ConfigError(
+            f"The environment of the run {run} is {record.path}, made from Python with arguments that run.json cannot "
+            "hold; evaluate it from Python, or name an environment by --env."
+        )
+    add_source_folder(record.path, record.file)
+    return make_env(record.path, **record.arguments)
+
+
+def command_of(run: Path) -> str | None:
+    """The script that a run is gone on with by; None for a run from Python whose environment cannot be built."""
+    try:
+        record = load_record(run)
+    except CheckpointError:
+        return None
+    if record.command is not None:
+        return record.command
+    return "train" if record.environment is not None and record.environment.arguments is not None else None
