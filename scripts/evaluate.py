@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.shared_base import SharedBase
     from mafrt.runners.evaluation import Evaluation
-    from mafrt.scripts.cli.train import Stage
+    from mafrt.scripts.cli.stage import Stage
     from mafrt.storage.load_path import Loadable
 
 SEEDS_BY_DEFAULT = 100

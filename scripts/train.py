@@ -15,7 +15,8 @@ from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.train import Stage, train
+from mafrt.scripts.cli.stage import Stage
+from mafrt.scripts.cli.train import train
 
 COMMAND = Command(
     "train",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import hold_out, load_team, team_for
 from mafrt.scripts.cli.settings import TRAIN, CodeSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.train import Stage, train
+from mafrt.scripts.cli.stage import Stage
+from mafrt.scripts.cli.train import train
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team

@@ -14,7 +14,8 @@ from mafrt.core.errors import ConfigError, DataError
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import load_team, team_for
 from mafrt.scripts.cli.settings import TRAIN, DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.train import Stage, train
+from mafrt.scripts.cli.stage import Stage
+from mafrt.scripts.cli.train import train
 
 if TYPE_CHECKING:
     from mafrt.envs.dsbench import DSBenchEnv, Loaded, Task

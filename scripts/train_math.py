@@ -16,7 +16,8 @@ from mafrt.scripts.cli.settings import (
     ScaleSettings,
     WorkflowSettings,
 )
-from mafrt.scripts.cli.train import Stage, train
+from mafrt.scripts.cli.stage import Stage
+from mafrt.scripts.cli.train import train
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team

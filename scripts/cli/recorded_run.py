@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import shipped
+from mafrt.scripts.cli.stage import Stage
 from mafrt.storage.run_dir import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
-    from mafrt.scripts.cli.train import Stage
     from mafrt.storage.load_path import Loadable
 
 BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench"})
@@ -73,8 +73,6 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> Stage:
         CheckpointError: it has no record.
         DataError, EnvError: its data or its environment is not there any more.
     """
-    from mafrt.scripts.cli.train import Stage
-
     record = load_record(run)
     if record.command in BUILD:
         command: Any = importlib.import_module(f"mafrt.scripts.{record.command}")

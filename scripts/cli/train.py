@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,10 @@ from mafrt.scripts.cli.loading import load_base, resolve, stored_args
 from mafrt.scripts.cli.processes import join
 from mafrt.scripts.cli.progress import reporter
 from mafrt.scripts.cli.settings import train_config
+from mafrt.scripts.cli.stage import Stage
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
-    from mafrt.environment.base import Env
     from mafrt.runners.on_policy import Summary
     from mafrt.storage.load_path import Loadable
 
@@ -31,19 +31,6 @@ PAUSED = 3
 
 SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
 """Settings that come along with the adapters of another kind of run."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a script has made of its settings before any model is loaded."""
-
-    env: Env
-    eval_env: Env | None
-    team: Team
-    name: str
-    """names the default run directory"""
-    notes: tuple[str, ...] = ()
-    """lines for the person at the terminal"""
 
 
 def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Stage]) -> int:
