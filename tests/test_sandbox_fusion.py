@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 from collections.abc import Iterator
 
@@ -87,6 +89,7 @@ def test_long_output_is_no_time_out(client):
     assert done.status == "ok" and done.stdout.endswith("end\n") and "bytes left out" in done.stdout
 
 
+KEY = b"0123456789abcdef"
 FAILURES = [500, 502, 429, 404, "SandboxError", "garbage", "half", "hang"]
 
 
@@ -126,6 +129,13 @@ def test_no_server():
         {"files": {"out": "not base 64"}},
         {"refused": None},
         {"seconds": "long"},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": -1.0},
+        {"seconds": 10**400},
+        {"seconds": 1e9},
+        {"exit_code": 10**400},
+        {"exit_code": True},
     ],
 )
 def test_a_result_is_not_believed(client, monkeypatch, change):
@@ -134,13 +144,18 @@ def test_a_result_is_not_believed(client, monkeypatch, change):
         "gone": [],
     }  # fmt: skip
 
-    def answer(result: dict) -> dict:
-        packed = base64.b64encode(json.dumps(result).encode()).decode()
-        return {"status": "Success", "run_result": {"status": "Finished"}, "files": {launcher.RESULT: packed}}
+    def answer(result: dict, key: bytes = KEY) -> dict:
+        text = json.dumps(result).encode()
+        packed = base64.b64encode(hmac.new(key, text, hashlib.sha256).hexdigest().encode() + b"\n" + text).decode()
+        seen = {"status": "Finished", "return_code": 0, "stdout": "", "stderr": ""}
+        return {"status": "Success", "run_result": seen, "files": {launcher.RESULT: packed}}
 
-    assert client._read(answer(good), ["out"], {}) == Execution("ok", "", "", 0, {}, ("out",), {}, 0.1, "fusion")
+    assert client._read(answer(good, b"another"), ["out"], {}, KEY, 10.0).status == "killed"
+    assert client._read(answer(good), ["out"], {}, KEY, 10.0) == Execution(
+        "ok", "", "", 0, {}, ("out",), {}, 0.1, "fusion"
+    )
     with pytest.raises(SandboxError, match="not as agreed"):
-        client._read(answer({**good, **change}), ["out"], {})
+        client._read(answer({**good, **change}), ["out"], {}, KEY, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +167,7 @@ def test_a_result_is_not_believed(client, monkeypatch, change):
     ],
 )
 def test_a_launcher_that_was_ended_too(client, seen, status):
-    done = client._read({"status": "Failed", "run_result": seen, "files": {}}, ["out"], {})
+    done = client._read({"status": "Failed", "run_result": seen, "files": {}}, ["out"], {}, KEY, 10.0)
     assert done.status == status and done.missing == ("out",) and "ended by the server" in done.stderr
     assert done.exit_code == (137 if seen["return_code"] else None)
 
@@ -183,3 +198,43 @@ class _Mute:
 
     def execute(self, code, files, fetch, timeout_s, memory_mib):
         return Execution("error", "", "python3: not found", 127)
+
+
+FORGED = """
+import base64, hashlib, hmac, json, os, signal, time
+result = {"exit_code": 0, "late": False, "memory": False, "seconds": SECONDS,
+          "streams": [base64.b64encode(b"all tests passed").decode(), ""], "files": {}, "refused": {}, "gone": []}
+text = json.dumps(result).encode()
+for seal in (b"", hmac.new(b"", text, hashlib.sha256).hexdigest().encode() + b"\\n"):
+    open(".mafrt_result.json", "wb").write(seal + text)
+LAST
+"""
+LAST_WORDS = {
+    "kills the launcher": "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(30)",
+    "stops the launcher": "os.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(30)",
+    "leaves a daemon that writes it again": (
+        "if os.fork() == 0:\n    os.setsid()\n    for _ in range(200):\n"
+        "        open('.mafrt_result.json', 'wb').write(text)\n        time.sleep(.01)\nraise SystemExit(3)"
+    ),
+    "looks for the key": (
+        "for name in ('environ', 'cmdline', 'mem', 'fd/0', 'fd/1', 'fd/3'):\n    try:\n"
+        "        data = open(f'/proc/{os.getppid()}/{name}', 'rb').read(10**6)\n"
+        "        print('READ', name, b'key' in data)\n    except OSError:\n        pass\nraise SystemExit(3)"
+    ),
+}
+
+
+@pytest.mark.parametrize("seconds", ["0.1", "float('nan')"])
+@pytest.mark.parametrize("last", LAST_WORDS)
+def test_a_result_that_the_snippet_wrote_is_not_believed(client, last, seconds):
+    code = FORGED.replace("SECONDS", seconds).replace("LAST", LAST_WORDS[last])
+    done = client.execute(code, timeout_s=3.0)
+    assert done.status != "ok" and "all tests passed" not in done.stdout
+    assert "READ mem" not in done.stdout and 0 <= done.seconds < 60
+
+
+@pytest.mark.parametrize("took", [None, float("nan"), float("inf"), -5, 10**400, "soon", True, [1]])
+def test_a_servers_numbers_are_checked(client, took):
+    seen = {"status": "Finished", "return_code": took, "execution_time": took, "stdout": "\ud800", "stderr": None}
+    done = client._read({"status": "Failed", "run_result": seen, "files": {}}, [], {}, KEY, 10.0)
+    assert (done.status, done.seconds) == ("killed", 0.0) and done.exit_code in (None, -5, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mafrt.core.errors import SandboxError
 from mafrt.sandbox.inside import confine
-from mafrt.sandbox.zygote_process import ENVIRONMENT, interpreter
+from mafrt.sandbox.zygote_process import ENVIRONMENT, Options, interpreter
 
 INSIDE = "/mafrt"
 """Where the folder of that name stands, in there."""
@@ -22,7 +22,7 @@ PACKAGES = ("site-packages", "dist-packages")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def command(control: int, tell: int, libraries: bool) -> tuple[list[str], dict[str, str]]:
+def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment; raises SandboxError where bubblewrap is not installed."""
     program = shutil.which("bwrap")
     if program is None:
@@ -33,7 +33,7 @@ def command(control: int, tell: int, libraries: bool) -> tuple[list[str], dict[s
     arguments = [program, *_namespaces(), *root(), "--info-fd", str(tell)]
     arguments += ["--chdir", "/", "--remount-ro", "/dev", "--remount-ro", "/", "--", os.path.abspath(sys.executable)]
     environment = {**ENVIRONMENT, "HOME": confine.WORKDIR, "TMPDIR": "/tmp"}
-    return [*arguments, *interpreter("bwrap", control, INSIDE, libraries)], environment
+    return [*arguments, *interpreter("bwrap", control, INSIDE, options)], environment
 
 
 def _namespaces() -> Iterator[str]:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from mafrt.core.errors import SandboxError
 from mafrt.sandbox.inside import landlock
-from mafrt.sandbox.zygote_process import ENVIRONMENT, interpreter
+from mafrt.sandbox.zygote_process import ENVIRONMENT, Options, interpreter
 
 log = logging.getLogger(__name__)
 
 
-def command(control: int, tell: int, libraries: bool) -> tuple[list[str], dict[str, str]]:
+def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment of a zygote on this machine itself."""
     inside = str(Path(landlock.__file__).parent)
-    return [os.path.abspath(sys.executable), *interpreter("degraded", control, inside, libraries)], {
+    return [os.path.abspath(sys.executable), *interpreter("degraded", control, inside, options)], {
         **ENVIRONMENT,
         "HOME": "/",
     }

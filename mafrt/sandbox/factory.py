@@ -8,7 +8,7 @@ import threading
 
 from mafrt.core.errors import ConfigError
 from mafrt.sandbox.fusion import FusionSandbox
-from mafrt.sandbox.types import Sandbox
+from mafrt.sandbox.types import TIERS, Sandbox
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
 _lock = threading.Lock()
@@ -18,11 +18,14 @@ _shared: dict[str, tuple[int, Sandbox]] = {}
 def open_sandbox(name: str = "bwrap", workers: int = 2) -> Sandbox:
     """`bwrap`, `fusion:http://host:port` or `degraded`; at most `workers` snippets run at the same time.
 
+    `bwrap-nocgroup` and `degraded-nocgroup` are the same without control groups. `bwrap` and `degraded` fall back to
+    them, with a warning, where this process can make no control groups.
+
     Raises ConfigError for another name, SandboxError where this machine cannot do it.
     """
     if workers < 1:
         raise ConfigError(f"found {workers} workers for the sandbox, expected at least 1")
-    if name in ("bwrap", "degraded"):
+    if name in TIERS and name != "fusion":
         return WarmSandbox(name, workers)
     if name.startswith("fusion:"):
         return FusionSandbox(name.removeprefix("fusion:"), workers)

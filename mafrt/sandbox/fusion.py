@@ -7,8 +7,11 @@ what it cannot do or does not say is no verdict about the code but a SandboxErro
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import http.client
 import json
+import secrets
 import time
 import urllib.error
 import urllib.parse
@@ -20,9 +23,9 @@ from typing import Any
 from mafrt.core.errors import ConfigError, SandboxError
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
-from mafrt.sandbox.text import readable
+from mafrt.sandbox.text import readable, readable_name
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
-from mafrt.sandbox.zygote_sandbox import Counts, checked_request
+from mafrt.sandbox.zygote_sandbox import DAY_S, Counts, checked_request
 
 ANSWER_MIB = 2 * limits.FETCH_TOTAL_MIB
 """Longest answer that is read."""
@@ -56,6 +59,11 @@ class FusionSandbox:
             raise SandboxError(f"the SandboxFusion server at {self.url} does not run Python: it said {done.stderr!r}")
         self.counts = Counts()
 
+    @property
+    def description(self) -> str:
+        """The tier and its means, in one line."""
+        return f"fusion: a SandboxFusion server at {self.url}"
+
     def execute(
         self,
         code: str,
@@ -67,7 +75,9 @@ class FusionSandbox:
         """Run `code` over there. Raises SandboxError when two tries in a row say nothing about it."""
         checked = checked_request(code, files, fetch, timeout_s, memory_mib)
         refused = {name: why for name in fetch if name != EVERYTHING and (why := names.fault(name))}
+        key = secrets.token_bytes(32)
         order = {
+            "key": key.hex(),
             "names": list(files),
             "fetch": [name for name in fetch if name not in refused],
             "timeout_s": timeout_s,
@@ -100,7 +110,7 @@ class FusionSandbox:
                 self.counts.repeated += 1
                 time.sleep(PAUSE_S)
                 answer = self._post(request, timeout_s)
-        return self._read(answer, list(fetch), refused)
+        return self._read(answer, list(fetch), refused, key, timeout_s)
 
     def close(self) -> None:
         """Nothing is held between two requests."""
@@ -136,14 +146,27 @@ class FusionSandbox:
             raise SandboxError(f"{where} failed: {status}: {str(answer.get('message'))[:300]}")
         return answer
 
-    def _read(self, answer: dict[str, Any], fetch: list[str], refused: dict[str, str]) -> Execution:
-        """An Execution from the file the launcher wrote or, where it could not, from what the server saw."""
+    def _read(
+        self, answer: dict[str, Any], fetch: list[str], refused: dict[str, str], key: bytes, timeout_s: float
+    ) -> Execution:
+        """An Execution from the launcher's file, if the server saw the launcher end well and the file has its seal.
+
+        The snippet runs beside the launcher: it may end it and leave a file of its own. Such a file is not read.
+        """
         try:
+            seen = answer["run_result"]
             packed = (answer.get("files") or {}).get(launcher.RESULT)
-            if not packed:
-                return self._without_result(answer["run_result"], fetch, refused)
-            result = json.loads(base64.b64decode(packed))
+            ended_well = seen["status"] == "Finished" and seen.get("return_code") == 0
+            text = _unsealed(packed, key) if packed and ended_well else None
+            if text is None:
+                return self._without_result(seen, fetch, refused)
+            result = json.loads(text)
             code = result["exit_code"]
+            if not result["late"] and (isinstance(code, bool) or not isinstance(code, int) or abs(code) > 255):
+                raise ValueError("an exit code that is none")
+            seconds = _seconds(result["seconds"])
+            if seconds is None or seconds > timeout_s + START_S:
+                raise ValueError("a time that cannot be")
             status: Status = "ok" if code == 0 else "error"
             if result["late"]:
                 status = "timeout"
@@ -152,7 +175,10 @@ class FusionSandbox:
             elif code < 0:
                 status = "killed"
             contents = {str(name): base64.b64decode(text) for name, text in result["files"].items()}
-            refused = {**refused, **{str(name): str(why) for name, why in result["refused"].items()}}
+            shown = {name: name for name in fetch}
+            refused = refused | {
+                shown.get(name, readable_name(name)): readable_name(str(why)) for name, why in result["refused"].items()
+            }
             everything = fetch == [EVERYTHING]
             missing = result["gone"] if everything else [name for name in fetch if name not in contents]
             if any(names.fault(name) for name in contents) or not (everything or contents.keys() <= set(fetch)):
@@ -163,9 +189,9 @@ class FusionSandbox:
                 stderr=readable(base64.b64decode(result["streams"][1])),
                 exit_code=None if result["late"] else int(code),
                 files=contents,
-                missing=tuple(str(name) for name in missing),
+                missing=tuple(shown.get(name, readable_name(str(name))) for name in missing),
                 refused=refused,
-                seconds=float(result["seconds"]),
+                seconds=seconds,
                 tier=self.tier,
             )
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -179,12 +205,26 @@ class FusionSandbox:
         late = seen["status"] == "TimeLimitExceeded"
         return Execution(
             status="timeout" if late else "killed",
-            stdout=readable(str(seen.get("stdout") or "").encode()[: limits.OUTPUT_TAIL_BYTES]),
-            stderr=readable(str(seen.get("stderr") or "").encode()[: limits.OUTPUT_TAIL_BYTES])
-            + "[sandbox] ended by the server, for its time or its memory\n",
-            exit_code=None if late or not isinstance(code, int) else code,
+            stdout=readable(str(seen.get("stdout") or "").encode("utf-8", "replace")[: limits.OUTPUT_TAIL_BYTES]),
+            stderr=readable(str(seen.get("stderr") or "").encode("utf-8", "replace")[: limits.OUTPUT_TAIL_BYTES])
+            + "[sandbox] ended by the server for its time or its memory, or the snippet ended what ran it\n",
+            exit_code=code if isinstance(code, int) and not late and 0 < abs(code) <= 255 else None,
             missing=() if fetch == [EVERYTHING] else tuple(fetch),
             refused=refused,
-            seconds=float(seen.get("execution_time") or 0.0),
+            seconds=_seconds(seen.get("execution_time")) or 0.0,
             tier=self.tier,
         )
+
+
+def _seconds(value: Any) -> float | None:
+    """A number of seconds between none and a day; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= DAY_S:
+        return None
+    return float(value)
+
+
+def _unsealed(packed: str, key: bytes) -> bytes | None:
+    """The launcher's text; None where the file was not written by the launcher that was sent this key."""
+    seal, _, text = base64.b64decode(packed).partition(b"\n")
+    expected = hmac.new(key, text, hashlib.sha256).hexdigest().encode()
+    return text if hmac.compare_digest(seal, expected) else None

@@ -7,6 +7,15 @@ import re
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
+def readable_name(name: str) -> str:
+    """A file's name as it may be shown: control characters and halves of surrogate pairs read as U+FFFD."""
+    return (
+        _CONTROLS.sub("\ufffd", name.encode("utf-8", "replace").decode())
+        .replace("\n", "\ufffd")
+        .replace("\t", "\ufffd")
+    )
+
+
 def readable(data: bytes) -> str:
     """UTF-8, with U+FFFD for what is not, and for control characters: a terminal would obey some of them."""
     return _CONTROLS.sub("\ufffd", data.decode("utf-8", "replace").replace("\r\n", "\n"))

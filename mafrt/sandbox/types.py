@@ -10,8 +10,8 @@ Status = Literal["ok", "error", "timeout", "memory", "killed"]
 """`error`: an exception, a syntax error or a nonzero exit. `memory`: it wanted more than it was given. `killed`: ended
 by a signal, a crash for example, or by the sandbox for a limit that `stderr` names. `timeout`: the deadline passed."""
 
-TIERS = ("bwrap", "fusion", "degraded")
-"""Best first where it matters: what may run on this machine. `fusion` runs on another."""
+TIERS = ("bwrap", "bwrap-nocgroup", "fusion", "degraded", "degraded-nocgroup")
+"""`-nocgroup`: without control groups, which bound the kernel's memory of a snippet. `fusion` runs elsewhere."""
 
 EVERYTHING = "*"
 """As the only entry of `fetch`: every file that the snippet made or changed."""
@@ -43,6 +43,11 @@ class Sandbox(Protocol):
     """Runs snippets of Python; many threads may call `execute` at once."""
 
     tier: str
+
+    @property
+    def description(self) -> str:
+        """The tier and its means, in one line."""
+        ...
 
     def execute(
         self,

@@ -12,29 +12,43 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Any
 
 from mafrt.core.errors import SandboxError
+from mafrt.sandbox import cgroup
+from mafrt.sandbox.inside.limits import SPARE
 
 log = logging.getLogger(__name__)
 
 START_S = 120.0
 """How long imports may take, on a machine that is very busy."""
 
-Command = Callable[[int, int, bool], tuple[list[str], dict[str, str]]]
-"""From two descriptors (the control socket; where bubblewrap writes what it did), and whether libraries are imported
-beforehand, to arguments and environment."""
+Command = Callable[[int, int, "Options"], tuple[list[str], dict[str, str]]]
+"""From two descriptors (the control socket; where bubblewrap writes what it did) and options to arguments and
+environment."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a zygote is started."""
+
+    libraries: bool = True
+    """whether numpy, pandas and scikit-learn are imported beforehand"""
+    grouped: bool = False
+    """whether each snippet gets a control group"""
 
 
 class Zygote:
     """One warm interpreter. It lives until `end`, or until this process is gone."""
 
-    def __init__(self, command: Command, libraries: bool = True) -> None:
+    def __init__(self, command: Command, options: Options, groups: cgroup.Groups | None = None) -> None:
+        self._groups = groups
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tell = os.pipe()
         try:
-            arguments, environment = command(theirs.fileno(), tell, libraries)
+            arguments, environment = command(theirs.fileno(), tell, options)
             self._process = subprocess.Popen(
                 arguments,
                 env=environment,
@@ -63,6 +77,8 @@ class Zygote:
                 about = file.read()
             if about:
                 self.pid = int(json.loads(about)["child-pid"])
+            for _ in range(SPARE if groups is not None else 0):
+                self._send(None)
         except BaseException:
             if told >= 0:
                 os.close(told)
@@ -71,8 +87,19 @@ class Zygote:
 
     def hand_over(self, connection: socket.socket, end_after_s: float) -> None:
         """Have a supervisor forked for the other end of this connection. Raises ConnectionError if it is dead."""
-        message = json.dumps({"end_after_s": end_after_s}).encode()
-        socket.send_fds(self._control, [message], [connection.fileno()])
+        self._send(end_after_s, connection.fileno())
+
+    def _send(self, end_after_s: float | None, *descriptors: int) -> None:
+        """A message to the zygote, with a fresh control group if there are any."""
+        message: dict[str, Any] = {"end_after_s": end_after_s}
+        opened: list[int] = []
+        try:
+            if self._groups is not None:
+                group = self._groups.make()
+                message["group"], opened = group.name, group.open()
+            socket.send_fds(self._control, [json.dumps(message).encode()], [*descriptors, *opened])
+        finally:
+            cgroup.close(opened)
 
     def is_dead(self, within_s: float = 1.0) -> bool:
         """Whether it has ended; a connection breaks a little before that can be seen."""
@@ -129,21 +156,22 @@ class Zygote:
         return f" It said: {lines[-1][:300]}" if lines else ""
 
 
-def interpreter(tier: str, control: int, inside: str, libraries: bool) -> Sequence[str]:
+def interpreter(tier: str, control: int, inside: str, options: Options) -> Sequence[str]:
     """Arguments after the interpreter's name: start the zygote from the folder `inside`, wherever that is there."""
-    return ["-s", "-B", "-c", _BOOT, inside, tier, str(control), "warm" if libraries else "bare"]
+    words = ["warm" if options.libraries else "bare", "grouped" if options.grouped else "ungrouped"]
+    return ["-s", "-B", "-c", _BOOT, inside, tier, str(control), *words]
 
 
 # By its path, so that nothing beside it is importable, now or for a snippet.
 _BOOT = """
 import importlib.util, sys
-place, tier, control, libraries = sys.argv[1:]
+place, tier, control, libraries, grouped = sys.argv[1:]
 spec = importlib.util.spec_from_file_location("inside", place + "/__init__.py", submodule_search_locations=[place])
 sys.modules["inside"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 del sys.path[0], sys.argv[1:]
 from inside.zygote import main
-main(tier, int(control), libraries == "warm")
+main(tier, int(control), libraries == "warm", grouped == "grouped")
 """
 
 ENVIRONMENT = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -12,18 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.errors import DataError, SandboxError
-from mafrt.sandbox import bwrap, degraded
+from mafrt.sandbox import bwrap, cgroup, degraded
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import frames, limits, names
-from mafrt.sandbox.text import readable
+from mafrt.sandbox.text import readable, readable_name
 from mafrt.sandbox.types import Execution
-from mafrt.sandbox.zygote_process import Zygote
+from mafrt.sandbox.zygote_process import Options, Zygote
+
+log = logging.getLogger(__name__)
 
 START_S = 120.0
 """For a supervisor to be forked and to put the walls up."""
 GRACE_S = 15.0
 """After the deadline, for the supervisor to end the snippet and to answer. Then it is ended itself."""
 DAY_S = 86400.0
+UNGROUPED = "-nocgroup"
+"""What the name of a tier ends with where snippets have no control groups."""
 STATUSES = ("ok", "error", "timeout", "memory", "killed")
 
 
@@ -52,23 +57,37 @@ class WarmSandbox:
     seconds once and saves one in every snippet that imports them."""
 
     def __init__(self, tier: str, workers: int = 2, *, libraries: bool = True) -> None:
-        if tier == "degraded":
+        kind, _, weaker = tier.partition("-")
+        if kind == "degraded":
             degraded.announce()
-        self.tier = tier
+        self._groups = None if weaker else cgroup.find()
+        self.tier = kind if self._groups is not None else f"{kind}{UNGROUPED}"
+        if not weaker and self._groups is None:
+            log.warning(
+                "sandbox tier %r instead of %r: this process can make no control groups, so the kernel's memory of a "
+                "snippet is only bounded by fewer processes and open files (docs/sandbox.md)", self.tier, kind,
+            )  # fmt: skip
         self.counts = Counts()
-        self._command = degraded.command if tier == "degraded" else bwrap.command
+        self._command = degraded.command if kind == "degraded" else bwrap.command
         self._slots = Slots(workers)
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._closed = False
-        self._libraries = libraries
-        self._zygote = Zygote(self._command, libraries)
+        self._options = Options(libraries, self._groups is not None)
+        self._zygote = Zygote(self._command, self._options, self._groups)
         try:
             self.execute("pass", timeout_s=60.0)
         except BaseException:
             self.close()
             raise
         self.counts = Counts()
+
+    @property
+    def description(self) -> str:
+        """The tier and its means, in one line."""
+        walls = "Landlock and seccomp" if self.tier.startswith("degraded") else "namespaces and seccomp (bubblewrap)"
+        bounds = self._groups.description if self._groups is not None else "resource limits"
+        return f"{self.tier}: {walls}; memory and processes bounded by {bounds}"
 
     @property
     def zygote_pid(self) -> int:
@@ -119,6 +138,8 @@ class WarmSandbox:
             self._closed = True
         if self._owner == os.getpid():
             self._zygote.end()
+            if self._groups is not None:
+                self._groups.close()
         else:
             self._zygote.forget()
 
@@ -144,11 +165,12 @@ class WarmSandbox:
                 self.counts.restarts += 1
                 dead.kill()
                 dead.end()
-                self._zygote = Zygote(self._command, self._libraries)
+                self._zygote = Zygote(self._command, self._options, self._groups)
 
     def _once(self, zygote: Zygote, request: dict[str, Any], contents: list[bytes], timeout_s: float) -> Execution:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         started = False
+        group = ""
         with ours:
             try:
                 try:
@@ -161,11 +183,11 @@ class WarmSandbox:
                     message = frames.receive(ours, time.monotonic() + START_S)
                     if "failed" in message:
                         raise NotStarted(str(message["failed"])[:500])
-                    started = True
+                    started, group = True, str(message.get("group"))
                     message = frames.receive(ours, time.monotonic() + timeout_s + GRACE_S)
                     if "failed" in message:
                         raise NotStarted(str(message["failed"])[:500])
-                    return read_reply(ours, message, self.tier)
+                    return read_reply(ours, message, self.tier, request["fetch"])
                 except TimeoutError as error:
                     if started:
                         return _lost(self.tier, "timeout", timeout_s, "its supervisor did not answer in time either")
@@ -174,8 +196,13 @@ class WarmSandbox:
                 if zygote.is_dead():
                     raise ZygoteDied("its warm interpreter died") from error
                 if started:
-                    return _lost(self.tier, "killed", 0.0, "its supervisor died, for lack of memory for example")
+                    return _lost(
+                        self.tier, "killed", 0.0, "its supervisor died; the machine may have run out of memory"
+                    )
                 raise NotStarted(f"the supervisor died before the snippet began: {error}") from error
+            finally:
+                if self._groups is not None:
+                    self._groups.ended(group)
 
 
 def checked_request(
@@ -201,8 +228,11 @@ def checked_request(
     }
 
 
-def read_reply(connection: socket.socket, message: dict[str, Any], tier: str) -> Execution:
-    """An Execution from the supervisor's words. Every size and type is looked at, as if the snippet had written it."""
+def read_reply(connection: socket.socket, message: dict[str, Any], tier: str, asked: Sequence[str] = ()) -> Execution:
+    """An Execution from the supervisor's message. Sizes and types are checked as if the snippet had written them, and
+    names of files that were not `asked` for are made readable."""
+    shown = {name: name for name in asked}
+
     deadline = time.monotonic() + GRACE_S
     try:
         out_size, err_size = message["streams"]
@@ -222,8 +252,11 @@ def read_reply(connection: socket.socket, message: dict[str, Any], tier: str) ->
             stderr=readable(stderr),
             exit_code=None if code is None else int(code),
             files={name: frames.receive_bytes(connection, size, deadline) for name, size in sizes.items()},
-            missing=tuple(str(name) for name in message["missing"]),
-            refused={str(name): str(why) for name, why in message["refused"].items()},
+            missing=tuple(shown.get(name, readable_name(str(name))) for name in message["missing"]),
+            refused={
+                shown.get(name, readable_name(name)): readable_name(str(why))
+                for name, why in message["refused"].items()
+            },
             seconds=float(message["seconds"]),
             tier=tier,
         )

@@ -26,12 +26,24 @@ FETCH_FILES = 512
 FETCH_FILE_MIB = 64
 FETCH_TOTAL_MIB = 128
 
-PROCESSES = 64
-"""Processes and threads together."""
-OPEN_FILES = 256
+PROCESSES, OPEN_FILES = 64, 256
+"""Processes and threads together; open files of each process."""
+GROUP_EXTRA_MIB = 128
+"""Added to a snippet's memory in the limit of its control group: copies of the warm interpreter's pages, page tables,
+pipes and sockets."""
+
+FEWER_PROCESSES, FEWER_OPEN_FILES = 16, 64
+"""In place of those above where there are no control groups: together they bound the kernel's memory."""
+LEAST_AVAILABLE_MIB = 768
+"""Without control groups, snippets are ended when the machine has less memory available than this."""
+
+SPARE = 2
+"""Supervisors that stand ready, so that a request waits for no fork."""
 
 WATCH_EVERY_S = 0.05
 """How often the memory of all processes together is looked at."""
+WATCH_MORE_OFTEN_S = 0.01
+"""The same where there are no control groups."""
 
 
 def lower(kind: int, value: int) -> None:
@@ -41,7 +53,7 @@ def lower(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int) -> None:
+def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int, open_files: int) -> None:
     """Limit this process and what it starts. The memory is on top of the bytes that the warm interpreter has `mapped`.
 
     The deadline is the supervisor's business; the limit on processor time only stands behind it, and is wide, since
@@ -51,7 +63,7 @@ def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int) -> Non
     lower(resource.RLIMIT_CPU, int(timeout_s * (os.cpu_count() or 1)) + 10)
     lower(resource.RLIMIT_FSIZE, FILE_MIB * MIB)
     lower(resource.RLIMIT_NPROC, processes)
-    lower(resource.RLIMIT_NOFILE, OPEN_FILES)
+    lower(resource.RLIMIT_NOFILE, open_files)
     lower(resource.RLIMIT_CORE, 0)
     lower(resource.RLIMIT_MEMLOCK, 0)
     lower(resource.RLIMIT_STACK, 8 * MIB)

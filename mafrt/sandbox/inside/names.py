@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 MAX_CHARS = 255
 MAX_PARTS = 16
 
 
 def fault(name: str) -> str | None:
     """Why `name` cannot name a file of the workdir, or None."""
-    if not name or "\0" in name:
-        return "an empty name, or one with a NUL"
+    if not name or _CONTROLS.search(name):
+        return "an empty name, or one with control characters"
     if name.startswith("/"):
         return "an absolute path; only files of the workdir can be named"
     parts = name.split("/")

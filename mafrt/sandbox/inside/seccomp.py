@@ -142,6 +142,12 @@ ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "fremovexattr": (199, 16),
 }
 
+# Buffers of the kernel that a process may enlarge: name -> (numbers, argument that names the option, options)
+BUFFERS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
+    "setsockopt": ((54, 208), 2, (7, 8, 32, 33)),  # SO_SNDBUF, SO_RCVBUF, and the same by force
+    "fcntl": ((72, 25), 1, (1031,)),  # F_SETPIPE_SZ
+}
+
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 IOCTL = (16, 29)
@@ -196,8 +202,17 @@ def program(machine: str, *, attributes: bool = True, own_pid: int | None = None
             ]
         )
 
+    def refuse_option(number: int, argument: int, values: tuple[int, ...]) -> None:
+        """Refused if the argument has one of these values."""
+        lines.extend([(_JUMP_EQUAL, 0, len(values) + 3, number), (_LOAD, 0, 0, _low_word(argument))])
+        for place, value in enumerate(values):
+            lines.append((_JUMP_EQUAL, len(values) - place, 0, value))
+        lines.extend([(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.EPERM)])
+
     for numbers in REFUSED.values():
         refuse(numbers[column])
+    for pair, argument, options in BUFFERS.values():
+        refuse_option(pair[column], argument, options)
     if not attributes:
         for numbers in ATTRIBUTES.values():
             refuse(numbers[column])

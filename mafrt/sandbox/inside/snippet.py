@@ -24,8 +24,8 @@ NAME = "snippet.py"
 """What tracebacks call the code."""
 READY, YES = struct.Struct("=cd"), b"r"
 """The first note to the supervisor: the walls are up, and when that was."""
-OUT_OF_MEMORY, BROKEN = b"m", b"!"
-"""Others: the exception that nobody caught was MemoryError; the walls could not be put up."""
+BROKEN = b"!"
+"""The other note: the walls could not be put up. The snippet's own code has no way to write one."""
 
 
 class Unbuffered(io.BufferedWriter):
@@ -57,7 +57,8 @@ def run(orders: socket.socket, workdir: str, confinement: Confinement, streams: 
             os.write(note, BROKEN + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:1000])
             os._exit(1)
         os.write(note, READY.pack(YES, time.monotonic()))
-        status = _execute(order["code"], note)
+        os.close(note)
+        status = _execute(order["code"])
     finally:
         os._exit(status)
 
@@ -87,7 +88,7 @@ def _writer(target: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(Unbuffered(raw), encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
-def _execute(code: str, note: int) -> int:
+def _execute(code: str) -> int:
     """Run the code as the module `__main__`; returns the exit code."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=NAME, __builtins__=__builtins__)
@@ -98,18 +99,18 @@ def _execute(code: str, note: int) -> int:
     try:
         exec(compile(code, NAME, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
     except BaseException as error:
-        status = _report(error, note)
+        status = _report(error)
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:
-        status = _report(error, note) or status
+        status = _report(error) or status
     return status
 
 
-def _report(error: BaseException, note: int) -> int:
+def _report(error: BaseException) -> int:
     """Print what an interpreter prints of an error that nobody caught, from the snippet's own frames on."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
@@ -120,7 +121,6 @@ def _report(error: BaseException, note: int) -> int:
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
     if isinstance(error, MemoryError):
-        os.write(note, OUT_OF_MEMORY)
         error.__traceback__ = trace = None  # its frames hold what filled the memory
     try:
         traceback.print_exception(type(error), error, trace)

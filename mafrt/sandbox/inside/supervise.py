@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from . import frames, limits, snippet, watch, workdir
 from .confine import UNPRIVILEGED_ID, Confinement
+from .group import Group
 from .output import Kept
 
 SETTLE_S = 30.0
@@ -46,6 +47,8 @@ class Run:
     shared: int
     """Bytes of memory that it was born with."""
     workdir: str
+    group: Group | None = None
+    """None where there are no control groups."""
     notes: bytes = b""
     started: float | None = None
     stopped: float | None = None
@@ -59,7 +62,7 @@ class Run:
         return list(self.streams.values())
 
 
-def supervise(line: socket.socket, confinement: Confinement) -> None:
+def supervise(line: socket.socket, confinement: Confinement, group: Group | None = None) -> None:
     """Get everything ready, wait on `line` for the trainer's connection, serve one request, end.
 
     The snippet's process is forked before there is a request, so that nobody has to wait for that.
@@ -68,6 +71,8 @@ def supervise(line: socket.socket, confinement: Confinement) -> None:
     try:
         place = confinement.prepare()
         lane, pid = _fork(confinement, place)
+        if group is not None:
+            group.enter(pid)  # before there is a request, since it may take the kernel milliseconds
     except OSError as error:
         broken = f"no room could be made for a snippet: {error}"
     try:
@@ -78,7 +83,13 @@ def supervise(line: socket.socket, confinement: Confinement) -> None:
             if broken or lane is None:
                 frames.send(connection, {"failed": broken})
             else:
-                _serve(connection, confinement, place, lane, pid)
+                _serve(
+                    connection,
+                    confinement,
+                    place,
+                    lane,
+                    Run(pid, lane.note, {lane.out: Kept(), lane.err: Kept()}, lane.shared, place, group),
+                )
     finally:
         if place:
             _end_all(confinement)
@@ -100,7 +111,7 @@ def _fork(confinement: Confinement, place: str) -> tuple[Lane, int]:
     return Lane(ours, out[0], err[0], note[0], shared), pid
 
 
-def _serve(connection: socket.socket, confinement: Confinement, place: str, lane: Lane, pid: int) -> None:
+def _serve(connection: socket.socket, confinement: Confinement, place: str, lane: Lane, run: Run) -> None:
     request = frames.receive(connection)
     handed = {name: frames.receive_bytes(connection, size) for name, size in request["files"]}
     owner = None if confinement.alone or os.getuid() else UNPRIVILEGED_ID
@@ -112,8 +123,11 @@ def _serve(connection: socket.socket, confinement: Confinement, place: str, lane
     timeout_s, memory_mib = float(request["timeout_s"]), int(request["memory_mib"])
     # A pid namespace counts its own; elsewhere the limit is about all processes of that user.
     others = 0 if confinement.alone else watch.tasks_of(UNPRIVILEGED_ID if os.getuid() == 0 else os.getuid())
-    order = {"code": request["code"], "budget": [memory_mib, timeout_s, others + limits.PROCESSES]}
-    run = Run(pid, lane.note, {lane.out: Kept(), lane.err: Kept()}, lane.shared, place)
+    processes, open_files = limits.FEWER_PROCESSES, limits.FEWER_OPEN_FILES
+    if run.group is not None:
+        processes, open_files = limits.PROCESSES, limits.OPEN_FILES
+        run.group.limit(memory_mib)
+    order = {"code": request["code"], "budget": [memory_mib, timeout_s, others + processes, open_files]}
     with lane.orders, contextlib.suppress(BrokenPipeError):
         frames.send(lane.orders, order)
     _follow(run, connection, confinement, timeout_s, memory_mib * limits.MIB)
@@ -130,6 +144,7 @@ def _serve(connection: socket.socket, confinement: Confinement, place: str, lane
 
 def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeout_s: float, memory: int) -> None:
     """Until the snippet's main process has ended, or must be."""
+    every = limits.WATCH_EVERY_S if run.group is not None else limits.WATCH_MORE_OFTEN_S
     ended = os.pidfd_open(run.pid)
     poll = select.poll()
     for source in (run.note, *run.streams, ended, connection.fileno()):
@@ -140,7 +155,7 @@ def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeo
         if now >= deadline:
             run.verdict, run.why = "timeout", f"ended after {timeout_s:g} s, which is all the time it had"
             break
-        for source, _ in poll.poll(1000 * max(0.001, min(deadline - now, limits.WATCH_EVERY_S))):
+        for source, _ in poll.poll(1000 * max(0.001, min(deadline - now, every))):
             if source == connection.fileno():
                 run.verdict = "gone"  # nobody waits for the result any more
             elif source == ended:
@@ -160,7 +175,7 @@ def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeo
         if sum(kept.total for kept in run.kept) > limits.OUTPUT_BYTES:
             run.verdict, run.why = "killed", f"ended: it wrote more than {limits.OUTPUT_BYTES // limits.MIB} MiB"
         if time.monotonic() >= look:
-            look = time.monotonic() + limits.WATCH_EVERY_S
+            look = time.monotonic() + every
             _look(run, confinement, memory)
     run.stopped = time.monotonic()
     os.close(ended)
@@ -172,15 +187,19 @@ def _notice_start(run: Run, connection: socket.socket) -> bool:
         ready, moment = snippet.READY.unpack_from(run.notes)
         if ready == snippet.YES:
             run.started = moment
-            frames.send(connection, {"started": True})
+            frames.send(connection, {"started": True, "group": run.group.name if run.group is not None else None})
     return run.started is not None
 
 
 def _look(run: Run, confinement: Confinement, memory: int) -> None:
     """Is all of it together within its bounds?"""
     pids = watch.processes(confinement.alone)
-    if watch.memory_bytes(pids, run.shared) > memory:
-        run.verdict, run.why = "memory", f"ended: its processes together had more than {memory // limits.MIB} MiB"
+    together = f"ended: its processes together had more than {memory // limits.MIB} MiB"
+    if (run.group is not None and run.group.kills()) or watch.memory_bytes(pids, run.shared) > memory:
+        run.verdict, run.why = "memory", together
+    elif run.group is None and watch.available_bytes() < limits.LEAST_AVAILABLE_MIB * limits.MIB:
+        run.verdict = "memory"
+        run.why = f"ended: this machine had less than {limits.LEAST_AVAILABLE_MIB} MiB of memory left"
     elif not confinement.alone and (fault := watch.folder_fault(os.path.dirname(run.workdir))):
         run.verdict, run.why = "killed", f"ended: {fault}"
 
@@ -237,9 +256,7 @@ def _drain(run: Run) -> None:
 
 
 def _reply(connection: socket.socket, run: Run, wanted: list[str], handed: dict[str, bytes]) -> None:
-    fetched = (
-        workdir.fetch_changes(run.workdir, handed) if wanted == ["*"] else workdir.fetch(run.workdir, list(wanted))
-    )
+    fetched = _gather(run.workdir, wanted, handed)
     status, code = _outcome(run)
     out, err = (kept.bytes() for kept in run.kept)
     if run.why:
@@ -256,6 +273,17 @@ def _reply(connection: socket.socket, run: Run, wanted: list[str], handed: dict[
     frames.send(connection, header, out, err, *fetched.files.values())
 
 
+def _gather(place: str, wanted: list[str], handed: dict[str, bytes]) -> workdir.Fetched:
+    """The files of the workdir. Whatever a snippet has made of it, the report of how it ended is not lost."""
+    try:
+        return workdir.fetch_changes(place, handed) if wanted == ["*"] else workdir.fetch(place, list(wanted))
+    except (OSError, RecursionError, MemoryError, ValueError) as error:
+        none = workdir.Fetched()
+        none.refuse("*", f"the workdir cannot be read ({type(error).__name__})")
+        none.missing = [name for name in wanted if name != "*"]
+        return none
+
+
 def _outcome(run: Run) -> tuple[str, int | None]:
     """Status and exit code, from how the kernel says it ended."""
     if run.verdict is not None:
@@ -263,10 +291,15 @@ def _outcome(run: Run) -> tuple[str, int | None]:
     code = os.waitstatus_to_exitcode(run.wait_status or 0)
     if code == 0:
         return "ok", 0
+    if code < 0 and run.group is not None and run.group.kills():
+        run.why = "ended: all its processes, files and buffers together had more memory than it may take"
+        return "memory", code
     if code < 0:
         run.why = f"ended by signal {-code} ({_signal_name(-code)})"
         return "killed", code
-    return ("memory" if snippet.OUT_OF_MEMORY in run.notes[snippet.READY.size :] else "error"), code
+    last = run.kept[1].bytes().rstrip().rpartition(b"\n")[2]
+    # numpy has a subclass of its own: `numpy._core._exceptions._ArrayMemoryError: Unable to allocate ...`
+    return ("memory" if last.partition(b":")[0].endswith(b"MemoryError") else "error"), code
 
 
 def _signal_name(number: int) -> str:

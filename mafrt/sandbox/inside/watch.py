@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from . import limits
+from . import limits, workdir
+
+DEEPEST = 64
+"""Levels of folders, where the workdir lies on a real disk."""
 
 
 def processes(alone: bool) -> list[int]:
@@ -32,6 +35,14 @@ def own_bytes(pid: int | str) -> int:
     return total
 
 
+def available_bytes() -> int:
+    """Memory of the machine that can be had without swapping, as the kernel estimates it."""
+    for line in _lines("/proc/meminfo"):
+        if line.startswith(b"MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return 2**63
+
+
 def tasks_of(uid: int) -> int:
     """Processes and threads of a user on this machine, which the limit on their number counts together."""
     count = 0
@@ -45,14 +56,11 @@ def tasks_of(uid: int) -> int:
 
 def folder_fault(folder: str) -> str | None:
     """Why this folder has become too large, or None. For the tier whose workdir has no quota of its own."""
-    files = total = 0
-    for place, folders, names in os.walk(folder):
-        files += len(folders) + len(names)
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
-            except OSError:
-                continue
+    total = 0
+    for files, (path, about, is_folder) in enumerate(workdir.entries(folder, DEEPEST), start=1):
+        if is_folder and path.count("/") + 1 >= DEEPEST:
+            return f"folders nested more than {DEEPEST} deep"
+        total += about.st_blocks * 512
         if files > limits.WORKDIR_INODES:
             return f"more than {limits.WORKDIR_INODES} files"
         if total > limits.WORKDIR_MIB * limits.MIB:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import limits, names
 
@@ -99,15 +99,54 @@ def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
     return found
 
 
+def entries(workdir: str, deepest: int = names.MAX_PARTS) -> Iterator[tuple[str, os.stat_result, bool]]:
+    """Path below `workdir`, status, and whether it is a folder, of all there is; links are not followed.
+
+    Neither depth nor the length of paths can end this: folders are opened part by part, and those that lie `deepest`
+    levels down are named but not entered.
+    """
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        parts = waiting.pop()
+        try:
+            folder = _open_folder(workdir, parts)
+        except OSError:
+            continue  # gone, or closed to the supervisor by its owner
+        try:
+            found = sorted(os.listdir(folder))
+            inner = []
+            for name in found:
+                try:
+                    about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                except OSError:
+                    continue
+                is_folder = stat.S_ISDIR(about.st_mode)
+                if is_folder and len(parts) + 1 < deepest:
+                    inner.append((*parts, name))
+                yield "/".join((*parts, name)), about, is_folder
+            waiting += reversed(inner)
+        finally:
+            os.close(folder)
+
+
 def _walk(workdir: str) -> Iterator[str]:
-    """Names of all that is not a folder, sorted; links are not followed."""
-    for folder, folders, files in os.walk(workdir, followlinks=False):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        inner = os.path.relpath(folder, workdir)
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in sorted([*files, *links]):
-            path = name if inner == "." else f"{inner}/{name}"
-            yield path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """Names of all that is not a folder, and of folders that are too deep to be looked into."""
+    for path, _, is_folder in entries(workdir):
+        too_deep = is_folder and path.count("/") + 1 >= names.MAX_PARTS
+        if "__pycache__" in path.split("/") or (is_folder and not too_deep):
+            continue
+        yield path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _open_folder(workdir: str, parts: Sequence[str]) -> int:
+    place = os.open(workdir, _FOLDER)
+    for part in parts:
+        try:
+            inner = os.open(part, _FOLDER, dir_fd=place)
+        finally:
+            os.close(place)
+        place = inner
+    return place
 
 
 def _read(workdir: str, name: str, room: int) -> bytes:

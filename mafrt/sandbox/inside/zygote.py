@@ -16,13 +16,13 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from . import frames, libc, pages, supervise, warm
 from .confine import UNPRIVILEGED_ID, Confinement, Room, Rules
-
-SPARE = 2
-"""Supervisors that stand ready, so that a request waits for no fork."""
+from .group import Group
+from .limits import SPARE
 
 
 @dataclass
@@ -37,8 +37,16 @@ class Child:
     """When it is ended by force: long after it should have ended its snippet itself."""
 
 
-def main(tier: str, control_fd: int, libraries: bool) -> None:
-    """Warm up, say so, then fork a supervisor for every connection that arrives on the control socket."""
+GROUP_FILES = 4
+"""Most descriptors of a control group that come with a message."""
+
+
+def main(tier: str, control_fd: int, libraries: bool, grouped: bool) -> None:
+    """Warm up, say so, then fork a supervisor for every connection that arrives on the control socket.
+
+    `grouped`: every message also brings a control group, which the next supervisor takes for its snippet; the first
+    `SPARE` messages bring nothing else.
+    """
     # Python's own handler would let a snippet's signal through to its supervisor, which inherits it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.closerange(3, control_fd)
@@ -56,7 +64,7 @@ def main(tier: str, control_fd: int, libraries: bool) -> None:
     threads = len(os.listdir("/proc/self/task"))
     control.send(json.dumps({"ready": versions, "threads": threads}).encode())
     with contextlib.suppress(ConnectionError):
-        _serve(control, confinement)
+        _serve(control, confinement, grouped)
     os._exit(0)
 
 
@@ -78,14 +86,16 @@ def _mounts_below(prefix: str) -> list[str]:
         return [place for line in file if (place := line.split()[1]).startswith(prefix)]
 
 
-def _serve(control: socket.socket, confinement: Confinement) -> None:
+def _serve(control: socket.socket, confinement: Confinement, grouped: bool) -> None:
     children: dict[int, Child] = {}
     spare: list[Child] = []
+    groups: deque[Group] = deque()
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
         first = min((child.until for child in children.values()), default=math.inf)
-        wait = 0.0 if len(spare) < SPARE else max(0.0, first - time.monotonic())
+        more = len(spare) < SPARE and (bool(groups) or not grouped)
+        wait = 0.0 if more else max(0.0, first - time.monotonic())
         events = poll.poll(None if wait == math.inf else 1000 * wait)
         for source, _ in events:
             if source != control.fileno():
@@ -97,21 +107,27 @@ def _serve(control: socket.socket, confinement: Confinement) -> None:
                     spare.remove(child)
                     time.sleep(0.1)  # it should not have ended; not so fast, if they all do
                 continue
-            message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
-            if not message:
+            data, descriptors, _, _ = socket.recv_fds(control, 4096, 1 + GROUP_FILES)
+            if not data:
                 return
+            message = json.loads(data)
+            if grouped:
+                fresh = descriptors if message["end_after_s"] is None else descriptors[1:]
+                groups.append(Group(message["group"], fresh))
+            if message["end_after_s"] is None:
+                continue
             try:
-                child = spare.pop(0) if spare else _fork(children, confinement)
-                _assign(child, descriptors[0], float(json.loads(message)["end_after_s"]))
+                child = spare.pop(0) if spare else _fork(confinement, groups)
+                _assign(child, descriptors[0], float(message["end_after_s"]))
                 if child.handle not in children:
                     children[child.handle] = child
                     poll.register(child.handle, select.POLLIN)
             except OSError as error:
                 with socket.socket(fileno=descriptors[0]) as connection, contextlib.suppress(OSError):
                     frames.send(connection, {"failed": f"the sandbox could not fork: {error}"})
-        if not events and len(spare) < SPARE:
+        if not events and more:
             try:
-                child = _fork(children, confinement)
+                child = _fork(confinement, groups)
             except OSError:
                 time.sleep(0.1)  # whoever asks next is told
                 continue
@@ -134,30 +150,43 @@ def _assign(child: Child, descriptor: int, end_after_s: float) -> None:
     child.line, child.until = None, time.monotonic() + end_after_s
 
 
-def _fork(children: dict[int, Child], confinement: Confinement) -> Child:
-    """A supervisor, getting ready."""
+def _fork(confinement: Confinement, groups: deque[Group]) -> Child:
+    """A supervisor, getting ready; it takes the first of the control groups along."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    group = groups.popleft() if groups else None
     try:
         pid = confinement.fork()
     except OSError:
         ours.close()
         theirs.close()
+        if group is not None:
+            groups.appendleft(group)
         raise
     if pid == 0:
         status = 1
         try:
             # Neither the control socket nor the lines of others: a closed line must be seen to be closed.
-            os.closerange(3, theirs.fileno())
-            os.closerange(theirs.fileno() + 1, 65536)
+            close_others({theirs.fileno(), *(group.descriptors if group is not None else ())})
             with contextlib.suppress(ConnectionError):
-                supervise.supervise(theirs, confinement)
+                supervise.supervise(theirs, confinement, group)
             status = 0
         except BaseException as error:
             os.write(2, f"supervisor: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(status)
     theirs.close()
+    if group is not None:
+        group.close()
     return Child(pid, os.pidfd_open(pid), ours)
+
+
+def close_others(kept: set[int]) -> None:
+    """Close every descriptor but the three streams and these."""
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, 65536)
 
 
 def _reap_strangers(known: set[int]) -> None:
