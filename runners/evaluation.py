@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
 from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.environment.base import Env
@@ -130,7 +131,10 @@ def evaluate(
     try:
         for queue, how in passes:
             envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-            found, stats = player.sampling_as(how).play(envs, _one_after_the_other(queue), interrupted)
+            kind = "evaluating (sampled)" if how is player.sampling else "evaluating (greedy)"
+            with stage(kind, len(queue)) as advance:
+                played = _one_after_the_other(queue, len(envs), advance)
+                found, stats = player.sampling_as(how).play(envs, played, interrupted)
             mine.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in found]
             mine.lost += stats.env_errors
             mine.last = mine.last if stats.last_error is None else str(stats.last_error)
@@ -177,10 +181,20 @@ class _Found:
     error: dict[str, str] | None = None
 
 
-def _one_after_the_other(queue: Sequence[Start]) -> Callable[[int, Episode | None], Start | None]:
-    """Starts for whichever slot is free, until there are no more."""
-    waiting = iter(queue)
-    return lambda _slot, _finished: next(waiting, None)
+def _one_after_the_other(
+    queue: Sequence[Start], slots: int, advance: Callable[[int], None]
+) -> Callable[[int, Episode | None], Start | None]:
+    """Starts for free slots until the queue is empty; a slot that asks again has finished an episode."""
+    waiting, asked = iter(queue), 0
+
+    def next_start(_slot: int, _finished: Episode | None) -> Start | None:
+        nonlocal asked
+        asked += 1
+        if asked > slots:
+            advance(1)
+        return next(waiting, None)
+
+    return next_start
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -6,10 +6,7 @@ checkpoint holds, and why a resumed run repeats exactly what an uninterrupted on
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +15,6 @@ from mafrt.coach import Coach
 from mafrt.config.team import LoraSpec, Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import (
-    BudgetSpentError,
-    CoachError,
-    CoachInterruptedError,
-    EngineDownError,
-    MafrtError,
     ProcessLostError,
 )
 from mafrt.core.rng_state import seed_random_state
@@ -30,7 +22,6 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
-from mafrt.rollout.distributed_rollout import stopping
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, Ahead, check_async
@@ -39,49 +30,14 @@ from mafrt.runners.collect import Batch, Playing
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Coaching, prepare_coach
+from mafrt.runners.loop import Learnt, Loop, Progress, Summary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import Plan
 from mafrt.storage.load_path import Loadable
-from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir, episode_record
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a progress bar shows after an iteration."""
-
-    iteration: int
-    iterations: int
-    reward: float
-    """mean score of the iteration's episodes"""
-    tokens_per_s: float
-    """tokens sampled and learnt from, over the whole iteration"""
-    seconds: float
-    """of the iteration"""
-    metrics: Mapping[str, float]
-    """everything that `metrics.jsonl` has of it"""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run went."""
-
-    before: dict[str, float] | None
-    """metrics of the evaluation before training; None if there was none"""
-    after: dict[str, float] | None
-    """metrics of the evaluation after training; None if there was none or the run was stopped"""
-    iterations: int
-    """iterations completed"""
-    seconds: float
-    """of training in this process, evaluations before and after left out"""
-    run_dir: Path | None
-    stopped_by: str | None
-    """what ended the run early: the name of a signal, or why the coach or the engine could not go on"""
-    paused: bool = False
-    """whether somebody has to mend something before the run can go on (a coach or an engine that is down)"""
 
 
 class OnPolicy:
@@ -136,7 +92,7 @@ class OnPolicy:
         self.run_dir = Path(run_dir) if run_dir else None
         self.resume = resume
         self.args = dict(args) if args is not None else config.flat()
-        self.progress = progress or (lambda _: None)
+        self.progress = progress
         # Nothing here draws from the global generators, but an environment or a library may.
         seed_random_state(config.run.seed)
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
@@ -178,9 +134,7 @@ class OnPolicy:
             self.run_dir,
         )
         self.learning = Learning(base, team, config, self.rule, sampling, self.engine, of_credit, self.coaching)
-        self.paused = False
         self.state = RunState()
-        self.saved: int | None = None
         if resume is not None:
             restore(resume, self.state, base, team, self.learning.valuation, self.learning.learner)
             self.learning.kl_coef = self.state.kl_coef
@@ -193,23 +147,21 @@ class OnPolicy:
             self.stop = stop
             if self.coaching is not None:
                 self.coaching.coach.interrupted = lambda: stop.requested
-            # Nobody changes the run's folder while another process may still be reading from it.
+            # No process changes the run's folder while another may still be reading from it.
             self.processes.same(self._identity(), "the run")
+            loop = Loop(self, self.config.run, stop, processes=self.processes, progress=self.progress)
+            opened = None if self.coaching is None else self._open_coach
             try:
-                disk = None if self.run_dir is None else self._open(self.run_dir)
-                if disk is None:
-                    return self._train(None, None)
-                with disk, MetricsWriter(disk) as writer:
-                    return self._train(disk, writer)
+                return loop.run(self.run_dir, self.args, self.resume, self.record, opened)
             except ProcessLostError:
-                raise  # play, too, may be waiting for whoever is gone
+                raise  # the background rollout may be waiting for the lost process too
             except Exception as error:
                 stop.request(str(error))
-                self.playing.wait()  # nobody may sample while engine and interpreter come to their end
+                self.playing.wait()  # no sampling while engine and interpreter are being closed
                 raise
 
     def close(self) -> None:
-        """Release what the runner itself has made: a coach's connections, an engine's processes."""
+        """Release the runner's own coach and engine: connections and processes."""
         if self._own_engine is not None:
             engines.close(self._own_engine)
         if self._own_coach is not None:
@@ -221,113 +173,34 @@ class OnPolicy:
         self.player.adapters = self.learning.learner.adapter_of = plan.adapters
         return plan
 
-    def _open(self, run_dir: Path) -> RunDir | None:
-        """The run's folder in the process that writes; None in the others. What is wrong with it ends all of them."""
-        found: list[RunDir] = []
-        self.processes.lead(lambda: found.append(RunDir.open(run_dir, self.args, self.resume, self.record)))
-        return found[0] if found else None
+    # ------------------------------------------------------------------------------- what the loop asks for
 
-    def _identity(self) -> dict[str, Any]:
-        """What has to be the same in all processes."""
-        return {
-            "iteration": self.state.iteration,
-            "base": self.base.fingerprint(),
-            "adapters": digest(self.base, self.team.adapters),
-            "settings": self.config.flat(),
-        }
+    @property
+    def iteration(self) -> int:
+        return self.state.iteration
 
-    def _train(self, disk: RunDir | None, writer: MetricsWriter | None) -> Summary:
-        state, run = self.state, self.config.run
-        after, seconds = None, 0.0
-        if self.coaching is not None and disk is not None:
-            self.coaching.open(disk.path)
-        while not self._stopping():
-            # Evaluations come before the iteration, not after: a run that is stopped amid one repeats it, exactly.
-            if self._evaluation_due():
-                self.playing.wait()
-                with self._pausing():
-                    found = self._evaluate(disk, writer)
-                    if state.iteration == 0:
-                        state.before = found
-                    if state.iteration == run.iterations:
-                        after = found
-            if state.iteration == run.iterations or self._stopping():
-                break
-            batch, started = None, time.perf_counter()
-            with self._pausing(), self._keeping(disk):
-                batch = self.playing.batch(state.iteration, state.drawn)
-            if batch is None or self._stopping():
-                break  # half an iteration teaches nothing; the resumed run plays it again, and whole
-            played = time.perf_counter()
-            if self.playing.ahead is None:
-                engines.rest(self.engine)
-            elif state.iteration + 1 < run.iterations:
-                self.playing.start(state.iteration + 1, batch.drawn)
-            metrics = self.learning.learn(batch.episodes, batch.stats, state.iteration)
-            state.iteration, state.drawn = state.iteration + 1, batch.drawn
-            state.tokens, state.kl_coef = state.tokens + batch.stats.tokens, self.learning.kl_coef
-            learnt = time.perf_counter()
-            seconds += learnt - started
-            timings = {
-                "seconds_play": played - started,
-                "seconds_learn": learnt - played,
-                "tokens_per_s": batch.stats.tokens / (learnt - started),
-            }
-            if self.coaching is not None:
-                timings |= self.coaching.taken()
-            if disk is not None and writer is not None:
-                writer.write(state.iteration, metrics, timings)
-                if run.log_episodes:
-                    records = [episode_record(episode, tokens=run.log_tokens) for episode in batch.episodes]
-                    disk.episodes.append(state.iteration, records)
-            if state.iteration == run.iterations or _divides(run.save_interval, state.iteration):
-                self._checkpoint(disk)
-            speed, took = timings["tokens_per_s"], learnt - started
-            self.progress(Progress(state.iteration, run.iterations, metrics["score"], speed, took, metrics))
-        self.playing.wait()
-        self._checkpoint(disk)
-        return Summary(state.before, after, state.iteration, seconds, self.run_dir, self.stop.reason, self.paused)
+    @property
+    def iterations(self) -> int:
+        return self.config.run.iterations
 
-    @contextmanager
-    def _pausing(self) -> Iterator[None]:
-        """Within it, a coach or an engine that cannot go on asks the run to stop.
+    @property
+    def before(self) -> dict[str, float] | None:
+        return self.state.before
 
-        The iteration is lost, not what was learnt before it; what was judged of it lies in the coach's cache.
-        """
-        try:
-            yield
-        except CoachInterruptedError:
-            pass  # whoever asked for it has already asked the run to stop
-        except (CoachError, EngineDownError) as error:
-            if self.stop.requested:
-                return  # Ctrl-C ends an engine's process too, and is no accident
-            self.paused = not isinstance(error, BudgetSpentError)
-            self.stop.request(str(error))
+    @before.setter
+    def before(self, metrics: dict[str, float] | None) -> None:
+        self.state.before = metrics
 
-    @contextmanager
-    def _keeping(self, disk: RunDir | None) -> Iterator[None]:
-        """Within it, an error leaves a checkpoint: nothing has moved since the last iteration."""
-        try:
-            yield
-        except (CoachError, EngineDownError, ProcessLostError):
-            raise  # the loop ends with a checkpoint for the first two; a lost process could not take part in one
-        except MafrtError:
-            if self.state.iteration:
-                self._checkpoint(disk)
-            raise
-
-    def _stopping(self) -> bool:
-        return stopping(self.stop, self.processes)
-
-    def _evaluation_due(self) -> bool:
+    def evaluation_due(self) -> bool:
         run, done = self.config.run, self.state.iteration
-        return run.eval_episodes > 0 and (done in (0, run.iterations) or _divides(run.eval_interval, done))
+        return run.eval_episodes > 0 and (done in (0, run.iterations) or divides(run.eval_interval, done))
 
-    def _evaluate(self, disk: RunDir | None, writer: MetricsWriter | None) -> dict[str, float] | None:
+    def evaluate(self) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
+        self.playing.wait()
         self.cast()
         with self.base.whole():
-            found = evaluate(
+            evaluation = evaluate(
                 self.eval_env,
                 self.player,
                 tasks=self.config.run.eval_episodes,
@@ -337,27 +210,51 @@ class OnPolicy:
                 interrupted=lambda: self.stop.requested,
                 processes=self.processes,
             )
-        if found is None:
-            return None
-        metrics = found.metrics()
-        if writer is not None:
-            done = self.state.iteration
-            when = "before" if done == 0 else "after" if done == self.config.run.iterations else "during"
-            writer.write_evaluation(done, when, metrics)
-        return metrics
+        return None if evaluation is None else evaluation.metrics()
 
-    def _checkpoint(self, disk: RunDir | None) -> None:
-        """Keep what was learnt, if that has not been done. All processes take part; `disk` is None but in one."""
-        if self.run_dir is None or self.saved == self.state.iteration:
+    def collect(self) -> Batch:
+        """Play and judge the episodes of the next iteration."""
+        return self.playing.batch(self.state.iteration, self.state.drawn)
+
+    def learn(self, batch: Batch) -> Learnt:
+        """Value, credit and update; with `async_steps`, the next batch is played meanwhile."""
+        if self.playing.ahead is None:
+            engines.rest(self.engine)
+        elif self.state.iteration + 1 < self.config.run.iterations:
+            self.playing.start(self.state.iteration + 1, batch.drawn)
+        metrics = self.learning.learn(batch.episodes, batch.stats, self.state.iteration)
+        self.state.iteration, self.state.drawn = self.state.iteration + 1, batch.drawn
+        self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.learning.kl_coef
+        run = self.config.run
+        return Learnt(
+            metrics,
+            self.coaching.taken() if self.coaching is not None else {},
+            [episode_record(episode, tokens=run.log_tokens) for episode in batch.episodes] if run.log_episodes else (),
+            batch.stats.tokens,
+        )
+
+    def save(self, disk: RunDir | None) -> None:
+        """Write a checkpoint; all processes take part."""
+        if self.run_dir is None:
             return
         adapters = digest(self.base, self.team.adapters)
-        self.processes.same(adapters, f"what was learnt until iteration {self.state.iteration}")
+        self.processes.same(adapters, f"the weights after iteration {self.state.iteration}")
         ahead, learning = self.playing.ahead, self.learning
         extra = {} if ahead is None else {STATE: ahead.state()}
         save(disk, self.state, self.base, self.team, learning.valuation, learning.learner, self.config.run, extra)
-        self.saved = self.state.iteration
 
+    def finish(self, disk: RunDir | None) -> None:
+        self.playing.wait()
 
-def _divides(interval: int, iteration: int) -> bool:
-    """Whether something with this interval is due after `iteration`; never with interval 0."""
-    return interval > 0 and iteration % interval == 0
+    def _open_coach(self, disk: RunDir) -> None:
+        assert self.coaching is not None
+        self.coaching.open(disk.path)
+
+    def _identity(self) -> dict[str, Any]:
+        """Everything that has to be the same in all processes."""
+        return {
+            "iteration": self.state.iteration,
+            "base": self.base.fingerprint(),
+            "adapters": digest(self.base, self.team.adapters),
+            "settings": self.config.flat(),
+        }

@@ -14,10 +14,12 @@ from mafrt.config.schema import describe
 from mafrt.config.team import LoraSpec, Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import ConfigError
+from mafrt.core.progress import reporting
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
 from mafrt.scripts.cli.processes import only_one
+from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
 from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
 from mafrt.scripts.train_math import math_env
@@ -73,16 +75,19 @@ def evaluate(argv: Sequence[str]) -> int:
     window = check_window(config.play.context_window, base.context_window)
     check_prompts(env, team, base.tokenizer, window)
     engine = make_engine(base, config, window)
+    terminal = Terminal(stream=sys.stderr)
     try:
-        found = evaluation.evaluate(
-            env,
-            Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning),
-            tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
-            samples=asked.k,
-            greedy=asked.greedy,
-            seed=asked.seed,
-        )
+        with reporting(terminal.stage):
+            found = evaluation.evaluate(
+                env,
+                Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning),
+                tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
+                samples=asked.k,
+                greedy=asked.greedy,
+                seed=asked.seed,
+            )
     finally:
+        terminal.close()
         engines.close(engine)
     assert found is not None  # None means interrupted, and nothing here interrupts it
     print(table(found, time.perf_counter() - started))

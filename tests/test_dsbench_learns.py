@@ -23,7 +23,8 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import says
 from mafrt.envs.dsbench.roles import ENGINEER
 from mafrt.models.shared_base import SharedBase
-from mafrt.runners.on_policy import OnPolicy, Progress
+from mafrt.runners.loop import Progress
+from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts import train_sft
 from mafrt.storage import load_path
 

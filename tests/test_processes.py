@@ -261,13 +261,13 @@ def test_a_process_of_several_ends_in_order_and_without_taking_the_interpreter_a
     script = tmp_path / "ends.py"
     script.write_text(
         "import atexit, sys\n"
-        "from mafrt import processes\n"
+        "from mafrt.core import distributed\n"
         "from mafrt.scripts.cli.command import run_main\n"
         "class Last:\n"
         "    def __del__(self): print('taken apart')\n"
         "last = Last()\n"
         "atexit.register(print, 'registered')\n"
-        "processes._joined = 'joined' in sys.argv\n"
+        "distributed._joined = 'joined' in sys.argv\n"
         "sys.exit(run_main(lambda argv: print('worked') or 3, None))\n"
     )
     for words, said in (["joined"], "worked\nregistered\n"), ([], "worked\nregistered\ntaken apart\n"):

@@ -21,7 +21,7 @@ from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, ConfigError, DataError
 from mafrt.runners.offline.dataset import Record, turn_of
-from mafrt.runners.offline.loop import ADAPTERS, Offline
+from mafrt.runners.offline.runner import ADAPTERS, Offline
 from mafrt.runners.offline.sft import RecordLearner, Sft
 from mafrt.storage.load_path import resolve
 

@@ -17,7 +17,8 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
-from mafrt.runners.on_policy import OnPolicy, Summary
+from mafrt.runners.loop import Summary
+from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
 
 WORDS = ("ash", "birch", "cedar", "elm", "fir")

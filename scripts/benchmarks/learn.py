@@ -22,7 +22,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.scripts.benchmarks._measure import machine
 
 if TYPE_CHECKING:
-    from mafrt.runners.on_policy import Summary
+    from mafrt.runners.loop import Summary
 
 GROUP = 8
 """samples per task for rules that compare them"""

@@ -14,7 +14,7 @@ from mafrt.core.errors import ConfigError, DataError
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
-from mafrt.scripts.cli.progress import lines
+from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
 from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
@@ -24,8 +24,8 @@ from mafrt.storage.run_record import RunRecord
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.shared_base import SharedBase
+    from mafrt.runners.loop import Summary
     from mafrt.runners.offline.dataset import Answer, Record
-    from mafrt.runners.offline.loop import Progress, Summary
     from mafrt.runners.offline.replay import Episodes, Said
     from mafrt.runners.offline.sft import RecordRule
     from mafrt.storage.load_path import Loadable
@@ -152,8 +152,9 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     base = load_base(settings)
     records, held_out = encode(source, settings, task, base)
 
-    from mafrt.runners.offline.loop import Offline
+    from mafrt.runners.offline.runner import Offline
 
+    terminal = Terminal(words=offline_words)
     runner = Offline(
         records,
         task.rule(),
@@ -167,7 +168,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
         args=args,
         command=command.name,
         accept_changes=settings["accept_changes"],
-        progress=lines(_words),
+        progress=terminal.iteration,
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
@@ -176,7 +177,11 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
             print(f"The earlier run is now in {aside}.")
     counts = ", ".join(f"{name} {len(mine)}" for name, mine in runner.records.items())
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
-    return _close(command, runner.run(), source.team, run_dir)
+    try:
+        summary = runner.run()
+    finally:
+        terminal.close()
+    return _close(command, summary, source.team, run_dir)
 
 
 def read(settings: Settings, task: Task) -> Source:
@@ -265,13 +270,8 @@ def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _words(progress: Progress) -> str:
-    shown = [f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/"))]
-    return "  ".join([f"step {progress.iteration}/{progress.iterations}", *shown])
-
-
 def _close(command: Command, summary: Summary, team: Team, run_dir: Path) -> int:
-    from mafrt.runners.offline.loop import ADAPTERS
+    from mafrt.runners.offline.runner import ADAPTERS
     from mafrt.storage import report
 
     if summary.stopped_by is not None:

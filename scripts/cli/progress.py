@@ -1,78 +1,105 @@
-"""What a person at the terminal sees while a run goes on."""
+"""Progress of a run in the terminal: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from mafrt.runners.on_policy import Progress
+    from mafrt.runners.loop import Progress
 
 EVERY_S = 10.0
-"""Seconds between two lines."""
+"""Seconds between two lines where there is no terminal."""
+
+Words = Callable[["Progress"], str]
 
 
-class Step(Protocol):
-    """How far a run has come."""
+class Terminal:
+    """Shows iterations, and the stages within them and within evaluations, with the time that is left.
 
-    @property
-    def iteration(self) -> int:
-        """iterations completed"""
+    Args:
+        iterations: of the whole run; None where nothing but stages is shown (an evaluation by itself).
+        words: short description of an iteration, such as its reward.
+        stream: where to write; a bar is drawn only on a terminal.
+    """
 
-    @property
-    def iterations(self) -> int:
-        """iterations in all"""
+    def __init__(self, iterations: int | None = None, words: Words | None = None, stream: TextIO | None = None) -> None:
+        self.iterations, self.words = iterations, words or on_policy_words
+        self.stream = sys.stdout if stream is None else stream
+        self._terminal = (sys.stderr if stream is None else stream).isatty()
+        self._bar: Any = None
+        self._shown_at = time.monotonic()
+        self._done, self._seconds, self._counted = 0, 0.0, 0
+        self._stage, self._began, self._before = "", 0.0, 0
 
-    @property
-    def seconds(self) -> float:
-        """that this iteration took"""
+    def stage(self, name: str, done: int, total: int) -> None:
+        """A stage has come to `done` of `total` parts (`mafrt.core.progress`)."""
+        now = time.monotonic()
+        if done == 0 or name != self._stage:
+            self._stage, self._began, self._before = name, now, done
+        left = _left(now - self._began, done - self._before, total - done)
+        text = f"{name} {done}/{total}{left}"
+        if self._terminal:
+            self._draw(text)
+        elif now - self._shown_at >= EVERY_S and done < total:
+            where = "" if self.iterations is None else f"iteration {self._done + 1}/{self.iterations}: "
+            self._line(f"{where}{text}")
+
+    def iteration(self, progress: Progress) -> None:
+        """An iteration is complete."""
+        self._done, self._counted = progress.iteration, self._counted + 1
+        self._seconds += progress.seconds
+        last = progress.iteration == progress.iterations
+        left = self._seconds / self._counted * (progress.iterations - progress.iteration)
+        if self._terminal:
+            self._draw(self.words(progress))
+            if last:
+                self.close()
+        elif last or self._counted == 1 or time.monotonic() - self._shown_at >= EVERY_S:
+            from mafrt.storage.report import duration
+
+            done = f"iteration {progress.iteration}/{progress.iterations}"
+            self._line(f"{done}  {self.words(progress)}  {duration(left)} left")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _draw(self, text: str) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            whole = "{n_fmt}/{total_fmt} |{bar:20}| {elapsed}<{remaining}  {desc}"
+            form = "{desc}" if self.iterations is None else whole
+            self._bar = tqdm(total=self.iterations, initial=self._done, dynamic_ncols=True, bar_format=form)
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(self._done - self._bar.n)
+        if time.monotonic() - self._shown_at >= 0.1:
+            self._shown_at = time.monotonic()
+            self._bar.refresh()
+
+    def _line(self, text: str) -> None:
+        self._shown_at = time.monotonic()
+        print(text, file=self.stream, flush=True)
 
 
-S = TypeVar("S", bound=Step)
+def on_policy_words(progress: Progress) -> str:
+    """Reward and speed of an iteration."""
+    return f"reward {progress.metrics['score']:.3f}  {progress.timings['tokens_per_s']:.0f} tokens/s"
 
 
-def lines(words: Callable[[S], str]) -> Callable[[S], None]:
-    """Prints what `words` say of a step, and the time that is left, now and then and at the end."""
+def offline_words(progress: Progress) -> str:
+    """Losses and accuracies of an iteration."""
+    return "  ".join(f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/")))
+
+
+def _left(seconds: float, done: int, remaining: int) -> str:
+    if done <= 0 or remaining <= 0 or seconds < 1:
+        return ""
     from mafrt.storage.report import duration
 
-    last, spent, count = float("-inf"), 0.0, 0
-
-    def line(step: S) -> None:
-        nonlocal last, spent, count
-        spent, count = spent + step.seconds, count + 1
-        left = spent / count * (step.iterations - step.iteration)
-        if not left or time.monotonic() - last >= EVERY_S:
-            last = time.monotonic()
-            print(f"{words(step)}  {duration(left)} left", flush=True)
-
-    return line
-
-
-def reporter(iterations: int) -> Callable[[Progress], None]:
-    """A progress bar on a terminal; elsewhere a line now and then, which a log file can hold."""
-    return _bar(iterations) if sys.stderr.isatty() else lines(_words)
-
-
-def _words(progress: Progress) -> str:
-    done = f"iteration {progress.iteration}/{progress.iterations}"
-    return f"{done}  reward {progress.reward:.3f}  {progress.tokens_per_s:.0f} tokens/s"
-
-
-def _bar(iterations: int) -> Callable[[Progress], None]:
-    from tqdm import tqdm
-
-    bar: Any = None
-
-    def advance(progress: Progress) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=iterations, initial=progress.iteration - 1, unit="it", dynamic_ncols=True)
-            bar.start_t -= progress.seconds  # it is made when the first iteration is over, evaluations not counted
-        bar.set_postfix_str(f"reward {progress.reward:.3f}, {progress.tokens_per_s:.0f} tokens/s", refresh=False)
-        bar.update(progress.iteration - bar.n)
-        if progress.iteration == iterations:
-            bar.close()
-
-    return advance
+    return f", {duration(seconds / done * remaining)} left"

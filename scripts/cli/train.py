@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.progress import reporting
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_base, resolve, stored_args
 from mafrt.scripts.cli.processes import join
-from mafrt.scripts.cli.progress import reporter
+from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
 from mafrt.scripts.cli.stage import Stage
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
-    from mafrt.runners.on_policy import Summary
+    from mafrt.runners.loop import Summary
     from mafrt.storage.load_path import Loadable
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
@@ -80,6 +81,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
 
     from mafrt.runners.on_policy import OnPolicy
 
+    terminal = Terminal(config.run.iterations)
     runner = OnPolicy(
         stage.env,
         stage.team,
@@ -92,7 +94,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         args=args,
         command=command.name,
         accept_changes=settings["accept_changes"],
-        progress=reporter(config.run.iterations) if processes.main else None,
+        progress=terminal.iteration if processes.main else None,
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
@@ -104,8 +106,10 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     many = f" with {processes.size} processes" if processes.size > 1 else ""
     say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
     try:
-        summary = runner.run()
+        with reporting(terminal.stage if processes.main else None):
+            summary = runner.run()
     finally:
+        terminal.close()
         runner.close()
         if coach is not None:
             coach.close()

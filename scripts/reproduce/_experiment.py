@@ -68,7 +68,8 @@ def train(args: argparse.Namespace, seed: int, env: Env | None = None, **setting
     from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.on_policy import OnPolicy, Progress
+    from mafrt.runners.loop import Progress
+    from mafrt.runners.on_policy import OnPolicy
 
     team = Team.load(SHIPPED / "profiles" / "quickstart.json")
     config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})

@@ -103,7 +103,8 @@ def train(
     from mafrt.config.team import Team
     from mafrt.core.signals import StopRequest
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.on_policy import OnPolicy, Progress
+    from mafrt.runners.loop import Progress
+    from mafrt.runners.on_policy import OnPolicy
     from mafrt.storage import load_path
 
     used = _cpu()

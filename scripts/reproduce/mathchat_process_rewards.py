@@ -82,7 +82,8 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
     from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.on_policy import OnPolicy, Progress
+    from mafrt.runners.loop import Progress
+    from mafrt.runners.on_policy import OnPolicy
 
     started = time.perf_counter()
     team = Team.load(CONFIG.parents[1] / "profiles" / "mathchat.json")

@@ -8,9 +8,7 @@ run equals an uninterrupted one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +23,17 @@ from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import place_adapters
 from mafrt.runners.identity import describe_run, refuse_changes
+from mafrt.runners.loop import Learnt, Loop, Progress, Summary
 from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
 from mafrt.storage import checkpoint
 from mafrt.storage.load_path import Loadable
-from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 from mafrt.training.lr_schedule import pace_of
 
 ADAPTERS = "adapters"
 """In the run directory, once the run is complete: the adapter folders, initial weights for whatever comes next."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What is shown after an iteration."""
-
-    iteration: int
-    iterations: int
-    metrics: Mapping[str, float]
-    seconds: float
-    """of the iteration"""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """How a run went."""
-
-    before: dict[str, float] | None
-    """metrics on the held-out records before training; None if there are none"""
-    after: dict[str, float] | None
-    """metrics on the held-out records after training; None if there are none or the run was stopped"""
-    iterations: int
-    """iterations completed"""
-    seconds: float
-    """of training in this process"""
-    run_dir: Path | None
-    stopped_by: str | None
-    """name of the signal that ended the run early"""
 
 
 class Offline:
@@ -120,7 +90,7 @@ class Offline:
         self.run_dir = Path(run_dir) if run_dir else None
         self.resume = resume
         self.args = dict(args) if args is not None else config.flat()
-        self.progress = progress or (lambda _: None)
+        self.progress = progress
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         self.record = describe_run(team, self.args, command=command, base=base)
@@ -132,51 +102,44 @@ class Offline:
         self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, pace)
         self.iteration = 0
         self.before: dict[str, float] | None = None
-        self.saved: int | None = None
         if resume is not None:
             self._restore(resume)
 
     def run(self) -> Summary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
-            self.stop = stop
-            if self.run_dir is None:
-                return self._train(None, None)
-            with RunDir.open(self.run_dir, self.args, self.resume, self.record) as disk, MetricsWriter(disk) as writer:
-                return self._train(disk, writer)
+            everything = [*self._all(), *self.held_out]
+            if any(record.reference is None for record in everything):
+                self.learner.refer(everything)
+            loop = Loop(self, self.config.run, stop, progress=self.progress)
+            return loop.run(self.run_dir, self.args, self.resume, self.record)
 
-    def _train(self, disk: RunDir | None, writer: MetricsWriter | None) -> Summary:
-        run, after, seconds = self.config.run, None, 0.0
-        everything = [*self._all(), *self.held_out]
-        if any(record.reference is None for record in everything):
-            self.learner.refer(everything)
-        while not self.stop.requested:
-            if self.held_out and self.iteration in (0, self.iterations):
-                found = self._evaluate(writer)
-                self.before, after = (found, after) if self.iteration == 0 else (self.before, found)
-            if self.iteration == self.iterations:
-                break
-            started = time.perf_counter()
-            metrics = self.learner.step(self.batch(self.iteration), self.iteration)
-            metrics |= {
-                f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters
-            }
-            self.iteration += 1
-            took = time.perf_counter() - started
-            seconds += took
-            if disk is not None and writer is not None:
-                writer.write(self.iteration, dict(sorted(metrics.items())), {"seconds_learn": took})
-                due = run.save_interval > 0 and self.iteration % run.save_interval == 0
-                if due or self.iteration == self.iterations:
-                    self._checkpoint(disk)
-            self.progress(Progress(self.iteration, self.iterations, metrics, took))
-        if disk is not None:
-            if self.saved != self.iteration:
-                self._checkpoint(disk)
-            if self.iteration == self.iterations:
-                for name in self.team.adapters:
-                    self.base.save_adapter(name, disk.path / ADAPTERS / name)
-        return Summary(self.before, after, self.iteration, seconds, self.run_dir, self.stop.reason)
+    # ------------------------------------------------------------------------------- what the loop asks for
+
+    def evaluation_due(self) -> bool:
+        return bool(self.held_out) and self.iteration in (0, self.iterations)
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure the held-out records with the adapters as they are."""
+        measured = self.learner.measure(self.held_out)
+        return {f"eval/{name}": value for name, value in measured.items() if name != "nonfinite_terms"}
+
+    def collect(self) -> list[Record]:
+        """The records of the next iteration."""
+        return self.batch(self.iteration)
+
+    def learn(self, batch: list[Record]) -> Learnt:
+        """One optimizer step of every adapter that has records left."""
+        metrics = self.learner.step(batch, self.iteration)
+        metrics |= {f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters}
+        self.iteration += 1
+        return Learnt(dict(sorted(metrics.items())))
+
+    def finish(self, disk: RunDir | None) -> None:
+        """Save the adapters as initial weights for later runs, if training is complete."""
+        if disk is not None and self.iteration == self.iterations:
+            for name in self.team.adapters:
+                self.base.save_adapter(name, disk.path / ADAPTERS / name)
 
     def batch(self, iteration: int) -> list[Record]:
         """The records of one iteration: some of every adapter that has not finished its last pass."""
@@ -191,14 +154,6 @@ class Offline:
     def _all(self) -> list[Record]:
         return [record for mine in self.records.values() for record in mine]
 
-    def _evaluate(self, writer: MetricsWriter | None) -> dict[str, float]:
-        """Measure the held-out records with the adapters as they are."""
-        found = self.learner.measure(self.held_out)
-        metrics = {f"eval/{name}": value for name, value in found.items() if name != "nonfinite_terms"}
-        if writer is not None:
-            writer.write_evaluation(self.iteration, "after" if self.iteration else "before", metrics)
-        return metrics
-
     def _must_match(self) -> dict[str, Any]:
         """What a resumed run must have in common with the one it goes on with."""
         return {
@@ -210,7 +165,10 @@ class Offline:
             **self.rule.settings(),
         }
 
-    def _checkpoint(self, disk: RunDir) -> None:
+    def save(self, disk: RunDir | None) -> None:
+        """Write a checkpoint."""
+        if disk is None:
+            return
         run, base = self.config.run, self.base
         references = [record.reference for record in [*self._all(), *self.held_out] if record.reference is not None]
         tensors = {
@@ -233,7 +191,6 @@ class Offline:
         checkpoint.save(
             disk.checkpoints, self.iteration, writers, meta=meta, keep_last=run.keep_last, keep_every=run.keep_every
         )
-        self.saved = self.iteration
 
     def _restore(self, loaded: Loadable) -> None:
         """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only."""

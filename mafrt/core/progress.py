@@ -1,0 +1,45 @@
+"""Progress within an iteration: the library reports how far a stage has come, and whoever watches shows it.
+
+Like `logging`, it is off until a reporter is installed, and costs next to nothing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Reporter = Callable[[str, int, int], None]
+"""`(stage, done, total)`: called when a stage begins (done 0) and after every part of it."""
+
+_REPORTER: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+
+
+@contextmanager
+def reporting(reporter: Reporter | None) -> Iterator[None]:
+    """Within it, stages of this thread report to `reporter`."""
+    token = _REPORTER.set(reporter)
+    try:
+        yield
+    finally:
+        _REPORTER.reset(token)
+
+
+@contextmanager
+def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A stage of `total` parts; the value is called with the number of parts that were completed just now.
+
+    Args:
+        name: as shown: `playing`, `judging`, `learning`, `evaluating`.
+        total: number of parts.
+    """
+    reporter, done = _REPORTER.get(), 0
+
+    def advance(parts: int = 1) -> None:
+        nonlocal done
+        done = min(done + parts, total)
+        if reporter is not None:
+            reporter(name, done, total)
+
+    advance(0)
+    yield advance

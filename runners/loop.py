@@ -1,0 +1,260 @@
+"""The loop that on-policy and offline training share: evaluate -> collect -> learn -> log -> checkpoint.
+
+A `Training` says how a batch is collected and learnt from; the loop decides when, keeps the files of the run, and ends
+on the last iteration, a signal, or a coach or engine that is down. Evaluations come before an iteration: a run that
+is stopped in the middle of an iteration repeats it exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from mafrt.config.train_config import RunConfig
+from mafrt.core.distributed import ALONE, Processes
+from mafrt.core.errors import (
+    BudgetSpentError,
+    CoachError,
+    CoachInterruptedError,
+    EngineDownError,
+    MafrtError,
+    ProcessLostError,
+)
+from mafrt.core.signals import StopRequest
+from mafrt.rollout.distributed_rollout import stopping
+from mafrt.storage.load_path import Loadable
+from mafrt.storage.metrics import MetricsWriter
+from mafrt.storage.run_dir import RunDir
+from mafrt.storage.run_record import RunRecord
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Result of one iteration."""
+
+    metrics: Mapping[str, float]
+    """line of `metrics.jsonl`"""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """line of `timings.jsonl`, besides the seconds that the loop measures"""
+    episodes: Sequence[Mapping[str, Any]] = ()
+    """lines of `episodes.jsonl`"""
+    tokens: int = 0
+    """tokens sampled and learnt from; 0 where nothing is sampled"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a run after an iteration, for whoever watches it."""
+
+    iteration: int
+    """iterations completed"""
+    iterations: int
+    """iterations in all"""
+    seconds: float
+    """duration of the iteration"""
+    metrics: Mapping[str, float]
+    timings: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Result of a run."""
+
+    before: dict[str, float] | None
+    """metrics of the evaluation before training; None if there was none"""
+    after: dict[str, float] | None
+    """metrics of the evaluation after training; None if there was none or the run was stopped"""
+    iterations: int
+    """iterations completed"""
+    seconds: float
+    """of training in this process, without evaluations"""
+    run_dir: Path | None
+    stopped_by: str | None
+    """name of the signal that ended the run early, or the reason why the coach or the engine could not go on"""
+    paused: bool = False
+    """whether the user must fix the coach or the engine before the run can go on"""
+
+
+class Training(Protocol[B]):
+    """The part of a run that differs between on-policy and offline training."""
+
+    @property
+    def iteration(self) -> int:
+        """Iterations completed."""
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in all."""
+
+    before: dict[str, float] | None
+    """metrics of the evaluation before training, kept in checkpoints"""
+
+    def evaluation_due(self) -> bool:
+        """Whether the adapters are evaluated before the next iteration."""
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Metrics of the adapters as they are; None if it was interrupted."""
+
+    def collect(self) -> B | None:
+        """The batch of the next iteration; None if it was interrupted. Moves no weights."""
+
+    def learn(self, batch: B) -> Learnt:
+        """Learn from the batch and count the iteration."""
+
+    def save(self, disk: RunDir | None) -> None:
+        """Write a checkpoint of the iteration. All processes call it; `disk` is None in all but one."""
+
+    def finish(self, disk: RunDir | None) -> None:
+        """Called once after the last iteration of this process, before its last checkpoint."""
+
+
+class Loop(Generic[B]):
+    """Runs a `Training` to its end.
+
+    Args:
+        training: collects and learns.
+        run: intervals of checkpoints.
+        stop: the request to stop that signals set.
+        processes: those of the run.
+        progress: called after every iteration.
+    """
+
+    def __init__(
+        self,
+        training: Training[B],
+        run: RunConfig,
+        stop: StopRequest,
+        *,
+        processes: Processes = ALONE,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.training, self.config, self.stop = training, run, stop
+        self.processes, self.progress = processes, progress or (lambda _: None)
+        self.paused = False
+        self._saved: int | None = None
+        self._disk: RunDir | None = None
+
+    def run(
+        self,
+        run_dir: Path | None,
+        args: Mapping[str, Any],
+        resume: Loadable | None,
+        record: RunRecord,
+        opened: Callable[[RunDir], None] | None = None,
+    ) -> Summary:
+        """Open the run directory, if there is one, and train in it; `opened` is called with it first."""
+        self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
+        if self._disk is None:
+            return self._train(run_dir, None)
+        with self._disk, MetricsWriter(self._disk) as writer:
+            if opened is not None:
+                opened(self._disk)
+            return self._train(run_dir, writer)
+
+    def _open(
+        self, run_dir: Path, args: Mapping[str, Any], resume: Loadable | None, record: RunRecord
+    ) -> RunDir | None:
+        """The run's folder in the process that writes, None in the others; an error there ends all of them."""
+        opened: list[RunDir] = []
+        self.processes.lead(lambda: opened.append(RunDir.open(run_dir, args, resume, record)))
+        return opened[0] if opened else None
+
+    def _train(self, run_dir: Path | None, writer: MetricsWriter | None) -> Summary:
+        training, after, seconds = self.training, None, 0.0
+        while not self._stopping():
+            if training.evaluation_due():
+                with self._pausing():
+                    metrics = self._evaluate(writer)
+                    if training.iteration == 0:
+                        training.before = metrics
+                    if training.iteration == training.iterations:
+                        after = metrics
+            if training.iteration == training.iterations or self._stopping():
+                break
+            batch, started = None, time.perf_counter()
+            with self._pausing(), self._keeping():
+                batch = training.collect()
+            if batch is None or self._stopping():
+                break  # half an iteration teaches nothing; the resumed run collects it again, and whole
+            collected = time.perf_counter()
+            learnt = training.learn(batch)
+            ended = time.perf_counter()
+            seconds += ended - started
+            timings = self._timings(learnt, collected - started, ended - collected)
+            if self._disk is not None and writer is not None:
+                writer.write(training.iteration, learnt.metrics, timings)
+                if learnt.episodes:
+                    self._disk.episodes.append(training.iteration, learnt.episodes)
+            if training.iteration == training.iterations or divides(self.config.save_interval, training.iteration):
+                self._checkpoint()
+            self.progress(Progress(training.iteration, training.iterations, ended - started, learnt.metrics, timings))
+        training.finish(self._disk)
+        self._checkpoint()
+        return Summary(training.before, after, training.iteration, seconds, run_dir, self.stop.reason, self.paused)
+
+    @staticmethod
+    def _timings(learnt: Learnt, collecting_s: float, learning_s: float) -> dict[str, float]:
+        if not learnt.tokens:
+            return {"seconds_learn": collecting_s + learning_s, **learnt.timings}
+        return {
+            "seconds_play": collecting_s,
+            "seconds_learn": learning_s,
+            "tokens_per_s": learnt.tokens / (collecting_s + learning_s),
+            **learnt.timings,
+        }
+
+    def _evaluate(self, writer: MetricsWriter | None) -> dict[str, float] | None:
+        metrics = self.training.evaluate()
+        if metrics is not None and writer is not None:
+            done = self.training.iteration
+            when = "before" if done == 0 else "after" if done == self.training.iterations else "during"
+            writer.write_evaluation(done, when, metrics)
+        return metrics
+
+    def _checkpoint(self) -> None:
+        """Save the iteration, unless that has been done or there is nowhere to save it."""
+        if self._saved != self.training.iteration:
+            self.training.save(self._disk)
+            self._saved = self.training.iteration
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """Within it, a coach or an engine that cannot go on asks the run to stop.
+
+        The iteration is lost, but nothing learnt before it; its verdicts stay in the coach's cache.
+        """
+        try:
+            yield
+        except CoachInterruptedError:
+            pass  # the interruption came with a request to stop
+        except (CoachError, EngineDownError) as error:
+            if self.stop.requested:
+                return  # Ctrl-C ends an engine's process too, and is no accident
+            self.paused = not isinstance(error, BudgetSpentError)
+            self.stop.request(str(error))
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Within it, an error leaves a checkpoint: no weights have moved since the last iteration."""
+        try:
+            yield
+        except (CoachError, EngineDownError, ProcessLostError):
+            raise  # the loop ends with a checkpoint for the first two; a lost process could not take part in one
+        except MafrtError:
+            if self.training.iteration:
+                self._checkpoint()
+            raise
+
+    def _stopping(self) -> bool:
+        return stopping(self.stop, self.processes)
+
+
+def divides(interval: int, iteration: int) -> bool:
+    """Whether something with this interval is due after `iteration`; never with interval 0."""
+    return interval > 0 and iteration % interval == 0
