@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mafrt.core.errors import ConfigError
-from mafrt.sandbox import Execution, Workspace, bwrap
+from mafrt.sandbox import Execution, Workspace
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import frames, limits, names, seccomp, workdir
 from mafrt.sandbox.inside.output import Kept
@@ -406,20 +405,3 @@ def test_json_is_all_that_a_header_is():
     for name in ("frames.py", "launcher.py", "supervise.py"):
         text = (Path(frames.__file__).parent / name).read_text()
         assert "pickle" not in text and "marshal" not in text
-
-
-# --- what is shown of Python ---------------------------------------------------------------------------------------
-
-
-def test_packages_that_a_pth_file_names_are_shown(monkeypatch, tmp_path):
-    folder = tmp_path / "elsewhere" / "site-packages"
-    (tmp_path / "project").mkdir()
-    monkeypatch.setattr("sys.path", [*sys.path, str(folder), str(tmp_path / "project")])
-    assert str(folder) not in bwrap.python_folders()
-    folder.mkdir(parents=True)
-    shown = bwrap.python_folders()
-    assert str(folder) in shown
-    assert str(tmp_path / "project") not in shown  # packages only
-    monkeypatch.setattr("site.getusersitepackages", lambda: str(folder))
-    assert str(folder) not in bwrap.python_folders()  # nor the user's own
-    assert not [(a, b) for a in shown for b in shown if a != b and a.startswith(b + "/")]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import site
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from mafrt.core.errors import SandboxError
+from mafrt.sandbox.image import executable, image, within
 from mafrt.sandbox.inside import confine
 from mafrt.sandbox.zygote_process import ENVIRONMENT, Options, interpreter
 
-INSIDE = "/mafrt"
+INSIDE = "/inside"
 """Where the folder of that name stands, in there."""
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+PACKAGES = "/packages"
+"""Where the declared packages stand, in there."""
 SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-PACKAGES = ("site-packages", "dist-packages")
-"""Names of folders on the path of modules that are shown."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -30,9 +28,14 @@ def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[
             "found no bubblewrap, without which code that a model wrote is not run; "
             "install it with: apt-get install -y bubblewrap"
         )
+    if hidden := [folder for folder in image().folders if within(folder, "/tmp")]:
+        raise SandboxError(
+            f"found Python itself in {hidden[0]}, but a snippet has a /tmp of its own, so that it could not import "
+            "anything; use an interpreter that is installed elsewhere (a virtual environment may lie in /tmp)"
+        )
     arguments = [program, *_namespaces(), *root(), "--info-fd", str(tell)]
-    arguments += ["--chdir", "/", "--remount-ro", "/dev", "--remount-ro", "/", "--", os.path.abspath(sys.executable)]
-    environment = {**ENVIRONMENT, "HOME": confine.WORKDIR, "TMPDIR": "/tmp"}
+    arguments += ["--chdir", "/", "--remount-ro", "/dev", "--remount-ro", "/", "--", executable()]
+    environment = {**ENVIRONMENT, "HOME": confine.WORKDIR, "TMPDIR": "/tmp", "PYTHONPATH": PACKAGES}
     return [*arguments, *interpreter("bwrap", control, INSIDE, options)], environment
 
 
@@ -49,18 +52,29 @@ def _namespaces() -> Iterator[str]:
 
 def root() -> Iterator[str]:
     """Options for all that is to be seen in there; for the benchmark too."""
-    for folder in SYSTEM:
-        if os.path.islink(folder):
+    shown = image()
+    for folder in shown.folders:
+        if os.path.islink(folder) and folder.count("/") == 1:
             yield from ("--symlink", os.readlink(folder), folder)
-        elif os.path.isdir(folder):
-            yield from ("--ro-bind", folder, folder)
+            continue
+        # Bubblewrap makes missing parents by itself, but for root only.
+        for parent in reversed(Path(folder).parents[:-1]):
+            yield from ("--dir", str(parent))
+        yield from ("--ro-bind", folder, folder)
+    empty = list(shown.masked)
+    yield from ("--dir", PACKAGES)
+    for name, path in shown.packages:
+        yield from ("--ro-bind", path, f"{PACKAGES}/{name}")
+    for name in shown.hidden:
+        source = os.path.join(os.path.dirname(dict(shown.packages)[name.split("/")[0]]), name)
+        if os.path.isdir(source):
+            empty.append(f"{PACKAGES}/{name}")
+        else:
+            yield from ("--ro-bind", "/dev/null", f"{PACKAGES}/{name}")
+    for folder in empty:
+        yield from ("--tmpfs", folder, "--remount-ro", folder)
     for path in SETTINGS:
         yield from ("--ro-bind-try", path, path)
-    for path in python_folders():
-        # Bubblewrap makes missing parents by itself, but for root only.
-        for parent in reversed(Path(path).parents[:-1]):
-            yield from ("--dir", str(parent))
-        yield from ("--ro-bind", path, path)
     yield from ("--ro-bind", str(Path(confine.__file__).parent), INSIDE)
     yield from ("--tmpfs", "/dev")
     for name in DEVICES:
@@ -68,23 +82,3 @@ def root() -> Iterator[str]:
     for name, target in (("fd", "/proc/self/fd"), ("shm", "/tmp"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         yield from ("--symlink", target, f"/dev/{name}")
     yield from ("--proc", "/proc", "--dir", confine.WORKDIR, "--dir", "/tmp")
-
-
-def python_folders() -> list[str]:
-    """The interpreter, its library and its packages, where they are not part of the system's folders."""
-    # A `.pth` file may name packages that lie outside the environment. The user's own are not imported in there (-s).
-    own = site.getusersitepackages()
-    packages = [path for path in sys.path if os.path.basename(path) in PACKAGES and path != own and os.path.isdir(path)]
-    wanted = [sys.prefix, sys.base_prefix, *packages]
-    real = os.path.realpath(sys.executable)
-    if not any(_within(real, folder) for folder in (*wanted, *SYSTEM)):
-        wanted.append(real)
-    found: list[str] = []
-    for path in sorted(set(map(os.path.abspath, wanted)), key=len):
-        if not any(_within(path, folder) for folder in (*SYSTEM, *found)):
-            found.append(path)
-    return found
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

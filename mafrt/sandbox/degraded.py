@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import logging
 import os
-import sys
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from mafrt.core.errors import SandboxError
-from mafrt.sandbox.inside import landlock
+from mafrt.sandbox.image import executable, image
+from mafrt.sandbox.inside import confine, landlock
 from mafrt.sandbox.zygote_process import ENVIRONMENT, Options, interpreter
 
 log = logging.getLogger(__name__)
@@ -17,10 +22,26 @@ log = logging.getLogger(__name__)
 def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment of a zygote on this machine itself."""
     inside = str(Path(landlock.__file__).parent)
-    return [os.path.abspath(sys.executable), *interpreter("degraded", control, inside, options)], {
+    packages = _packages()
+    read, listed = image().readable()
+    environment = {
         **ENVIRONMENT,
         "HOME": "/",
+        "PYTHONPATH": packages,
+        confine.READABLE: json.dumps([read, [packages, *listed]]),
     }
+    return [executable(), *interpreter("degraded", control, inside, options)], environment
+
+
+@cache
+def _packages() -> str:
+    """A folder of links to the declared packages, so that no other is found; it goes with this process."""
+    folder = tempfile.mkdtemp(prefix="mafrt-packages-")
+    os.chmod(folder, 0o755)
+    for name, path in image().packages:
+        os.symlink(path, os.path.join(folder, name))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def announce() -> None:

@@ -170,6 +170,7 @@ spec = importlib.util.spec_from_file_location("inside", place + "/__init__.py", 
 sys.modules["inside"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
 del sys.path[0], sys.argv[1:]
+sys.path[:] = [path for path in sys.path if not path.endswith(("site-packages", "dist-packages"))]
 from inside.zygote import main
 main(tier, int(control), libraries == "warm", grouped == "grouped")
 """

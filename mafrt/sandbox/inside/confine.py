@@ -6,10 +6,10 @@ process. What needs rights comes first; the snippet has none left.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,14 @@ WORKDIR = "/sandbox"
 """Where a snippet runs in the tier `bwrap`; in `degraded` it is a folder for temporary files."""
 INNER_ID = 1000
 """User and group inside, of the tier `bwrap`."""
+READABLE = "MAFRT_SANDBOX_READABLE"
+"""Environment variable of the tier `degraded`: JSON of paths that may be read, and of folders that may be listed."""
+ALWAYS = (
+    *(f"/dev/{name}" for name in ("null", "zero", "random", "urandom")),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/sys/devices/system/cpu"),
+    *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "stat", "sys/vm/overcommit_memory")),
+)
+"""Facts and devices that Python and its libraries need, under `degraded`."""
 UNPRIVILEGED_ID = 60999
 """Whom root becomes: the limit on processes does not count root's."""
 
@@ -100,8 +108,9 @@ class Rules:
         if not self.version:
             raise OSError("this kernel has no Landlock (Linux 5.13, and `landlock` in its list of security modules)")
         self.become = UNPRIVILEGED_ID if os.getuid() == 0 else None
+        self.readable, self.listed = json.loads(os.environ.pop(READABLE, "[[], []]"))
         # An interpreter in root's own home can be read by no other user; Landlock says what this right is good for.
-        closed = self.become is not None and not all(open_to_others(path) for path in (sys.prefix, sys.base_prefix))
+        closed = self.become is not None and not all(open_to_others(path) for path in self.readable)
         self.keep = 1 << libc.CAP_DAC_READ_SEARCH if closed else 0
 
     def fork(self) -> int:
@@ -128,7 +137,7 @@ class Rules:
             os.setresuid(self.become, self.become, self.become)
             libc.set_capabilities(1 << libc.CAP_DAC_READ_SEARCH)  # to open the folders of the rules
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
-        landlock.confine(readable_paths(), [os.path.dirname(workdir), "/dev/null"])
+        landlock.confine([*ALWAYS, *self.readable], [os.path.dirname(workdir), "/dev/null"], self.listed)
         drop_capabilities(self.keep)
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         seccomp.install(attributes=False, signals_to_others=self.version >= landlock.HAS_SCOPES)
@@ -150,14 +159,7 @@ def drop_capabilities(keep: int = 0) -> None:
 
 
 def open_to_others(path: str) -> bool:
-    """Whether any user can get into this folder."""
+    """Whether any user can get into this folder, or the folder of this file."""
     real = Path(path).resolve()
+    real = real if real.is_dir() else real.parent
     return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (real, *real.parents))
-
-
-def readable_paths() -> list[str]:
-    """What Python and its libraries need to read, under `degraded`."""
-    devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
-    system = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
-    facts = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm/overcommit_memory"]
-    return [*devices, *system, *facts, "/sys/devices/system/cpu", sys.prefix, sys.base_prefix]

@@ -31,8 +31,11 @@ def version() -> int:
         return 0
 
 
-def confine(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on this process and all it starts read below `readable` only, and write below `writable` only."""
+def confine(readable: Iterable[str], writable: Iterable[str], listed: Iterable[str] = ()) -> None:
+    """From now on this process and all it starts read below `readable` only, and write below `writable` only.
+
+    Below `listed` they see the names of files.
+    """
     abi = version()
     everything = FIRST | (REFER if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0) | (IOCTL_DEV if abi >= 5 else 0)
     words = [everything]
@@ -47,6 +50,8 @@ def confine(readable: Iterable[str], writable: Iterable[str]) -> None:
     try:
         for path in readable:
             _allow(ruleset, path, READ)
+        for path in listed:
+            _allow(ruleset, path, READ_DIR)
         for path in writable:
             _allow(ruleset, path, everything & ~DEVICES & ~IOCTL_DEV)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
