@@ -16,7 +16,7 @@ from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, REQUIRED, ROLES, says_done
-from mafrt.envs.dsbench.scoring import Score, score_submission
+from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, Shape
 
@@ -193,7 +193,7 @@ class DSBenchEnv(Env):
         if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
             probe = self.bench.probe(self.files)
         given = self.files.get(SUBMISSION) if scored else None
-        score = None if given is None else score_submission(self.task.answers, given)
+        score = None if given is None else self.bench.score(self.task.answers, given)
         return process_rewards.Work(self.task, dict(self.shapes), probe, score)
 
     def _evidence(

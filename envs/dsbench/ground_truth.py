@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError
-from mafrt.envs.dsbench.metrics import Array, Metric
+from mafrt.envs.dsbench.metrics import Array, Metric, metric_of
 from mafrt.envs.dsbench.tables import label, missing, number, ordered, shown
 
 if TYPE_CHECKING:
@@ -42,6 +43,34 @@ class Answers:
         if top == self.baseline:
             return 1.0 if not self.metric.better(top, value) else 0.0
         return min(1.0, max(0.0, (value - self.baseline) / (top - self.baseline)))
+
+    def to_json(self) -> bytes:
+        """As text, for the room in which submissions are scored."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return json.dumps({**fields, "metric": self.metric.name, "truth": self.truth.tolist()}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Answers:
+        """What `to_json` wrote."""
+        import numpy as np
+
+        fields = json.loads(data)
+        metric = metric_of(fields["metric"])
+        kinds = {"values": float, "text": object}
+        return cls(
+            metric=metric,
+            id_column=fields["id_column"],
+            targets=tuple(fields["targets"]),
+            scored=tuple(fields["scored"]),
+            ids=tuple(fields["ids"]),
+            classes=tuple(map(tuple, fields["classes"])),
+            truth=np.array(fields["truth"], dtype=kinds.get(metric.kind, int)),
+            baseline=fields["baseline"],
+            reference=fields["reference"],
+        )
+
+
+_FIELDS = ("id_column", "targets", "scored", "ids", "classes", "baseline", "reference")
 
 
 def make_answers(

@@ -12,9 +12,11 @@ Whatever is wrong with it makes it invalid, with the reason in words: there is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.metrics import Array
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 
 MOST_MIB = 128
+MOST_COLUMNS = 10
+"""columns for each that could be expected"""
+MOST_PROBLEM = 400
+"""characters of the sentence about what is wrong"""
 MOST_LINES = 100
 """lines for each row that is expected; texts may hold line breaks"""
 
@@ -52,6 +58,10 @@ def score_submission(answers: Answers, data: bytes | None) -> Score:
     # Before it is parsed: what a program wrote may be as large as its workspace.
     if len(data) > MOST_MIB * 2**20:
         return Score(False, f"has {len(data) / 2**20:.0f} MiB; expected at most {MOST_MIB}")
+    columns = data[: data.find(b"\n") if b"\n" in data else len(data)].count(b",") + 1
+    most = MOST_COLUMNS * (2 + len(answers.targets) + sum(map(len, answers.classes)))
+    if columns > most:
+        return Score(False, f"has {columns} columns; expected at most {most}")
     lines = data.count(b"\n")
     if lines > MOST_LINES * (len(answers.ids) + 1):
         return Score(False, f"has {lines} lines; expected {len(answers.ids)} rows, one for each row of test.csv")
@@ -64,6 +74,24 @@ def score_submission(answers: Answers, data: bytes | None) -> Score:
     if not np.isfinite(value):
         return Score(False, f"holds numbers so large that {answers.metric.name} is not finite")
     return Score(True, None, value, answers.normalised(value), answers.metric.better(value, answers.baseline))
+
+
+def score_files() -> dict[str, Any]:
+    """In the judging room: the score of submission.csv against answers.json, as JSON."""
+    answers = Answers.from_json(Path("answers.json").read_bytes())
+    score = score_submission(answers, Path("submission.csv").read_bytes())
+    return {**asdict(score), "problem": score.problem and score.problem[:MOST_PROBLEM]}
+
+
+def read_score(answer: Mapping[str, Any]) -> Score:
+    """A score from the judging room's answer, every part of it checked."""
+    valid, problem, value = answer.get("valid"), answer.get("problem"), answer.get("value")
+    if valid is not True or not isinstance(value, float) or not math.isfinite(value):
+        return Score(False, str(problem)[:MOST_PROBLEM] if problem else "could not be scored")
+    normalised = answer.get("normalised")
+    if not isinstance(normalised, (int, float)) or not 0 <= normalised <= 1:
+        return Score(False, "could not be scored")
+    return Score(True, None, value, float(normalised), answer.get("above_baseline") is True)
 
 
 def encode(answers: Answers, table: pandas.DataFrame) -> Array:

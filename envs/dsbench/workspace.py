@@ -8,16 +8,21 @@ programs repeat, so this saves most of the work. It also makes a repeated episod
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.envs.dsbench.ground_truth import Answers
+from mafrt.envs.dsbench.scoring import Score, read_score
+from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
+from mafrt.sandbox.judging import OURS, Undecided, judge, sources
+from mafrt.sandbox.text import readable_name
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox
@@ -25,6 +30,17 @@ if TYPE_CHECKING:
 INSIDE = Path(__file__).parent / "inside"
 LAB = "lab.py"
 LOOK_TIMEOUT_S = 60.0
+LOOK_MEMORY_MIB = 2048
+LOOKING = ("allowed.py", "reading.py", "look.py")
+PREDICTING = ("allowed.py", "reading.py", "predict.py")
+PREDICTED = ("guess.npy", "chances.npy", "error.txt")
+SCORING = (
+    *("mafrt.core.errors", "mafrt.config.schema", "mafrt.envs.dsbench.metrics", "mafrt.envs.dsbench.tables"),
+    *("mafrt.envs.dsbench.ground_truth", "mafrt.envs.dsbench.scoring"),
+)
+"""Modules that go into the room in which submissions are scored; the last one is called."""
+Call = tuple[str, str, Sequence[Any]]
+"""Module, function and arguments."""
 NEEDED = ("joblib", "numpy", "pandas", "sklearn")
 """What programs, and our own looks at their files, import."""
 MEMO_MIB = 256
@@ -129,8 +145,6 @@ class Bench:
 
     def opened(self) -> Sandbox:
         """The process's sandbox of this name. Raises SandboxError if this machine has none."""
-        from mafrt.sandbox import shared_sandbox
-
         return shared_sandbox(self.sandbox)
 
     def equipped(self) -> None:
@@ -152,32 +166,60 @@ class Bench:
         return self._run(code, files, self.timeout_s, "all")
 
     def look(self, files: Mapping[str, bytes]) -> dict[str, Shape]:
-        """What these files are."""
-        shown = {name: data for name, data in files.items() if not name.startswith(HIDDEN) and name != LAB}
-        if not shown:
-            return {}
-        found = self._inspect("look.py", f"main({sorted(shown)!r})", shown, ".look.json")
-        return {name: _shape(found.get(name)) for name in sorted(shown)}
+        """What these files are; each is looked at in an execution of its own."""
+        shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
+        return {name: self._look(name, files[name]) for name in shown}
+
+    def _look(self, name: str, data: bytes) -> Shape:
+        kept = Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
+        try:
+            found = self._judge(LOOKING, ("look", "look", (kept,)), {kept: data})
+        except Undecided as undecided:
+            return Shape("broken", why=str(undecided))
+        return _shape(found)
 
     def probe(self, files: Mapping[str, bytes]) -> dict[str, Any]:
-        """What model.pkl makes of X_test.pkl: `rows` and `constant`, or `error`."""
-        needed = {name: files[name] for name in ("model.pkl", "X_test.pkl")}
-        return self._inspect("probe.py", "main()", needed, ".probe.json")
+        """What model.pkl makes of X_test.pkl: `rows` and `constant`, or `error`.
 
-    def _inspect(self, script: str, call: str, files: Mapping[str, bytes], result: str) -> dict[str, Any]:
-        code = (INSIDE / script).read_text(encoding="utf-8") + f"\n\n{call}\n"
-        done, after = self._run(code, files, LOOK_TIMEOUT_S, (result,))
+        The model and the judgement of its predictions never share an execution.
+        """
+        ours = {f"{OURS}/{name}": text for name, text in _inside(*PREDICTING).items()}
+        needed = {name: files[name] for name in ("model.pkl", "X_test.pkl")}
+        code = f"import sys\nsys.path.insert(0, {OURS!r})\nimport predict\npredict.main()\n"
+        done, after = self._run(code, {**needed, **ours}, LOOK_TIMEOUT_S, PREDICTED)
+        if done.status not in ("ok", "error"):
+            return {"error": done.status}
+        made = {name: after[name] for name in PREDICTED if name in after}
         try:
-            found = json.loads(after.get(result, b""))
-        except (ValueError, RecursionError):
-            found = None
-        return found if isinstance(found, dict) else {"error": done.status}
+            return _probed(self._judge(("predictions.py",), ("predictions", "main", ()), made))
+        except Undecided as undecided:
+            return {"error": str(undecided)}
+
+    def score(self, answers: Answers, submission: bytes) -> Score:
+        """What submission.csv is worth."""
+        ours = sources(*SCORING)
+        given = {"submission.csv": submission, "answers.json": answers.to_json()}
+        try:
+            return read_score(self._in_room(ours, (SCORING[-1], "score_files", ()), given))
+        except Undecided as undecided:
+            return Score(False, f"cannot be read: {undecided}")
+
+    def _judge(self, scripts: Sequence[str], call: Call, given: Mapping[str, bytes]) -> dict[str, Any]:
+        return self._in_room(_inside(*scripts), call, given)
+
+    def _in_room(self, ours: Mapping[str, bytes], call: Call, given: Mapping[str, bytes]) -> dict[str, Any]:
+        """An answer of the judging room; equal questions are asked once. Raises Undecided."""
+
+        def work() -> dict[str, Any]:
+            return judge(self.opened(), ours, call, given, timeout_s=LOOK_TIMEOUT_S, memory_mib=LOOK_MEMORY_MIB)
+
+        key = _key(repr(call), given, tuple(sorted(ours)))
+        answer: dict[str, Any] = self.memo.get(key, work, lambda answer: len(repr(answer)), lambda _: True)
+        return answer
 
     def _run(
         self, code: str, files: Mapping[str, bytes], timeout_s: float, fetch: str | tuple[str, ...]
     ) -> tuple[Execution, dict[str, bytes]]:
-        from mafrt.sandbox import SandboxError, Workspace
-
         def work() -> tuple[Execution, dict[str, bytes]]:
             place = Workspace(self.opened(), self.quota_mib, self.max_files)
             place.files.update(files)
@@ -194,6 +236,18 @@ class Bench:
         # A deadline or a lack of memory may be the machine's fault, and is not held against the next one.
         keep = lambda result: result[0].status in ("ok", "error")  # noqa: E731
         return self.memo.get(_key(code, files, fetch), work, size, keep)
+
+
+@cache
+def _inside(*names: str) -> dict[str, bytes]:
+    return {name: (INSIDE / name).read_bytes() for name in names}
+
+
+def _probed(found: Mapping[str, Any]) -> dict[str, Any]:
+    rows = found.get("rows")
+    if isinstance(rows, int) and not isinstance(rows, bool) and 0 <= rows < 10**12:
+        return {"rows": rows, "constant": found.get("constant") is True}
+    return {"error": readable_name(str(found.get("error", "it says nothing")))[:240]}
 
 
 def _key(code: str, files: Mapping[str, bytes], fetch: Sequence[str]) -> bytes:
@@ -218,7 +272,7 @@ def _shape(found: Any) -> Shape:
 
     def texts(key: str) -> tuple[str, ...]:
         value = found.get(key)
-        return tuple(str(one)[:60] for one in value[:40]) if isinstance(value, list) else ()
+        return tuple(readable_name(str(one))[:60] for one in value[:40]) if isinstance(value, list) else ()
 
     return Shape(
         found["kind"][:40],
@@ -227,7 +281,7 @@ def _shape(found: Any) -> Shape:
         texts("names"),
         count("missing"),
         texts("words"),
-        str(found.get("class", ""))[:80],
+        readable_name(str(found.get("class", "")))[:80],
         texts("asks"),
-        str(found.get("why", ""))[:160],
+        readable_name(str(found.get("why", "")))[:160],
     )

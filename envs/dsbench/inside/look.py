@@ -1,48 +1,19 @@
-"""Looks at the files of a workspace and writes what they are to `.look.json`. Runs in the sandbox, by itself.
+"""Says what one file of a workspace is. Runs in the sandbox, one file per execution, with nothing of an agent's beside.
 
-Tables are unpickled with a short list of what a table may consist of, so that a file can at most lie about itself.
-Models are not unpickled at all: the names that their pickle asks for are read off its opcodes.
+Tables are unpickled with a list of exact names (`allowed.py`), so that a file can at most lie about itself. Models are
+not unpickled at all: the names that their pickle asks for are read off its opcodes.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import pickletools
 from pathlib import Path
 from typing import Any
 
-TABLES = ("pandas", "numpy", "scipy.sparse", "datetime", "decimal", "collections", "joblib.numpy_pickle", "copyreg",
-          "pyarrow.lib")  # fmt: skip
-PLAIN = {"slice", "list", "dict", "set", "frozenset", "tuple", "range", "complex", "bytearray", "int", "float", "str"}
-PLAIN |= {"bool", "object", "bytes"}
+from reading import Refused, read
+
 NAMES = 40
-
-
-class _Refused(Exception):
-    """The pickle asks for something that no table needs."""
-
-
-def _allowed(module: str, name: str) -> bool:
-    if module == "builtins":
-        return name in PLAIN
-    if (module, name) == ("_codecs", "encode"):
-        return True
-    return any(module == root or module.startswith(root + ".") for root in TABLES)
-
-
-def read(path: str) -> Any:
-    """A table from pickle or joblib."""
-    from joblib.numpy_pickle import NumpyUnpickler
-
-    class Careful(NumpyUnpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if not _allowed(module, name):
-                raise _Refused(f"{module}.{name}")
-            return super().find_class(module, name)
-
-    with open(path, "rb") as file:
-        return Careful(path, file, ensure_native_byte_order=True).load()
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -69,7 +40,7 @@ def table(value: Any) -> dict[str, Any]:
         "columns": value.shape[1],
         "names": [str(name)[:60] for name in value.columns[:NAMES]],
         "missing": int(value.isna().sum().sum()),
-        "words": words[:NAMES],
+        "words": [word[:60] for word in words[:NAMES]],
     }
 
 
@@ -100,8 +71,8 @@ def model(path: str) -> dict[str, Any]:
                 return {"kind": "broken", "why": f"is no pickle ({str(error)[:80]})"}
     return {
         "kind": "model",
-        "class": asked[0] if asked else "",
-        "asks": sorted({a.split(".")[0] for a in asked})[:NAMES],
+        "class": asked[0][:80] if asked else "",
+        "asks": sorted({a.split(".")[0][:60] for a in asked})[:NAMES],
     }
 
 
@@ -117,14 +88,9 @@ def look(path: str) -> dict[str, Any]:
         if path.endswith((".pkl", ".pickle", ".joblib")):
             return table(read(path))
         return {"kind": "file", "bytes": Path(path).stat().st_size}
-    except _Refused as refused:
+    except Refused as refused:
         return {"kind": "broken", "why": f"asks for {refused}, which no table needs"}
     except (pickle.UnpicklingError, EOFError, ImportError, AttributeError, ValueError, TypeError) as error:
         return {"kind": "broken", "why": f"{type(error).__name__}: {str(error)[:120]}"}
     except (KeyError, IndexError, OSError, MemoryError, RecursionError, UnicodeError) as error:
         return {"kind": "broken", "why": f"{type(error).__name__}: {str(error)[:120]}"}
-
-
-def main(names: list[str]) -> None:
-    found = {name: look(name) for name in names}
-    Path(".look.json").write_text(json.dumps(found))

@@ -1,0 +1,99 @@
+"""The judging room: our own code reads what a model made (tables, results, pickles), inside the sandbox.
+
+The sandbox bounds time, memory and size, so that no file can hold the trainer; the answer is a small JSON object. An
+execution holds either code of a model or the code that judges it, never both: the answer cannot be forged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mafrt.core.errors import EnvError, SandboxError
+from mafrt.sandbox.types import Sandbox
+
+ANSWER = ".answer.json"
+OURS = "judge"
+"""Folder of our modules in the room."""
+MOST_GIVEN_MIB = 192
+MOST_ANSWER_KIB = 4096
+
+_RUN = """
+import json, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, "{ours}")
+import {module} as judging
+answer = json.dumps(judging.{function}(*{arguments!r}))
+open("{answer}", "w").write(answer)
+"""
+
+
+class Undecided(Exception):
+    """Time, memory or size ended the judging: that is about what was judged. The text is a clause."""
+
+
+def judge(
+    sandbox: Sandbox,
+    ours: Mapping[str, bytes],
+    call: tuple[str, str, Sequence[Any]],
+    given: Mapping[str, bytes],
+    *,
+    timeout_s: float = 60.0,
+    memory_mib: int = 2048,
+    most_kib: int = 64,
+) -> dict[str, Any]:
+    """The answer of one of our functions to files that a model made.
+
+    Args:
+        ours: modules by file name, see `sources`.
+        call: module, function, and arguments that `repr` can write.
+        given: the files, which lie in the folder in which it runs.
+        most_kib: size of the answer as JSON.
+
+    Raises:
+        Undecided: a limit was reached; nothing is known but that.
+        EnvError: the sandbox, or our own code, failed.
+    """
+    if sum(map(len, given.values())) > MOST_GIVEN_MIB * 2**20:
+        raise Undecided(f"it has more than {MOST_GIVEN_MIB} MiB")
+    module, function, arguments = call
+    code = _RUN.format(ours=OURS, module=module, function=function, arguments=tuple(arguments), answer=ANSWER)
+    files = {**given, **{f"{OURS}/{name}": text for name, text in ours.items()}}
+    try:
+        done = sandbox.execute(code, files, (ANSWER,), timeout_s, memory_mib)
+    except SandboxError as error:
+        raise EnvError(f"the sandbox failed, so nothing is known about a program's files: {error}") from error
+    if done.status in ("timeout", "memory", "killed"):
+        what = {"timeout": f"took more than {timeout_s:g} s", "memory": f"took more than {memory_mib} MiB of memory"}
+        raise Undecided(f"reading it {what.get(done.status, 'ended the program that reads it')}")
+    data = done.files.get(ANSWER, b"")
+    if done.status != "ok" or not data:
+        why = (done.stderr.strip().splitlines() or [done.status])[-1][:300]
+        if why.startswith("MemoryError"):
+            raise Undecided(f"reading it took more than {memory_mib} MiB of memory")
+        raise EnvError(f"{module}.{function} failed in the judging room: {why}")
+    if len(data) > min(most_kib, MOST_ANSWER_KIB) * 1024:
+        raise Undecided("what is to be said about it is too long")
+    answer = json.loads(data)
+    if not isinstance(answer, dict):
+        raise EnvError(f"{module}.{function} gave a {type(answer).__name__} in the judging room, expected an object")
+    return answer
+
+
+@cache
+def sources(*names: str) -> dict[str, bytes]:
+    """File name -> text of these modules of ours, with packages around them that are empty."""
+    found: dict[str, bytes] = {}
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise EnvError(f"there is no module {name} to judge with")
+        parts = name.split(".")
+        for depth in range(1, len(parts)):
+            found.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
+        found["/".join(parts) + ".py"] = Path(spec.origin).read_bytes()
+    return found
