@@ -35,7 +35,7 @@ SEPARATE_PROCESSES = {
 }
 # These go to the sandbox as text.
 SEPARATE_PROCESSES |= {f"envs/code/inside/{name}.py": {"runs code"} for name in ("asserts", "calls", "stdin")}
-SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "look", "probe")}
+SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "reading")}
 PRINTING = ("scripts/", "scripts/benchmarks/")
 
 
