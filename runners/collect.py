@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mafrt import algorithms
 from mafrt.config.train_config import TrainConfig
+from mafrt.core import records
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout import serialization
 from mafrt.rollout.distributed_rollout import own_slots, play_together
 from mafrt.rollout.dynamic_sampling import resample
 from mafrt.rollout.player import Player, PlayStats
@@ -168,8 +168,8 @@ class Playing:
                 coaching.judge(episodes)
             finally:
                 coaching.save(self.folder)
-            return serialization.pack_verdicts(episodes)
+            return records.pack_verdicts(episodes)
 
         verdicts = self.processes.lead(judge)
         if not self.processes.main:
-            serialization.unpack_verdicts(episodes, verdicts)
+            records.unpack_verdicts(episodes, verdicts)

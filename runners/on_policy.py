@@ -22,6 +22,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
+from mafrt.environment.workers import guarded
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, Ahead, check_async
@@ -84,7 +85,9 @@ class OnPolicy:
         from mafrt.runners.update import Learning
 
         self.rule = resolve_rule(config, team)
-        self.env, self.eval_env = env, eval_env or env
+        timeout_s = config.play.env_timeout_s
+        self.env = env = guarded(env, timeout_s)
+        self.eval_env = env if eval_env is None else guarded(eval_env, timeout_s)
         self.team, self.base, self.config = team, base, config
         self.processes = base.processes
         check_processes(self.processes, config)

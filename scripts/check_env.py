@@ -19,6 +19,8 @@ class CheckSettings:
     """a built-in environment such as math, or package.module:Class"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor: key=value ..., or one JSON object"""
+    env_timeout_s: float | None = 60.0
+    """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
 
 
 COMMAND = Command(
@@ -32,11 +34,11 @@ def check(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    from mafrt.environment.checker import check_env
     from mafrt.environment.registry import make_env
+    from mafrt.environment.workers import check_guarded
 
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
-    check_env(env)
+    check_guarded(env, settings["env_timeout_s"])
     tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"
     print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")
     return 0

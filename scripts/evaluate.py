@@ -52,6 +52,8 @@ def evaluate(argv: Sequence[str]) -> int:
     stored, record = stored_args(loaded)
     below = {name: value for name, value in stored.items() if name not in NOT_CARRIED_OVER}
     settings = COMMAND.read(argv, below=below, record=record)
+    from mafrt.environment.workers import guarded
+
     asked = settings.make(EvaluateSettings)
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
     check_engine(config.engine, {}, {})
@@ -60,6 +62,7 @@ def evaluate(argv: Sequence[str]) -> int:
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(f"output {output} cannot be written; give a file name in a folder that exists.")
     env, team = environment(settings, loaded)
+    env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
     print(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings)
     place(base, team, loaded)

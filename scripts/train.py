@@ -28,6 +28,7 @@ COMMAND = Command(
 def prepare(settings: Settings) -> Stage:
     """Environment and team, checked before the model is loaded."""
     from mafrt.environment.registry import env_names, make_env
+    from mafrt.environment.workers import check_guarded, guarded
 
     name = settings["env"]
     recorded = None if settings.record is None else settings.record.environment
@@ -39,13 +40,12 @@ def prepare(settings: Settings) -> Stage:
         raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
     team = load_team(settings)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
-    env = make_env(name, **kwargs)
+    # Worker processes are forked here, before a model is loaded and its threads begin.
+    env = guarded(make_env(name, **kwargs), settings["env_timeout_s"])
     if settings["check_env"]:
-        from mafrt.environment.checker import check_env
-
-        check_env(make_env(name, **kwargs))
+        check_guarded(make_env(name, **kwargs), settings["env_timeout_s"])
     differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
-    eval_env = make_env(name, **{**kwargs, **differing}) if differing else None
+    eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
     return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short)
 

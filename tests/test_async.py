@@ -85,6 +85,7 @@ def test_two_runs_are_equal_and_a_stopped_one_goes_on_exactly(tmp_path):
 
 def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt(tmp_path):
     class Late(Digits):
+        bounded = True  # it reads a switch in this process
         broken = False
 
         def step(self, actions):

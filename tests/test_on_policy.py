@@ -267,6 +267,7 @@ def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do
 
 def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path):
     class Late(Digits):
+        bounded = True  # it reads a switch in this process
         broken = False
 
         def step(self, actions):

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 from toy import make, settings, train
 
+from mafrt.core import records
 from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
 from mafrt.core.errors import BudgetSpentError, ConfigError, DataError, MafrtError
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
-from mafrt.rollout import serialization
 from mafrt.rollout.distributed_rollout import own_slots
 from mafrt.rollout.task_stream import TaskStream
 from mafrt.runners.checks import check_processes
@@ -311,12 +311,12 @@ def test_episodes_cross_whole_and_bit_for_bit():
     turn.values = [0.1 + 0.2, 1e-300]
     other = Turn("b", [1], [], [], "length", "", 1, 2, 7, coach=Unscored("no answer"))
     episode = Episode("e", "g", [turn, other], outcome=0.5, info={"task": "ash", "level": None})
-    crossed = serialization.unpack(json.loads(json.dumps(serialization.pack(episode))))
+    crossed = records.unpack_episode(json.loads(json.dumps(records.pack_episode(episode))))
     assert crossed == episode and isinstance(crossed.turns[0].coach, Scored)
-    verdicts = json.loads(json.dumps(serialization.pack_verdicts([episode])))
+    verdicts = json.loads(json.dumps(records.pack_verdicts([episode])))
     for one in crossed.turns:
         one.coach = None
-    serialization.unpack_verdicts([crossed], verdicts)
+    records.unpack_verdicts([crossed], verdicts)
     assert crossed == episode
 
 

@@ -15,6 +15,7 @@ from mafrt import algorithms
 from mafrt.coach import make_coach
 from mafrt.config.team import Team
 from mafrt.config.train_config import CoachConfig, TrainConfig
+from mafrt.core import records
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams, Scored, StepResult
@@ -23,7 +24,6 @@ from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
-from mafrt.rollout import serialization
 from mafrt.rollout.player import Player, Start
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
@@ -353,7 +353,7 @@ def test_trees_survive_the_way_between_processes():
     [episode], _, _ = grow(Bids(), {"a": ["1", "9", "4", "3", "2", "8"], "b": ["5", "7", "6"]})
     import json
 
-    assert serialization.unpack(json.loads(json.dumps(serialization.pack(episode)))) == episode
+    assert records.unpack_episode(json.loads(json.dumps(records.pack_episode(episode)))) == episode
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -26,6 +26,7 @@ WORDS = ("ash", "birch", "cedar", "elm", "fir")
 
 class Digits(Env):
     agents = ("first", "second")
+    bounded = True
     num_tasks = len(WORDS)
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:

@@ -73,6 +73,7 @@ class CodeEnv(Env):
         self.tool = PythonTool(sandbox, timeout_s, memory_mib)
         self.grader = Grader(self.tool)
 
+    bounded = True  # programs run in the sandbox, with deadlines
     spawn, fork = spawn_sharing, fork_sharing
 
     def reset(

@@ -108,6 +108,7 @@ class DSBenchEnv(Env):
         self.num_tasks = len(self.tasks)
         self.max_steps = turns * len(ROLES)
 
+    bounded = True  # programs run in the sandbox, with deadlines
     spawn = spawn_sharing
 
     def reset(

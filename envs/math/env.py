@@ -78,6 +78,8 @@ class MathEnv(Env):
         self.rewards, self.last_number = rewards, last_number
         self.blocking = getattr(self.workflow, "uses_tools", False)
         self.tool = PythonTool(sandbox) if self.blocking else None
+        # A workflow of the user's own may hang; the rest has deadlines.
+        self.bounded = type(self.workflow).__module__.startswith("mafrt.") and type(self) is MathEnv
 
     spawn, fork = spawn_sharing, fork_sharing
 

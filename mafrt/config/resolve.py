@@ -177,10 +177,16 @@ def user_line(failure: BaseException) -> str:
     if isinstance(failure, SyntaxError) and failure.filename:
         return f" ({failure.filename}, line {failure.lineno})"
     for frame in reversed(traceback.extract_tb(failure.__traceback__)):
-        file = Path(frame.filename)
-        if not file.is_file():
-            continue  # <string>, <frozen importlib>
-        resolved = file.resolve()
-        if not any(resolved.is_relative_to(folder) for folder in (_LIBRARY, *_PYTHON)):
+        if is_users(frame.filename):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
+
+
+def is_users(filename: str) -> bool:
+    """Whether a frame's file is the user's own: a real file outside mafrt, the standard library and packages."""
+    file = Path(filename)
+    if not file.is_file():
+        return False  # <string>, <frozen importlib>
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return False  # also of another environment that `.pth` files or PYTHONPATH add
+    return not any(file.resolve().is_relative_to(folder) for folder in (_LIBRARY, *_PYTHON))

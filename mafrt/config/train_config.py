@@ -47,6 +47,10 @@ class PlayConfig:
     """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
     sandbox: str = "bwrap"
     """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
+    env_timeout_s: float | None = 60.0
+    """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
+    env_max_lost: float = 0.25
+    """share of a batch's episodes, in [0, 1], that may be lost to errors of the environment before the run stops"""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -56,6 +60,10 @@ class PlayConfig:
             at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:
             at_least(self, 0, "dynamic_sampling_rounds")
+        if self.env_timeout_s is not None and not 0 < self.env_timeout_s < 1e6:
+            raise ConfigError(f"env_timeout_s is {self.env_timeout_s}; choose a value above 0, or none for no limit.")
+        if not 0 <= self.env_max_lost <= 1:
+            raise ConfigError(f"env_max_lost is {self.env_max_lost}; choose a value in [0, 1].")
         if self.async_steps not in (0, 1):
             raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
         if self.temperature <= 0:

@@ -12,7 +12,9 @@ import dataclasses
 import random
 from typing import Any
 
+from mafrt.config.resolve import user_line
 from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.text import brief, error_line
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.contract import agents_problem
@@ -45,8 +47,16 @@ class Findings(list[str]):
 
 
 def check_env(env: Env, *, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Play `env` with scripted agents; raise one EnvError that lists every breach of the contract."""
-    if problems := problems_of(env, seeds=seeds):
+    """Play `env` with scripted agents; raise one EnvError that lists every breach of the contract.
+
+    In this process: one that hangs, hangs here. `mafrt check_env` plays in a worker process, with a deadline.
+    """
+    raise_problems(env, problems_of(env, seeds=seeds))
+
+
+def raise_problems(env: Any, problems: list[str]) -> None:
+    """Raise one EnvError that lists `problems`, if there are any."""
+    if problems:
         name = env.class_name if isinstance(env, Env) else type(env).__name__
         raise EnvError(f"{name} breaks the contract of an environment: " + "; ".join(problems))
 
@@ -55,33 +65,33 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
     """Everything that breaks the contract, one clause each; an empty list if nothing does."""
     if not isinstance(env, Env):
         return [f"it is a {type(env).__name__}, not a mafrt.Env"]
-    env = env.unwrapped
-    missing = [name for name in ("reset", "step") if getattr(type(env), name) is getattr(Env, name)]
+    session, bare = session_of(env), env.unwrapped
+    missing = [name for name in ("reset", "step") if getattr(type(bare), name) is getattr(Env, name)]
     if missing:
         return [f"it does not define {' and '.join(name + '()' for name in missing)}"]
-    if problem := agents_problem(env.agents):
+    if problem := agents_problem(bare.agents):
         return [problem]
-    if problem := _limits_problem(env):
+    if problem := _limits_problem(bare):
         return [problem]
     problems = Findings()
-    agents = env.agents
-    transitions = _TransitionWatch(env)
+    agents = bare.agents
+    transitions = _TransitionWatch(bare)
     try:
         for seed in seeds:
-            _replay(env, seed, problems)
+            _replay(session, seed, problems)
     finally:
         transitions.remove()
     for breach in transitions.problems:
         problems.add(breach)
     # The next checks compare whole episodes, which says nothing more about an environment that cannot repeat itself.
     if not problems:
-        _check_tasks(Session(env), problems)
-        _check_spawn(env, problems)
-        _check_fork(env, problems)
-    if env.agents != agents:
-        problems.add(f"agents changed while playing, from {agents} to {env.agents}")
+        _check_tasks(session, problems)
+        _check_spawn(session, problems)
+        _check_fork(session, problems)
+    if bare.agents != agents:
+        problems.add(f"agents changed while playing, from {agents} to {bare.agents}")
     for _ in range(2):
-        _close(env, problems)
+        _close(bare, problems)
     return problems
 
 
@@ -109,7 +119,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
     return transcript
 
 
-def _replay(env: Env, seed: int, problems: Findings) -> None:
+def _replay(env: Session, seed: int, problems: Findings) -> None:
     """The same seed and the same actions must give the same episode, whatever was played before."""
     first = play(env, seed, action_seed=seed)
     if isinstance(first[-1], str):
@@ -155,18 +165,22 @@ def _check_tasks(env: Session, problems: Findings) -> None:
         seen[names[0]] = task
 
 
-def _check_spawn(env: Env, problems: Findings) -> None:
+def _check_spawn(env: Session, problems: Findings) -> None:
     """Two siblings played in turns must do what each does alone."""
     try:
         left, right = env.spawn(), env.spawn()
+    except EnvError as error:
+        problems.add(str(error))
+        return
     except Exception as error:
-        problems.add(f"spawn() raised {type(error).__name__}: {error}")
+        problems.add(f"spawn() raised {type(error).__name__}: {error_line(error)}{user_line(error)}")
         return
-    if type(left) is not type(env) or left is right or left is env:
-        problems.add(f"spawn() must return a {type(env).__name__} of its own each time, found {left!r}")
+    one, other = left.unwrapped, right.unwrapped
+    if type(one) is not type(env.unwrapped) or one is other or one is env.unwrapped:
+        problems.add(f"spawn() must return a {env.class_name} of its own each time, found {brief(one)}")
         return
-    if left.agents != env.agents:
-        problems.add(f"spawn() gave a sibling with the agents {left.agents} instead of {env.agents}")
+    if one.agents != env.agents:
+        problems.add(f"spawn() gave a sibling with the agents {one.agents} instead of {env.agents}")
         return
     alone = [play(env, seed, action_seed=seed) for seed in (0, 1)]
     together = _interleaved(left, right)
@@ -176,10 +190,10 @@ def _check_spawn(env: Env, problems: Findings) -> None:
         _close(sibling, problems)
 
 
-def _interleaved(left: Env, right: Env) -> list[list[Any]]:
+def _interleaved(left: Session, right: Session) -> list[list[Any]]:
     """`play` with seeds 0 and 1 on two environments, stepped in turns."""
     runs: list[list[Any]] = [[], []]
-    envs, scripts = (Session(left), Session(right)), (random.Random(0), random.Random(1))
+    envs, scripts = (left, right), (random.Random(0), random.Random(1))
     acting: list[dict[str, Any]] = [{}, {}]
     try:
         for i, env in enumerate(envs):
@@ -198,11 +212,10 @@ def _interleaved(left: Env, right: Env) -> list[list[Any]]:
     return runs
 
 
-def _check_fork(env: Env, problems: Findings) -> None:
+def _check_fork(session: Session, problems: Findings) -> None:
     """A fork that the environment makes itself must go on as the episode would have, and leave it alone."""
-    if type(env).fork is Env.fork:
+    if type(session.unwrapped).fork is Env.fork:
         return  # the session plays it again from the start, which has been checked
-    session = Session(env)
     whole = play(session, seed=0)
     for steps in range(len(whole) - 1):
         try:

@@ -153,7 +153,10 @@ class Session(Env):
 
     def spawn(self) -> Session:
         """A session of a fresh sibling."""
-        return Session(self._env.spawn())
+        sibling = self._env.spawn()
+        if not isinstance(sibling, Env):
+            raise EnvError(f"{self.class_name}.spawn() must return a {self.class_name}, found {brief(sibling)}")
+        return Session(sibling, self._watch)
 
     def fork(self) -> Session:
         """A session at the same point of the same episode, which goes on independently.
@@ -170,7 +173,7 @@ class Session(Env):
         if type(self._env).fork is Env.fork:
             return self._played_again(self.spawn())
         with attributed(self._env, "fork"):
-            twin = Session(self._env.fork())
+            twin = Session(self._env.fork(), self._watch)
         twin.done, twin._acting = False, self._acting
         twin._played = copy.copy(self._played)
         twin._played.steps = list(self._played.steps)

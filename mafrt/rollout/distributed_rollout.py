@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mafrt.core import records
 from mafrt.core.distributed import Processes, packed_error, unpacked_error
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout import serialization
 from mafrt.rollout.player import Player, PlayStats, Start
 from mafrt.rollout.task_stream import TaskStream
 
@@ -61,7 +61,7 @@ def play_together(
     mine: dict[str, Any] = {}
     try:
         episodes, stats = player.play(envs[: len(slots)], next_start, interrupted)
-        mine["episodes"] = [serialization.pack(episode) for episode in episodes]
+        mine["episodes"] = [records.pack_episode(episode) for episode in episodes]
         mine["stats"] = {name: getattr(stats, name) for name in _COUNTS}
         mine["last_error"] = None if stats.last_error is None else str(stats.last_error)
     except MafrtError as error:
@@ -76,5 +76,5 @@ def play_together(
     for one in found:
         last = None if one["last_error"] is None else EnvError(one["last_error"])
         together.add(PlayStats(**one["stats"], last_error=last))
-    whole = [serialization.unpack(record) for one in found for record in one["episodes"]]
+    whole = [records.unpack_episode(record) for one in found for record in one["episodes"]]
     return sorted(whole, key=lambda episode: episode.id), together

@@ -187,6 +187,8 @@ class EvaluateSettings:
     """play this environment instead of solving problems; default: what the run was trained on"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor; default: those of the run"""
+    env_timeout_s: float | None = 60.0
+    """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
     tasks: int = 0
     """tasks to play; 0 plays all, or 100 seeds where the environment has no numbered tasks"""
     k: int = 16
