@@ -13,6 +13,7 @@ import ctypes
 import faulthandler
 import gc
 import json
+import logging
 import os
 import random
 import select
@@ -31,6 +32,8 @@ from mafrt.core.text import error_line
 from mafrt.environment.base import Env
 from mafrt.environment.checker import problems_of
 from mafrt.environment.session import Session, attributed
+
+log = logging.getLogger(__name__)
 
 LARGEST = 256 << 20
 """Bytes of one message."""
@@ -189,8 +192,10 @@ def serve(env: Env, channel: socket.socket) -> None:
     while (request := receive(channel)) is not None:
         for handle in request.get("drop", ()):
             if (session := sessions.pop(handle, None)) is not None:
-                with contextlib.suppress(Exception):
+                try:
                     session.close()
+                except Exception as error:
+                    log.warning("%s.close() raised %s: %s", env.class_name, type(error).__name__, error_line(error))
         answer: dict[str, Any]
         try:
             answer = _answer(env, sessions, request, channel)

@@ -225,18 +225,20 @@ class _Pool:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _channels.add(control)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()  # or the child would write the same once more
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()  # or the child would write the same once more
         trainer = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child runs no code that takes a thread's lock
             pid = os.fork()
         if pid == 0:
-            with contextlib.suppress(BaseException):
+            try:
                 for channel in list(_channels):
                     channel.close()
                 run_nursery(self.env, theirs, trainer)
-            os._exit(0)
+            finally:
+                os._exit(0)  # whatever happens, the trainer's code is not gone on with here
         theirs.close()
         self._control = control
         weakref.finalize(self, _end, control, pid, trainer)
