@@ -140,7 +140,7 @@ def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
         raise ConfigError(
             where + "vLLM in this process sleeps while the team learns; use --vllm_servers, or the local engine."
         )
-    if config.learn.importance_cap is None:
+    if config.algorithm.importance_cap is None:
         raise ConfigError(where + "importance_cap is none, which leaves the older samples uncorrected; give a cap.")
     for agent in team.agents:
         top_p = config.play.top_p if agent.top_p is None else agent.top_p

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms
+from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
+from mafrt.algorithms.value_decomposition import Mixed
+from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.team import LoraSpec, Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
@@ -43,10 +46,10 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -
 def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Valuation | Mixing:
     """The critic, or the mixer that takes its place."""
     seed = seed_of(config.run.seed, "critic")
-    if rule.mixer:
-        of = {**algorithms.settings_of(rule.name), **rule.credit}
-        return Mixing(base, config.learn, team.names, rule.mixer, of["gamma"], of["gae_lambda"], seed)
-    return Valuation(base, config.learn, rule.level, seed, central=rule.critic == "transcript")
+    if isinstance(rule.settings, Mixed):
+        return Mixing(base, config.learn, rule.settings, team.names, seed)
+    critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) else None
+    return Valuation(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
 
 
 def rates_of(team: Team, default: float) -> dict[str, float]:
@@ -71,13 +74,8 @@ def make_learner(
         rates,
         config.learn,
         Objective(
-            level=rule.level,
-            clip_low=rule.clip_low,
-            clip_high=rule.clip_high,
-            normalize=rule.normalize,
-            turn_tokens={name: how.max_new_tokens for name, how in sampling.items()} if rule.constant_length else None,
-            kl_coef=config.learn.kl_coef if rule.kl_in == "loss" else 0.0,
-            importance_cap=config.learn.importance_cap,
+            rule.settings,
+            turn_tokens=rule.token_limits if rule.settings.constant_length else None,
             cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
         seed_of(config.run.seed, "learner"),
@@ -110,7 +108,7 @@ def make_player(
     rule: Rule,
     sampling: Mapping[str, SamplingParams],
     window: int,
-    of_credit: Mapping[str, Any],
+    context: CreditContext,
 ) -> Player:
     """Who plays: single turns, or trees of alternatives, of which the rule's credit says what each is worth."""
     if rule.tree_samples == 1:
@@ -123,14 +121,15 @@ def make_player(
         window,
         config.play.reasoning,
         samples=rule.tree_samples,
-        worth=lambda some: algorithms.turn_rewards(some, rule.name, **of_credit),
+        worth=lambda some: algorithms.turn_rewards(some, rule.settings, context),
     )
 
 
-def make_kl_control(config: TrainConfig) -> AdaptiveKL | None:
-    """What steers the weight of the KL penalty to its target; None where it is fixed."""
-    learn = config.learn
-    return None if learn.kl_target is None else AdaptiveKL(learn.kl_coef, learn.kl_target, learn.kl_horizon)
+def make_kl_control(settings: Algorithm) -> AdaptiveKL | None:
+    """Steers the weight of the KL penalty to its target; None where the weight is fixed."""
+    if settings.kl_target is None:
+        return None
+    return AdaptiveKL(settings.kl_coef, settings.kl_target, settings.kl_horizon)
 
 
 def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None = None, *, fsdp: bool = False) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mafrt import algorithms
+from mafrt.algorithms import CreditContext
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import records
 from mafrt.core.errors import EnvError
@@ -49,7 +50,7 @@ class Playing:
         config: all settings.
         rule: whose needs the batches meet.
         player: plays with the adapters of the moment; evaluations use the same one.
-        credit: the credit settings, which tell a group without spread.
+        context: of credit, which tells a group without spread.
         coaching: judges each batch; None without a coach.
         ahead: plays one step behind the learner; None to play when the batch is asked for.
         interrupted: whether the run was asked to stop.
@@ -63,7 +64,7 @@ class Playing:
         config: TrainConfig,
         rule: Rule,
         player: Player,
-        credit: dict[str, Any],
+        context: CreditContext,
         coaching: Coaching | None,
         ahead: Ahead[Batch] | None,
         interrupted: Callable[[], bool],
@@ -71,7 +72,7 @@ class Playing:
     ) -> None:
         play = config.play
         self.env, self.base, self.config, self.rule = env, base, config, rule
-        self.player, self.credit, self.coaching = player, credit, coaching
+        self.player, self.context, self.coaching = player, context, coaching
         self.ahead, self.interrupted, self.folder = ahead, interrupted, folder
         self.blocks = play.n_rollout_threads // play.n_samples
         # Batches that are played in a thread of their own must not share a process group with the learner.
@@ -119,7 +120,7 @@ class Playing:
             episodes,
             stats,
             rounds=self.rule.sampling_rounds,
-            flat=lambda some: algorithms.groups_without_spread(some, self.rule.name, **self.credit),
+            flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
             stream=partial(self._stream, iteration),
             play=partial(self._play_through, player),
             blocks=self.blocks,

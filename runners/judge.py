@@ -60,7 +60,7 @@ class Coaching:
         coach.bind(base, engine)
         self.config, self.team, self.tokenizer = config, team, base.tokenizer
         self.spans = level == "token"
-        self.weight = config.credit.process_weight
+        self.weight = config.algorithm.process_weight
         self.credit: dict[str, Any] = {"coach": True, "decode": self._decode}
         """what the credit settings have to know of it"""
         self.before: dict[str, float] = {}

@@ -7,6 +7,7 @@ checkpoint holds, and why a resumed run repeats exactly what an uninterrupted on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,15 +111,15 @@ class OnPolicy:
         coach = coach or self._own_coach
         if coach is not None:
             coach.load(base)
-        check_tree(env, self.rule.tree_samples, coach if config.credit.process_weight else None)
+        check_tree(env, self.rule.tree_samples, coach if config.algorithm.process_weight else None)
         check_async(config, team, sharded=base.sharded)
         ahead = Ahead[Batch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)
         self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
-        self.coaching = Coaching(coach, config, team, base, self.engine, self.rule.level) if coach else None
-        of_credit = {**self.rule.credit, **(self.coaching.credit if self.coaching else {})}
+        self.coaching = Coaching(coach, config, team, base, self.engine, self.rule.settings.level) if coach else None
+        context = replace(self.rule.context(), **(self.coaching.credit if self.coaching else {}))
         sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, of_credit)
+        self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, context)
         if self.coaching is not None and config.coach.coach_feedback:
             self.player.feedback = self.coaching.feedback
         if self.coaching is not None and isinstance(self.player, TreePlayer):
@@ -130,13 +131,13 @@ class OnPolicy:
             config,
             self.rule,
             self.player,
-            of_credit,
+            context,
             self.coaching,
             ahead,
             lambda: self.stop.requested,
             self.run_dir,
         )
-        self.learning = Learning(base, team, config, self.rule, sampling, self.engine, of_credit, self.coaching)
+        self.learning = Learning(base, team, config, self.rule, sampling, self.engine, context, self.coaching)
         self.state = RunState()
         if resume is not None:
             restore(resume, self.state, base, team, self.learning.valuation, self.learning.learner)

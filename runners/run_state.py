@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
@@ -82,7 +83,8 @@ def _write(
         name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
         for name in team.adapters
     }
-    writers["critic.pth"] = valuation.save
+    if valuation.present:
+        writers["critic.pth"] = valuation.save
     for name, content in tensors.items():
         writers[f"state/{name}"] = lambda path, content=content: atomic_files.save_tensors(path, content)  # type: ignore[misc]
     versions = {name: base.versions[name] for name in team.adapters}
@@ -111,8 +113,8 @@ def restore(
         return
     for name in team.adapters:
         base.load_adapter(name, loaded.adapter(name))
-    if loaded.critic is not None:
-        valuation.load(loaded.critic)
+    if loaded.critic is not None and valuation.present:
+        _load_critic(loaded, loaded.critic, valuation)
     if loaded.checkpoint is None:
         return
     check_base(loaded, base)
@@ -131,6 +133,16 @@ def restore(
             f"The state in {loaded.path} does not fit this team ({type(error).__name__}: {error}); resume with the "
             "team and settings it was saved with, or give a folder with the adapters alone to start from them."
         ) from error
+
+
+def _load_critic(loaded: Loadable, path: Path, valuation: Valuation | Mixing) -> None:
+    """Take over the critic; one beside foreign adapters that cannot be read is set aside, and a fresh one starts."""
+    try:
+        valuation.load(path)
+    except CheckpointError as error:
+        if loaded.checkpoint is not None:
+            raise
+        log.warning("the critic is set aside and a fresh one is trained: %s", error)
 
 
 def check_base(loaded: Loadable, base: SharedBase) -> None:

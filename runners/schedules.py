@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mafrt.algorithms.validation import unknown
+from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ class Cast:
             raise ConfigError(f"agents are {list(agents)}; expected at least one, each named once.")
         for name in frozen:
             if name not in agents:
-                raise unknown("frozen agent", name, agents)
+                raise ConfigError(unknown("frozen agent", name, agents))
         chosen = dict(adapters) if adapters is not None else {name: name for name in agents}
         for name in agents:
             if name not in chosen:
@@ -176,7 +176,7 @@ def make_schedule(
         ConfigError: an unknown name (names the nearest), an interval below 1, or a cast that cannot be.
     """
     if name not in SCHEDULES:
-        raise unknown("schedule", name, SCHEDULES)
+        raise ConfigError(unknown("schedule", name, SCHEDULES))
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
         raise ConfigError(
             f"agent_iteration_interval is {interval!r}; expected a whole number of iterations, 1 or more."

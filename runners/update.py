@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms, engines
+from mafrt.algorithms import CreditContext
 from mafrt.algorithms.happo import CompoundRatio
+from mafrt.config.algorithm import CriticSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode, SamplingParams, Turn
@@ -36,7 +39,7 @@ class Learning:
         rule: what to learn by.
         sampling: how each agent sampled.
         engine: what sampled; the log-probabilities of another one than the base itself are computed again.
-        credit: the settings of `algorithms.assign`.
+        context: of `algorithms.assign`, as far as it is the same in every iteration.
         coaching: what judged the batches; None without a coach.
     """
 
@@ -48,16 +51,16 @@ class Learning:
         rule: Rule,
         sampling: Mapping[str, SamplingParams],
         engine: Engine,
-        credit: Mapping[str, Any],
+        context: CreditContext,
         coaching: Coaching | None,
     ) -> None:
         from mafrt.runners.build import make_kl_control, make_learner, make_valuation
 
         self.base, self.team, self.config, self.rule, self.sampling = base, team, config, rule, sampling
-        self.credit, self.coaching = credit, coaching
+        self.context, self.coaching = context, coaching
         self.valuation = make_valuation(base, team, config, rule)
         self.learner = make_learner(base, team, config, rule, sampling)
-        self.kl = make_kl_control(config)
+        self.kl = make_kl_control(rule.settings)
         self.engine = engine
 
     @property
@@ -78,7 +81,7 @@ class Learning:
             stats: of its play.
             iteration: iterations completed before it.
         """
-        rule, learn = self.rule, self.config.learn
+        rule, settings = self.rule, self.rule.settings
         plan = rule.schedule.plan(iteration)
         self.learner.adapter_of = plan.adapters
         learnt = to_learn(episodes)
@@ -89,12 +92,11 @@ class Learning:
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns)
         stale = staleness(turns, self.base.versions, plan.adapters) if self.config.play.async_steps else {}
-        kl_coef = learn.kl_coef if self.kl is None else self.kl.coef
-        if rule.kl_in == "loss":
+        kl_coef = settings.kl_coef if self.kl is None else self.kl.coef
+        if settings.kl_in == "loss":
             self.learner.kl_coef = kl_coef
-        metrics = algorithms.assign(
-            learnt, rule=rule.name, **{**self.credit, **rule.kl_settings(kl_coef), **features.credit}
-        )
+        context = replace(self.context, kl_coef=kl_coef, **features.credit)
+        metrics = algorithms.assign(learnt, settings, context)
         metrics |= stale
         show_advantages(episodes)
         if foreign:
@@ -104,7 +106,7 @@ class Learning:
         if self.coaching is None or not self.coaching.too_few(episodes):
             if rule.critic is not None:
                 metrics |= self.valuation.update(features, iteration)
-            if iteration >= learn.warmup_steps or rule.critic is None:
+            if not isinstance(settings, CriticSettings) or iteration >= settings.warmup_steps:
                 metrics |= self._update(learnt, plan, iteration)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mafrt.algorithms.registry import ALGORITHMS
+from mafrt.algorithms import ALGORITHMS
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers_credit import assign, reward_rows
 
-from mafrt.algorithms import assign, groups_without_spread
-from mafrt.algorithms.rewards import RewardSettings, reward_rows
+from mafrt.algorithms import groups_without_spread
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Turn
 
@@ -17,8 +17,7 @@ def turn(agent: str = "a", tokens: int = 1, reward: float | None = None, **field
 
 
 def paid(one: Turn, **settings) -> float:
-    wanted = RewardSettings(overlong_buffer=0.4, token_limits=LIMITS, **settings)
-    [[row]], _ = reward_rows([Episode("0", "p", [one])], wanted)
+    [[row]], _ = reward_rows([Episode("0", "p", [one])], overlong_buffer=0.4, **{"token_limits": LIMITS, **settings})
     assert row.token_rewards == {len(one.action_ids) - 1: row.reward}
     return row.reward
 
@@ -65,7 +64,7 @@ def test_groups_without_spread():
 def test_a_shared_sum_counts_the_outcome_once(outcome_to):
     # r1 + r2 + outcome = .25 + .5 + 2 for each of the four turns, whoever the outcome would go to on his own.
     turns = [turn(name, reward=r) for name, r in zip("abab", (0.25, 0.0, 0.0, 0.5), strict=True)]
-    rows, _ = reward_rows([Episode("0", "p", turns, 2.0)], RewardSettings(share="sum", outcome_to=outcome_to))
+    rows, _ = reward_rows([Episode("0", "p", turns, 2.0)], share="sum", outcome_to=outcome_to)
     assert [row.reward for row in rows[0]] == [2.75] * 4
 
 

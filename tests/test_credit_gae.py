@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from helpers_credit import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.algorithms import assign
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn, Unscored
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from helpers_credit import assign
 
-from mafrt.algorithms import assign
 from mafrt.core.types import Episode, Turn
 
 KEYS = ("alpha0", "alpha1", "alpha2", "alpha3")

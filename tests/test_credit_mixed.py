@@ -6,8 +6,8 @@ import math
 import random
 
 import pytest
+from helpers_credit import assign
 
-from mafrt.algorithms import assign
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Turn
 

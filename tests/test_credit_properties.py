@@ -7,10 +7,11 @@ import math
 import random
 
 import pytest
+from helpers_credit import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.algorithms import ALGORITHMS, assign
+from mafrt.algorithms import ALGORITHMS
 from mafrt.core.types import Episode, Scored, Turn, Unscored
 
 DISTINCT = sorted(set(ALGORITHMS) - {"ppo", "mappo", "happo", "dapo", "qmix"})
@@ -94,7 +95,7 @@ def test_nothing_that_is_not_finite_comes_out(rule, episodes):
 @settings(max_examples=10, deadline=None)
 def test_credit_writes_two_fields_only(rule, episodes):
     before = copy.deepcopy(episodes)
-    assign(episodes, rule, beta=0.1) if "reinforce" in rule else assign(episodes, rule)
+    assign(episodes, rule, kl_coef=0.1) if "reinforce" in rule else assign(episodes, rule)
     for t in (t for e in episodes for t in e.turns):
         t.advantages = t.returns = None
     assert episodes == before

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from helpers_credit import assign, reward_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.algorithms import assign
-from mafrt.algorithms.rewards import RewardSettings, reward_rows
+from mafrt.config.algorithm import RewardSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn, Unscored
 
@@ -24,7 +24,7 @@ def decode(ids) -> str:
 
 
 def rewards(episode: Episode, **settings) -> list[float | None]:
-    rows, _ = reward_rows([episode], RewardSettings(**settings))
+    rows, _ = reward_rows([episode], **settings)
     return [None if row.dropped else row.reward for row in rows[0]]
 
 
@@ -91,7 +91,7 @@ def test_spans_are_paid_on_their_last_token():
     # "2+2=4 so 5": "2+2=4" ends at token 4, "so 5" at token 9. 8/10 and 1/10; the environment's 1 on the last token.
     coach = Scored(3.0, spans=(("2+2=4", 8.0), ("so 5", 1.0)))
     rows, lost = reward_rows(
-        [Episode("e", "g", [turn("a", 0, text="2+2=4 so 5", reward=1.0, coach=coach)])], RewardSettings(decode=decode)
+        [Episode("e", "g", [turn("a", 0, text="2+2=4 so 5", reward=1.0, coach=coach)])], decode=decode
     )
     assert rows[0][0].token_rewards == pytest.approx({4: 0.8, 9: 1.1})
     assert rows[0][0].reward == pytest.approx(1.3)
@@ -101,7 +101,7 @@ def test_spans_are_paid_on_their_last_token():
 def test_a_span_that_is_not_there_falls_back_to_the_last_token():
     coach = Scored(3.0, spans=(("nowhere", 8.0), ("", 2.0), ("ab", 5.0)))
     episode = Episode("e", "g", [turn("a", 0, text="abcd", coach=coach)])
-    rows, lost = reward_rows([episode], RewardSettings(decode=decode))
+    rows, lost = reward_rows([episode], decode=decode)
     assert rows[0][0].token_rewards == pytest.approx({1: 0.5, 3: 1.0})
     assert lost == 2
     assert assign([episode], "reinforce_pp")["spans_unlocated"] == 3.0  # no decode: none can be found
@@ -111,9 +111,7 @@ def test_span_ends_where_its_token_ends():
     # Tokens of several characters: "ab" | "cd" | "ef"; "bc" is complete with the second token.
     pieces = ["ab", "cd", "ef"]
     one = turn("a", 0, tokens=3, coach=Scored(0.0, spans=(("bc", 10.0),)))
-    rows, _ = reward_rows(
-        [Episode("e", "g", [one])], RewardSettings(decode=lambda ids: "".join(pieces[i] for i in ids))
-    )
+    rows, _ = reward_rows([Episode("e", "g", [one])], decode=lambda ids: "".join(pieces[i] for i in ids))
     assert rows[0][0].token_rewards == pytest.approx({1: 1.0, 2: 0.0})
 
 
@@ -121,9 +119,7 @@ def test_span_ends_where_its_token_ends():
 @settings(max_examples=100, deadline=None)
 def test_a_span_is_found_where_reading_on_token_by_token_finds_it(pieces, quote):
     one = turn("a", 0, tokens=len(pieces), coach=Scored(0.0, spans=((quote, 10.0),)))
-    rows, lost = reward_rows(
-        [Episode("e", "g", [one])], RewardSettings(decode=lambda ids: "".join(pieces[i] for i in ids))
-    )
+    rows, lost = reward_rows([Episode("e", "g", [one])], decode=lambda ids: "".join(pieces[i] for i in ids))
     ends = [i for i in range(len(pieces)) if quote in "".join(pieces[: i + 1])]
     assert lost == (not ends)
     paid = [i for i, reward in rows[0][0].token_rewards.items() if reward]
@@ -169,7 +165,6 @@ def test_an_unknown_share_makes_the_sum_unknown():
         ({"reward_weight": "1"}, "finite"),
         ({"outcome_veto": 1}, "true or false"),
         ({"share": "all"}, "own, sum"),
-        ({"coach": "yes"}, "coach"),
     ],
 )
 def test_bad_settings_say_what_was_expected(bad, words):

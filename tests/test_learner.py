@@ -9,6 +9,8 @@ import pytest
 import torch
 from helpers_models import tiny_base
 
+from mafrt.algorithms import Algorithm
+from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.team import LoraSpec
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode, Turn
@@ -57,14 +59,14 @@ def make_turns(count=9, seed=0):
     return turns
 
 
-def make_learner(base, config=CONFIG, level="token", temperatures=(1.0, 0.7)):
+def make_learner(base, config=CONFIG, level="token", temperatures=(1.0, 0.7), **settings):
     return Learner(
         base,
         {name: name for name in AGENTS},
         dict(zip(AGENTS, temperatures, strict=True)),
         dict.fromkeys(AGENTS, config.lr),
         config,
-        Objective(level=level),
+        Objective(Algorithm(level=level, **{"importance_cap": None, **settings})),
         seed=3,
     )
 
@@ -219,9 +221,9 @@ def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient():
 
 
 def test_target_kl_ends_the_epochs_early():
-    config = replace(CONFIG, ppo_epoch=20, lr=0.05, target_kl=0.01)
+    config = replace(CONFIG, ppo_epoch=20, lr=0.05)
     base = make_base()
-    learner, turns = make_learner(base, config), make_turns()
+    learner, turns = make_learner(base, config, target_kl=0.01), make_turns()
     learner.recompute_logprobs(turns)
     metrics = learner.update(turns, AGENTS, iteration=0)
     assert 1 < metrics["epochs"] < 20
@@ -272,8 +274,8 @@ def test_gather_and_scatter_are_inverse():
 @pytest.mark.parametrize("level", ["token", "action"])
 def test_the_critic_learns_returns_that_its_features_tell_and_is_cheap_to_repeat(level):
     base, turns = make_base(), make_turns(24)
-    config = LearnConfig(critic_lr=1e-2, critic_epoch=60, value_clip=None)
-    valuation = Valuation(base, config, level, seed=0)
+    critic = ValueHeadSettings(critic_lr=1e-2, critic_epoch=60, value_clip=None)
+    valuation = Valuation(base, LearnConfig(), critic, level, seed=0)
     heat = dict.fromkeys(AGENTS, 1.0)
     episodes = [Episode(f"{index}", "g", [turn]) for index, turn in enumerate(turns)]
     features = valuation.annotate(episodes, heat, values=True, reference=True)
@@ -297,7 +299,7 @@ def test_a_central_critic_reads_what_everybody_said_and_who_speaks():
     assert base.tokenizer.decode(seen[id(second)]) == f"{begin}\nbob: seven\nann:"
     short = central_prompts(episodes, base.tokenizer, 4 + len(second.action_ids))
     assert base.tokenizer.decode(short[id(second)]) == "ann:"
-    valuation = Valuation(base, LearnConfig(), "token", seed=0, central=True)
+    valuation = Valuation(base, LearnConfig(), ValueHeadSettings(), "token", seed=0, central=True)
     with torch.no_grad():  # a fresh head is nearly 0 everywhere, so differences would not show
         valuation.head.out.weight.mul_(1000)
     valuation.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=True)

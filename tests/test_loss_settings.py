@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers_credit import assign
 from test_learner import AGENTS, CONFIG, close, make_base, make_turns
 from test_on_policy import adapters, same
 from test_swap_and_sampling import cut_and_resumed, metrics
 from toy import make, train
 
 from mafrt import algorithms
-from mafrt.algorithms import assign
+from mafrt.algorithms import Algorithm
+from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.errors import ConfigError
@@ -26,7 +28,7 @@ from mafrt.training.policy_objective import Objective
 DUO = Team.of(["a", "b"])
 
 
-def gradients(turns, config=CONFIG, weight=None, **objective):
+def gradients(turns, config=CONFIG, weight=None, cut=frozenset(), **settings):
     """The gradients of one step and its metrics."""
     base, seen = make_base(), {}
     heat = dict(zip(AGENTS, (1.0, 0.7), strict=True))
@@ -36,7 +38,7 @@ def gradients(turns, config=CONFIG, weight=None, **objective):
         heat,
         dict.fromkeys(AGENTS, config.lr),
         config,
-        Objective(**objective),
+        Objective(Algorithm(**{"importance_cap": None, **settings}), cut=cut),
         seed=3,
     )
     for name in AGENTS:
@@ -147,8 +149,8 @@ def test_dual_clip_cuts_the_gradient_of_bad_words_that_became_likely():
         turn.old_logprobs = [logprob - 3.0 for logprob in turn.old_logprobs]
         turn.advantages = [-1.0] * len(turn.action_ids)
     plain, _ = gradients(turns)
-    bounded, _ = gradients(turns, replace(CONFIG, dual_clip=1.5))
-    loose, _ = gradients(turns, replace(CONFIG, dual_clip=30.0))  # e^3 is about 20: nothing to bound
+    bounded, _ = gradients(turns, dual_clip=1.5)
+    loose, _ = gradients(turns, dual_clip=30.0)  # e^3 is about 20: nothing to bound
     assert largest(plain) > 1e-3 and largest(bounded) == 0.0 and close(plain, loose)
 
 
@@ -189,26 +191,26 @@ def spoke(agent="a", index=0, reward=0.0, ref=(-1.0, -1.0), group="g", own=(-0.5
 def test_kl_in_the_reward_by_hand():
     # token by token with lambda 1: A_2 = 1 + .1, A_1 = -.05 + A_2; a turn as one action earns 1 + .05 at once.
     episode = Episode("e", "g", [spoke(reward=1.0)])
-    found = assign([episode], "gae", gae_lambda=1.0, kl_coef=0.1)
+    found = assign([episode], "gae", gae_lambda=1.0, kl_coef=0.1, kl_in="reward")
     assert episode.turns[0].returns == pytest.approx([1.05, 1.1])
     assert found["reward/a"] == pytest.approx(1.05)
-    assign([episode], "gae", gae_lambda=1.0, level="action", kl_coef=0.1)
+    assign([episode], "gae", gae_lambda=1.0, level="action", kl_coef=0.1, kl_in="reward")
     assert episode.turns[0].returns == pytest.approx([1.05, 1.05])
     # a group of one agent: 1.05 against 0 + .1 * ((-.5 + .5) - (-2 + 2)) = 0: mean .525, unbiased std .7425
     other = Episode("f", "g", [spoke(ref=(-0.5, -2.0))])
-    assign([episode, other], "grpo", kl_coef=0.1, eps=0.0)
+    assign([episode, other], "grpo", kl_coef=0.1, kl_in="reward", eps=0.0)
     assert episode.turns[0].advantages[0] == pytest.approx(0.7071, abs=1e-4)
     assert (episode.turns[0].returns[0], other.turns[0].returns[0]) == (pytest.approx(1.05), 0.0)
     # What is paid for divergence is nobody else's: the sum over the team is taken before.
     pair = Episode("p", "g", [spoke(reward=1.0), spoke("b", 1, reward=2.0, ref=(-0.5, -2.0))])
-    assign([pair], "cory", gae_lambda=1.0, kl_coef=0.1)
+    assign([pair], "cory", gae_lambda=1.0, kl_coef=0.1, kl_in="reward")
     assert [turn.returns[0] for turn in pair.turns] == pytest.approx([3.05, 3.0])
 
 
 def test_kl_in_the_reward_is_the_turns_own_in_maporl():
     # Two rounds of a and b; V 0, 1 then 1, 0, every turn with k1 rewards -.05 and .1 (in all .05).
     turns = [spoke("a", 0), spoke("b", 1, 1.0), spoke("a", 2, 1.0), spoke("b", 3)]
-    assign([Episode("e", "g", turns)], "maporl", round_gamma=1.0, kl_coef=0.1, gae_lambda=1.0)
+    assign([Episode("e", "g", turns)], "maporl", round_gamma=1.0, kl_coef=0.1, kl_in="reward", gae_lambda=1.0)
     # R of the first round: (0 + .5) / 2 and (1 + .5) / 2, of the second 1 and 0.
     assert [turn.returns[0] for turn in turns] == pytest.approx([0.3, 0.8, 1.05, 0.05])
     assert [turn.returns[1] for turn in turns] == pytest.approx([0.35, 0.85, 1.1, 0.1])
@@ -219,16 +221,17 @@ def test_reinforce_pp_pays_it_in_the_reward_unless_told_otherwise_and_others_in_
         return resolve_rule(TrainConfig.of(n_rollout_threads=8, kl_coef=0.1, **settings), DUO)
 
     found = rule(algorithm="reinforce_pp")
-    assert found.kl_in == "reward" and found.credit["beta"] == 0.1 and found.reference
-    assert found.kl_settings(0.2) == {"beta": 0.2}
+    assert found.settings.kl_in == "reward" and found.settings.kl_coef == 0.1 and found.reference
     found = rule(algorithm="reinforce_pp", kl_in="loss")
-    assert found.kl_in == "loss" and not found.credit.get("beta") and found.kl_settings(0.2) == {}
+    assert found.settings.kl_in == "loss" and found.reference
     found = rule()
-    assert found.kl_in == "loss" and "kl_coef" not in found.credit and found.reference
+    assert found.settings.kl_in == "loss" and found.reference
     found = rule(kl_in="reward")
-    assert found.credit["kl_coef"] == 0.1 and found.kl_settings(0.2) == {"kl_coef": 0.2}
+    assert found.settings.kl_in == "reward"
     with pytest.raises(ConfigError, match="needs the reference"):
-        algorithms.check_needs("grpo", {"kl_coef": 0.1}, critic=None, samples_per_problem=2, reference=False, agents=1)
+        algorithms.check_needs(
+            algorithms.algorithm("grpo", kl_coef=0.1), critic=None, samples_per_problem=2, reference=False, agents=1
+        )
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp"])
@@ -261,7 +264,8 @@ def test_the_weight_follows_its_target_and_a_resumed_run_goes_on_with_it(kl_in, 
 def critic_norm(**settings) -> float:
     """Norm of the critic's first gradient where it is off by about 100."""
     base, turns = make_base(), make_turns(12)
-    stage = Valuation(base, LearnConfig(critic_epoch=1, max_grad_norm=1e9, **settings), "token", seed=0)
+    critic = ValueHeadSettings(critic_epoch=1, **settings)
+    stage = Valuation(base, LearnConfig(max_grad_norm=1e9), critic, "token", seed=0)
     episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
     features = stage.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
     for turn in turns:
@@ -281,8 +285,8 @@ def test_value_clip_stops_the_critic_where_it_has_moved_far_enough():
 
     def moved(clip) -> float:
         base, turns = make_base(), make_turns(12)
-        config = LearnConfig(critic_lr=1e-3, critic_epoch=150, value_clip=clip, huber_delta=None)
-        stage = Valuation(base, config, "token", seed=0)
+        critic = ValueHeadSettings(critic_lr=1e-3, critic_epoch=150, value_clip=clip, huber_delta=None)
+        stage = Valuation(base, LearnConfig(), critic, "token", seed=0)
         episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
         heat = dict.fromkeys(AGENTS, 1.0)
         features = stage.annotate(episodes, heat, values=True, reference=False)
@@ -302,13 +306,11 @@ def test_value_clip_stops_the_critic_where_it_has_moved_far_enough():
 
 def test_maporls_settings_reach_the_rule_and_no_other_has_them():
     wanted = {"alpha0": 0.1, "alpha1": 0.2, "alpha2": 0.3, "alpha3": 0.4, "round_gamma": 0.5, "right_above": 0.6}
-    found = resolve_rule(TrainConfig.of(n_rollout_threads=8, algorithm="maporl", **wanted), DUO).credit
-    assert {name: found[name] for name in wanted} == wanted
+    found = resolve_rule(TrainConfig.of(n_rollout_threads=8, algorithm="maporl", **wanted), DUO).settings
+    assert {name: getattr(found, name) for name in wanted} == wanted
     for name in wanted:
         with pytest.raises(ConfigError, match=f"'ppo' has no {name}"):
             resolve_rule(TrainConfig.of(n_rollout_threads=8, **{name: 0.5}), DUO)
-        plain = resolve_rule(TrainConfig.of(n_rollout_threads=8, algorithm="maporl"), DUO).credit
-        assert name not in plain
 
 
 def test_a_bonus_moves_other_adapters_than_none(tmp_path):
@@ -343,7 +345,7 @@ def test_a_bonus_moves_other_adapters_than_none(tmp_path):
         ({"importance_cap": 0.0}, "importance_cap is 0.0"),
         ({"huber_delta": -1.0}, "huber_delta is -1.0"),
         ({"kl_in": "rewards"}, "choose one of loss, reward"),
-        ({"round_gamma": 2.0}, "round_gamma is 2.0"),
+        ({"algorithm": "maporl", "round_gamma": 2.0}, "round_gamma is 2.0"),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings, words):

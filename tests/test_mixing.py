@@ -13,6 +13,7 @@ from test_on_policy import adapters, same
 from test_swap_and_sampling import cut_and_resumed
 from toy import make
 
+from mafrt import algorithms
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
@@ -50,7 +51,9 @@ def batch(base, rewards=(0.25, 0.5, 1.0)) -> list[Episode]:
 
 def mixing(kind: str = "qmix", gamma: float = 0.5, td_lambda: float = 0.0, **learn) -> Mixing:
     wanted = {"critic_hidden_size": 16, "critic_lr": 1e-2, "critic_epoch": 4, **learn}
-    return Mixing(tiny_base(), LearnConfig(**wanted), AGENTS, kind, gamma, td_lambda, seed=3)
+    mine = {name: wanted.pop(name) for name in list(wanted) if name not in vars(LearnConfig())}
+    settings = algorithms.algorithm(kind, gamma=gamma, gae_lambda=td_lambda, **mine)
+    return Mixing(tiny_base(), LearnConfig(**wanted), settings, AGENTS, seed=3)
 
 
 def annotate(stage: Mixing, episodes: list[Episode], *, reference: bool = False):
@@ -148,7 +151,7 @@ def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
     from mafrt.training.critic import Valuation
 
     twins = batch(stage.base)
-    Valuation(stage.base, stage.learn, "token", 1).annotate(
+    Valuation(stage.base, stage.learn, None, "token", 1).annotate(
         twins, dict.fromkeys(AGENTS, 1.0), values=False, reference=True
     )
     for one, other in zip(episodes, twins, strict=True):
@@ -292,8 +295,8 @@ def test_what_it_needs_is_said_before_a_model_is_loaded():
     def rule(agents=("a", "b"), **changes):
         return resolve_rule(TrainConfig.of(n_rollout_threads=8, **changes), Team.of(list(agents)))
 
-    assert rule(algorithm="qmix", n_samples=4, gamma=0.9).credit["gamma"] == 0.9
-    assert rule(algorithm="vdn", n_samples=4, gae_lambda=0.5, residual_weight=0.0).credit["residual_weight"] == 0.0
+    assert rule(algorithm="qmix", n_samples=4, gamma=0.9).settings.gamma == 0.9
+    assert rule(algorithm="vdn", n_samples=4, gae_lambda=0.5, residual_weight=0.0).settings.residual_weight == 0.0
     with pytest.raises(ConfigError, match="at least 2 per problem"):
         rule(algorithm="vdn")
     with pytest.raises(ConfigError, match="several agents"):

@@ -29,7 +29,8 @@ def hashes(run: Path) -> dict[str, str]:
     """SHA-256 of everything that must be equal: weights, critic, optimizers, state, and the lines of the run."""
     newest = resolve(run).path
     found = [newest / name for name in ("first", "second", "state")]
-    files = [p for folder in found for p in folder.rglob("*") if p.is_file()] + [newest / "critic.pth"]
+    files = [p for folder in found for p in folder.rglob("*") if p.is_file()]
+    files += [p for p in (newest / "critic.pth",) if p.is_file()]
     files = [p for p in files if p.name != "adapter_config.json"] + [run / name for name in EXACT]
     # Which equal objects a pickle stores once is an accident, so optimizer state is compared by content.
     files.remove(newest / "state" / "optimizers.pt")

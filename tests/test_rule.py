@@ -20,24 +20,24 @@ def resolve(team=DUO, **settings):
 def test_every_algorithm_resolves_with_what_it_needs():
     for name in algorithms.ALGORITHMS:
         rule = resolve(algorithm=name, n_samples=4)
-        assert rule.name == name and rule.schedule.plan(0).agents
-        assert set(rule.credit) <= set(algorithms.settings_of(name))
+        assert rule.name == name.replace("gae", "ppo") and rule.schedule.plan(0).agents
 
 
 def test_presets_hold_until_the_user_says_otherwise():
-    assert resolve(algorithm="marft").level == "action"
-    assert resolve(algorithm="marft", level="token").level == "token"
-    assert resolve(algorithm="ippo").credit.get("bootstrap") is None
-    assert resolve(algorithm="ippo", bootstrap="agent").credit["bootstrap"] == "agent"
-    assert resolve().credit["normalize_advantages"] == "agent"
-    assert resolve(normalize_advantages="none").credit["normalize_advantages"] == "none"
-    assert resolve(algorithm="grpo", n_samples=4).credit["normalize_advantages"] == "none"
-    assert resolve(algorithm="dr_grpo", n_samples=4).constant_length
+    assert resolve(algorithm="marft").settings.level == "action"
+    assert resolve(algorithm="marft", level="token").settings.level == "token"
+    assert resolve(algorithm="ippo").settings.bootstrap == "none"
+    assert resolve(algorithm="ippo", bootstrap="agent").settings.bootstrap == "agent"
+    assert resolve().settings.normalize_advantages == "agent"
+    assert resolve(normalize_advantages="none").settings.normalize_advantages == "none"
+    assert resolve(algorithm="grpo", n_samples=4).settings.normalize_advantages == "none"
+    assert resolve(algorithm="dr_grpo", n_samples=4).settings.constant_length
 
 
 def test_clip_ranges():
-    assert (resolve(clip_param=0.1).clip_low, resolve(clip_param=0.1).clip_high) == (0.1, 0.1)
-    assert resolve(clip_param=0.2, clip_high=0.28).clip_high == 0.28
+    assert (resolve(clip_param=0.1).settings.clip_param, resolve(clip_param=0.1).settings.upper_clip) == (0.1, 0.1)
+    assert resolve(clip_param=0.2, clip_high=0.28).settings.upper_clip == 0.28
+    assert resolve(algorithm="dapo", n_samples=4).settings.upper_clip == 0.28
 
 
 def test_an_interval_makes_it_agent_by_agent():

@@ -67,7 +67,7 @@ def test_optimizer_state_travels_with_the_adapter():
     runner.learning.valuation.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
     from mafrt import algorithms
 
-    algorithms.assign(episodes, rule="cory")
+    algorithms.assign(episodes, rule="cory", normalize_advantages="none")
     before, learner = adapters(runner), runner.learning.learner
     moments = {
         name: [{k: v.clone() for k, v in entry.items()} for entry in learner.optimizers[name].state.values()]
@@ -100,12 +100,12 @@ def test_dapo_clips_higher_and_searches_unless_told_otherwise():
         return resolve_rule(TrainConfig.of(n_rollout_threads=8, n_samples=4, **settings), DUO)
 
     dapo = rule(algorithm="dapo", max_new_tokens=30)
-    assert (dapo.clip_low, dapo.clip_high, dapo.sampling_rounds) == (0.2, 0.28, 3)
-    assert dapo.credit["token_limits"] == {"a": 30, "b": 30}
+    assert (dapo.settings.clip_param, dapo.settings.upper_clip, dapo.sampling_rounds) == (0.2, 0.28, 3)
+    assert dapo.context().token_limits == {"a": 30, "b": 30}
     assert rule(algorithm="dapo", clip_high=0.3, dynamic_sampling_rounds=0).sampling_rounds == 0
-    assert "token_limits" not in rule(algorithm="dapo", overlong_buffer=0.0).credit
+    assert rule(algorithm="dapo", overlong_buffer=0.0).settings.overlong_buffer == 0.0
     assert rule(algorithm="grpo").sampling_rounds == 0
-    assert rule(algorithm="grpo", dynamic_sampling_rounds=2, overlong_buffer=0.5).credit["overlong_buffer"] == 0.5
+    assert rule(algorithm="grpo", dynamic_sampling_rounds=2, overlong_buffer=0.5).settings.overlong_buffer == 0.5
     with pytest.raises(ConfigError, match="n_samples is 1"):
         resolve_rule(TrainConfig.of(algorithm="ppo", dynamic_sampling_rounds=1), DUO)
 

@@ -365,10 +365,10 @@ def resolve(**changes):
 
 def test_at_grpo_grows_trees_unless_it_is_given_samples_to_compare():
     tree = resolve(algorithm="at_grpo")
-    assert tree.tree_samples == 4 and tree.credit["outcome_to"] == "end"
+    assert tree.tree_samples == 4 and tree.settings.outcome_to == "end"
     assert resolve(algorithm="at_grpo", tree_samples=8).tree_samples == 8
     parallel = resolve(algorithm="at_grpo", n_samples=4)
-    assert parallel.tree_samples == 1 and "outcome_to" not in parallel.credit
+    assert parallel.tree_samples == 1 and parallel.settings.outcome_to == "all"
     assert resolve(algorithm="grpo", n_samples=4).tree_samples == 1
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from helpers_models import tiny_base
 
+from mafrt import algorithms
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import StepResult
@@ -60,7 +61,9 @@ def settings(**changes: Any) -> TrainConfig:
         "lora_alpha": 8.0,
         "critic_hidden_size": 16,
     }
-    return TrainConfig.of(**{**wanted, **changes})
+    known = algorithms.ALGORITHMS[changes.get("algorithm", "ppo")].settings()
+    critic = {"critic_lr", "critic_hidden_size"} - known.keys()  # a rule without a critic has no use for them
+    return TrainConfig.of(**{**{name: value for name, value in wanted.items() if name not in critic}, **changes})
 
 
 def make(run_dir: Path | None = None, load_path: Path | None = None, **changes: Any) -> OnPolicy:

@@ -1,6 +1,6 @@
-"""Credit: who gets how much of what the team earned.
+"""Credit: each turn's share of the team's reward, and the losses made of it.
 
-    metrics = credit.assign(episodes, rule="gae", gamma=1.0, gae_lambda=0.95)
+    metrics = algorithms.assign(episodes, "ppo", gamma=1.0, gae_lambda=0.95)
 
 fills `turn.advantages` and `turn.returns`, one number per action token, and returns metrics. A turn that is out of
 the loss has None in both. Nothing else is changed, no model and no network is needed, and the order of the episodes
@@ -14,33 +14,74 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.normalize import credit_metrics, normalize
-from mafrt.algorithms.registry import ALGORITHMS, RULES, Algorithm, algorithm, check_needs
-from mafrt.algorithms.rewards import RewardSettings, reward_rows
+from mafrt.algorithms.rewards import CreditContext, Row, reward_rows
 from mafrt.algorithms.stats import mean, no_spread
-from mafrt.algorithms.validation import choice, unknown
+from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
+from mafrt.config.resolve import user_line
+from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import Episode
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CreditContext",
+    "Row",
+    "Trajectories",
     "algorithm",
     "assign",
     "check_needs",
     "groups_without_spread",
-    "settings_of",
+    "register_algorithm",
+    "structural",
     "turn_rewards",
 ]
 
 
-def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> dict[str, float]:
+class _Presets(Mapping[str, Algorithm]):
+    """Every registered algorithm with its own defaults, by name."""
+
+    def __getitem__(self, name: str) -> Algorithm:
+        if name not in REGISTRY:
+            raise KeyError(name)
+        return algorithm(name)
+
+    def __iter__(self) -> Any:
+        return iter(REGISTRY.names())
+
+    def __len__(self) -> int:
+        return len(REGISTRY.names())
+
+
+ALGORITHMS: Mapping[str, Algorithm] = _Presets()
+
+
+def algorithm(name: str, **settings: Any) -> Algorithm:
+    """The algorithm of a name or `package.module:Class`, with settings in place of its defaults.
+
+    Raises:
+        ConfigError: there is none (names the nearest), a setting that it does not use, or a bad value.
+    """
+    found = make_algorithm(name, settings)
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"algorithm {name}: {type(found).__name__} has no credit(); inherit from Algorithm.")
+    return found
+
+
+def assign(
+    episodes: Sequence[Episode],
+    rule: str | Algorithm = "ppo",
+    context: CreditContext | None = None,
+    **settings: Any,
+) -> dict[str, float]:
     """Fill the advantages and returns of every turn.
 
     Args:
         episodes: the global batch. `turn.values` must be filled for rules with a critic.
-        rule: a name of `ALGORITHMS`.
-        settings: of the rule, of the rewards (`RewardSettings`), and `normalize_advantages` (none, batch or agent),
-            which centres and scales the finished advantages, token by token. They go before the preset's.
+        rule: an algorithm, or the name of one.
+        context: facts about the batch that are no settings.
+        settings: of the algorithm, in place of its own; or of the context.
 
     Returns:
         `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, `ref_kl/AGENT` (where
@@ -49,24 +90,46 @@ def assign(episodes: Sequence[Episode], rule: str = "gae", **settings: Any) -> d
 
     Raises:
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
-            reference.
+            reference, or an error in one's own `credit` (names file and line).
     """
-    run, _ = RULES[algorithm(rule).family]
-    rule_settings, rewarding, how = _read(rule, settings)
-    trajectories, spans_lost = reward_rows(episodes, rewarding)
-    metrics = run(trajectories, rule_settings)
+    chosen, about = _resolve(rule, context, settings)
+    kl_coef = chosen.kl_coef if about.kl_coef is None else about.kl_coef
+    trajectories, spans_lost = reward_rows(
+        episodes, chosen, about, kl_coef=kl_coef if chosen.kl_in == "reward" else 0.0
+    )
+    metrics = _credit(chosen, trajectories, about)
     rows = [row for trajectory in trajectories for row in trajectory]
     for row in rows:
         numbers = (*(row.turn.advantages or ()), *(row.turn.returns or ()))
         if not all(map(math.isfinite, numbers)):
             row.drop("nonfinite")
     metrics |= credit_metrics(rows) | {"spans_unlocated": float(spans_lost)}
-    # Afterwards, since a normalised deviation is 1 and would tell nobody anything.
-    normalize(rows, how, by_turn=getattr(rule_settings, "level", "token") == "action")
+    # After the metrics: a normalised deviation is 1 and carries no information.
+    normalize(rows, chosen.normalize_advantages, by_turn=_by_turn(chosen))
     return metrics
 
 
-def groups_without_spread(episodes: Sequence[Episode], rule: str, **settings: Any) -> list[str]:
+def _credit(chosen: Algorithm, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+    """`credit` of the algorithm; an error in a user's own becomes one sentence."""
+    try:
+        return dict(chosen.credit(trajectories, context))
+    except MafrtError:
+        raise
+    except Exception as error:
+        where = user_line(error)
+        if not where:
+            raise
+        raise ConfigError(f"algorithm {chosen.name}: credit() raised {type(error).__name__}: {error}{where}") from error
+
+
+def _by_turn(chosen: Algorithm) -> bool:
+    """Whether all tokens of a turn share one advantage, so that turns are weighed alike and not tokens."""
+    return chosen.level == "action" and chosen.critic is not None and chosen.mixer is None
+
+
+def groups_without_spread(
+    episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
+) -> list[str]:
     """Groups that can teach nothing: all samples are worth the same, or fewer than two are of known worth. Sorted.
 
     A sample's worth is the mean reward of its turns, the overlong penalty left out: DAPO (2503.14476, eq. 11) asks
@@ -74,8 +137,8 @@ def groups_without_spread(episodes: Sequence[Episode], rule: str, **settings: An
     the divergence from the reference. Takes what `assign` takes, and like it leaves advantages and returns to be
     filled.
     """
-    _, rewarding, _ = _read(rule, settings)
-    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, overlong_buffer=0.0, kl_coef=0.0))
+    chosen, about = _resolve(rule, context, settings)
+    trajectories, _ = reward_rows(episodes, dataclasses.replace(chosen, overlong_buffer=0.0), about)
     worth: dict[str, list[float]] = {episode.group: [] for episode in episodes}
     for episode, rows in zip(episodes, trajectories, strict=True):
         known = [row.reward for row in rows if row.dropped is None]
@@ -84,43 +147,68 @@ def groups_without_spread(episodes: Sequence[Episode], rule: str, **settings: An
     return sorted(group for group, numbers in worth.items() if len(numbers) < 2 or no_spread(numbers))
 
 
-def turn_rewards(episodes: Sequence[Episode], rule: str, **settings: Any) -> list[list[float | None]]:
+def turn_rewards(
+    episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
+) -> list[list[float | None]]:
     """The reward of each turn of each episode, as `assign` would see it; None where it is not known.
 
-    A penalty for the divergence from the reference is left out. Takes what `assign` takes, and like it leaves
-    advantages and returns to be filled.
+    The KL penalty is left out. Takes what `assign` takes, and like it leaves advantages and returns to be filled.
     """
-    _, rewarding, _ = _read(rule, settings)
-    trajectories, _ = reward_rows(episodes, dataclasses.replace(rewarding, kl_coef=0.0))
+    chosen, about = _resolve(rule, context, settings)
+    trajectories, _ = reward_rows(episodes, chosen, about)
     return [[None if row.dropped else row.reward for row in rows] for rows in trajectories]
 
 
-def _read(rule: str, settings: Mapping[str, Any]) -> tuple[Any, RewardSettings, str]:
-    """The settings of the rule and of the rewards, and `normalize_advantages`: the preset's, where not given."""
-    preset = algorithm(rule)
-    kind = RULES[preset.family][1]
-    chosen = {**preset.credit, **settings}
-    how = chosen.pop("normalize_advantages", "none")
-    choice("normalize_advantages", how, ("none", "batch", "agent"))
-    own, rewarding = _names(kind), _names(RewardSettings)
-    for name in chosen:
-        if name not in own | rewarding:
-            raise unknown(f"setting of rule {rule!r}", name, own | rewarding | {"normalize_advantages"})
-    return (
-        kind(**{k: v for k, v in chosen.items() if k in own}),
-        RewardSettings(**{k: v for k, v in chosen.items() if k in rewarding}),
-        how,
-    )
+def _resolve(
+    rule: str | Algorithm, context: CreditContext | None, settings: Mapping[str, Any]
+) -> tuple[Algorithm, CreditContext]:
+    """The algorithm and the context, with `settings` sorted into the two."""
+    about = context or CreditContext()
+    names = {item.name for item in dataclasses.fields(CreditContext)} - {"kl_coef"}
+    of_context = {name: value for name, value in settings.items() if name in names}
+    own = {name: value for name, value in settings.items() if name not in names}
+    chosen = algorithm(rule, **own) if isinstance(rule, str) else make_algorithm(rule, own)
+    assert isinstance(chosen, Algorithm)
+    return chosen, dataclasses.replace(about, **of_context)
 
 
-def settings_of(rule: str) -> dict[str, Any]:
-    """Every setting of a rule with its default in that preset."""
-    preset = algorithm(rule)
-    kinds = (RULES[preset.family][1], RewardSettings)
-    defaults = {f.name: f.default for kind in kinds for f in dataclasses.fields(kind)}
-    return {**defaults, "normalize_advantages": "none", **preset.credit}
+def check_needs(
+    rule: str | Algorithm,
+    *,
+    critic: str | None,
+    samples_per_problem: int,
+    reference: bool,
+    agents: int,
+) -> None:
+    """Refuse an algorithm whose needs are not met, before any model is loaded.
 
+    Args:
+        rule: the algorithm, or its name.
+        critic: input of the run's critic ("context" or "transcript"), None without one.
+        samples_per_problem: episodes that share a group.
+        reference: whether `ref_logprobs` are filled.
+        agents: size of the team.
 
-def _names(kind: type) -> set[str]:
-    """Names of a settings class's fields."""
-    return {f.name for f in dataclasses.fields(kind)}
+    Raises:
+        ConfigError: a critic, groups, a reference or several agents are needed and not there.
+    """
+    chosen = algorithm(rule) if isinstance(rule, str) else rule
+    name = chosen.name
+    if chosen.critic and not critic:
+        raise ConfigError(f"algorithm {name!r} needs a critic and the run has none; turn it on, or take 'grpo'.")
+    if chosen.critic == "transcript" and critic != "transcript":
+        raise ConfigError(
+            f"algorithm {name!r} needs a critic that reads the whole transcript and the run's reads the turn's own "
+            "context; make it central, or take 'ppo'."
+        )
+    if chosen.needs_groups and samples_per_problem < 2:
+        raise ConfigError(
+            f"algorithm {name!r} compares the samples of one problem and gets {samples_per_problem} of each; "
+            "ask for at least 2 per problem (--n_samples 8), or take 'ppo'."
+        )
+    if chosen.needs_several_agents and agents < 2:
+        raise ConfigError(f"algorithm {name!r} needs several agents and the team has {agents}; take 'ppo'.")
+    if chosen.kl_coef and not reference:
+        raise ConfigError(
+            f"algorithm {name!r} with a KL penalty needs the reference's log-probs; turn them on, or set kl_coef to 0."
+        )

@@ -21,35 +21,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.base import Algorithm, Trajectories
+from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import explained_variance
-from mafrt.algorithms.validation import choice, number
+from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class GaeSettings:
-    """Settings of `gae`."""
+class Gae(Algorithm, ValueHeadSettings):
+    """Generalised advantage estimation: the estimator of PPO and its relatives."""
 
     gamma: float = 1.0
-    """Discount per step: a token or a turn, as `level` says."""
+    """discount per step: a token or a turn, as level says"""
     gae_lambda: float = 0.95
-    """Weight of later residuals: 0 trusts the critic, 1 the rewards."""
-    level: Literal["token", "action"] = "token"
-    """What a step is."""
+    """lambda of generalised advantage estimation: 0 trusts the critic, 1 the rewards"""
     bootstrap: Literal["none", "agent", "team"] = "team"
-    """What follows a turn's last step."""
+    """successor of a turn: none, the same agent's next turn, or the team's"""
+    normalize_advantages: Literal["none", "batch", "agent"] = "agent"
+
+    critic: ClassVar[Literal["context", "transcript"] | None] = "context"
 
     def __post_init__(self) -> None:
-        number("gamma", self.gamma, 0.0, 1.0)
-        number("gae_lambda", self.gae_lambda, 0.0, 1.0)
-        choice("level", self.level, ("token", "action"))
-        choice("bootstrap", self.bootstrap, ("none", "agent", "team"))
+        super().__post_init__()
+        within(self, 0, 1, "gamma", "gae_lambda")
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return gae(trajectories, self)
 
 
-def gae(trajectories: Sequence[Sequence[Row]], settings: GaeSettings) -> dict[str, float]:
+def gae(trajectories: Sequence[Sequence[Row]], settings: Gae) -> dict[str, float]:
     """Fill advantages and returns of all rows from their rewards and `turn.values`.
 
     Raises:
@@ -91,7 +95,7 @@ def _values(row: Row, level: str) -> list[float]:
     return values
 
 
-def _walk(chain: list[Row], settings: GaeSettings) -> None:
+def _walk(chain: list[Row], settings: Gae) -> None:
     """Backwards over one chain. `next_value` is None where the value that follows is not known."""
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
@@ -109,10 +113,11 @@ def _walk(chain: list[Row], settings: GaeSettings) -> None:
             next_value, next_advantage, carried = (values[0] if math.isfinite(values[0]) else None), 0.0, 0.0
             continue
         steps = len(values)
-        rewards = row.token_rewards if settings.level == "token" else {0: row.reward}
+        token_level = settings.level == "token"
         advantages = [0.0] * steps
         for step in reversed(range(steps)):
-            reward = rewards.get(step, 0.0) + (carried if step == steps - 1 else 0.0)
+            reward = row.paid(step) if token_level else row.reward
+            reward += carried if step == steps - 1 else 0.0
             delta = reward + settings.gamma * next_value - values[step]
             next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
             advantages[step], next_value = next_advantage, values[step]

@@ -19,45 +19,50 @@ loss as a whole, because no return that runs over that turn is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.group_relative import GroupTally, drop_incomplete, relative
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import total
-from mafrt.algorithms.validation import choice, number
+from mafrt.config.schema import at_least, check_choice, within
 from mafrt.core.types import Turn
 
 Anchor = Callable[[Turn], Any]
 
 
 @dataclass(frozen=True)
-class GigpoSettings:
-    """Settings of `gigpo`."""
+class GigpoBase(Algorithm):
+    """Group-in-group advantages."""
 
     gamma: float = 0.95
-    """Discount per turn of the step returns."""
+    """discount per step: a turn of the step returns"""
     step_weight: float = 1.0
-    """Weight of the step part (the paper's omega)."""
-    norm: Literal["mean", "mean_std"] = "mean_std"
-    """Subtract the group's mean, or also divide by its standard deviation."""
+    """weight of the step part (the paper's omega)"""
+    norm: Literal["mean", "mean_std"] = structural("mean_std")
+    """subtract the group's mean, or also divide by its standard deviation"""
     similarity: float = 1.0
-    """Share of an anchor that must agree to count as the same; 1 asks for identity."""
-    anchor: Anchor | None = None
-    """A turn's anchor state, a string or a tuple; None: its `prompt_ids`."""
-    eps: float = 1e-6
-    """Added to the standard deviation."""
+    """share of an anchor that must agree to count as the same; 1 asks for identity"""
+    anchor: Anchor | None = field(default=None, metadata={"flag": False})
+    """a turn's anchor state, a string or a tuple; None: its `prompt_ids`"""
+    eps: float = structural(1e-6)
+    """added to the standard deviation"""
+
+    needs_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number("gamma", self.gamma, 0.0, 1.0)
-        number("step_weight", self.step_weight)
-        number("similarity", self.similarity, 0.0, 1.0)
-        number("eps", self.eps, 0.0)
-        choice("norm", self.norm, ("mean", "mean_std"))
+        super().__post_init__()
+        within(self, 0, 1, "gamma", "similarity")
+        at_least(self, 0, "eps")
+        check_choice("norm", self.norm, ("mean", "mean_std"))
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return gigpo(trajectories, self)
 
 
-def gigpo(trajectories: Sequence[Sequence[Row]], settings: GigpoSettings) -> dict[str, float]:
+def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     """Fill advantages and returns (the discounted step return) of all rows in the loss."""
     drop_incomplete(trajectories)
     complete = [rows for rows in trajectories if rows and rows[0].dropped is None]
@@ -91,7 +96,7 @@ def gigpo(trajectories: Sequence[Sequence[Row]], settings: GigpoSettings) -> dic
     return tally.metrics() | steps.metrics("anchors")
 
 
-def _anchor_names(rows: Sequence[Row], settings: GigpoSettings) -> dict[int, tuple[Hashable, ...]]:
+def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[int, tuple[Hashable, ...]]:
     """Identity of each row's step group: problem, agent and the anchor (its cluster's first member)."""
     read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
     keys = {id(row): (row.group, row.turn.agent, read(row.turn)) for row in rows}

@@ -24,40 +24,48 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.base import Algorithm, Trajectories, structural
+from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, no_spread, std, total
-from mafrt.algorithms.validation import choice, flag, number
+from mafrt.config.schema import at_least, check_bool, check_choice
 
 
 @dataclass(frozen=True)
-class GroupSettings:
-    """Settings of the group rules."""
+class GroupRelative(Algorithm):
+    """Group-relative advantages: the estimator of GRPO and its relatives."""
 
-    unit: Literal["trajectory", "row"] = "trajectory"
-    """What one sample is."""
-    group: Literal["problem", "agent", "turn"] = "problem"
-    """Whom a sample is compared with: all of the problem, the same agent's, or the same agent's at the same turn."""
-    scale: bool = True
-    """Divide by the unbiased standard deviation + `eps`."""
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the group's mean, or the mean of the others."""
-    reduce: Literal["mean", "sum"] = "mean"
-    """A trajectory's reward from its rows'. With "sum", one row of unknown reward takes the trajectory out."""
-    eps: float = 1e-6
-    """Added to the standard deviation."""
+    outcome_to: Literal["last", "end", "each", "all"] = "all"
+    unit: Literal["trajectory", "row"] = structural("trajectory")
+    """a sample: a trajectory, or one turn"""
+    group: Literal["problem", "agent", "turn"] = structural("problem")
+    """samples that are compared: of the problem, also of the same agent, also of the same turn"""
+    scale: bool = structural(True)
+    """divide by the unbiased standard deviation + `eps`"""
+    baseline: Literal["mean", "leave_one_out"] = structural("mean")
+    """subtract the group's mean, or the mean of the others"""
+    reduce: Literal["mean", "sum"] = structural("mean")
+    """a trajectory's reward from its rows'; with "sum", one row of unknown reward takes the trajectory out"""
+    eps: float = structural(1e-6)
+    """added to the standard deviation"""
+
+    needs_groups: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        choice("unit", self.unit, ("trajectory", "row"))
-        choice("group", self.group, ("problem", "agent", "turn"))
-        choice("baseline", self.baseline, ("mean", "leave_one_out"))
-        choice("reduce", self.reduce, ("mean", "sum"))
-        flag("scale", self.scale)
-        number("eps", self.eps, 0.0)
+        super().__post_init__()
+        check_choice("unit", self.unit, ("trajectory", "row"))
+        check_choice("group", self.group, ("problem", "agent", "turn"))
+        check_choice("baseline", self.baseline, ("mean", "leave_one_out"))
+        check_choice("reduce", self.reduce, ("mean", "sum"))
+        check_bool("scale", self.scale)
+        at_least(self, 0, "eps")
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return group(trajectories, self)
 
 
-def group(trajectories: Sequence[Sequence[Row]], settings: GroupSettings) -> dict[str, float]:
+def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, float]:
     """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""
     if settings.unit == "trajectory" and settings.reduce == "sum":
         drop_incomplete(trajectories)
@@ -125,7 +133,7 @@ class GroupTally:
         return found | each
 
 
-def drop_incomplete(trajectories: Sequence[Sequence[Row]]) -> None:
+def drop_incomplete(trajectories: Trajectories) -> None:
     """Take every trajectory out whose total is unknown because one of its turns' rewards is."""
     for rows in trajectories:
         gone = next((row.dropped for row in rows if row.dropped), None)

@@ -14,12 +14,35 @@ Statistics are detached 0-d tensors holding sums (or a maximum); `mean_stats` me
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 Stats = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    """The action tokens of one adapter in one micro-batch, as its policy loss sees them. `[n]` each."""
+
+    logprobs: Tensor
+    """under the current weights, differentiable"""
+    old_logprobs: Tensor
+    """under the weights that the update starts from"""
+    advantages: Tensor
+    denominator: float
+    """tokens (or turns at action level) of the adapter in the whole mini-batch"""
+    turn: Tensor
+    """number of each token's turn, long"""
+    words: Tensor
+    """words of each token's turn, long"""
+    weights: Tensor | None = None
+    """factors without gradient: truncated importance weights, HAPPO's M"""
+    ref_logprobs: Tensor | None = None
+    """under the base without adapter; None where nothing reads the reference"""
+
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before exp, as in verl: e^20 is far outside every clip, and still finite."""

@@ -29,54 +29,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mafrt.algorithms.gae import GaeSettings, gae
+from mafrt.algorithms.base import Trajectories
+from mafrt.algorithms.gae import Gae, gae
 from mafrt.algorithms.group_relative import drop_incomplete
 from mafrt.algorithms.happo import joint_steps_of
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.rewards import CreditContext
 from mafrt.algorithms.stats import mean, total
-from mafrt.algorithms.validation import number
+from mafrt.config.schema import within
 
 Round = dict[str, float]
 """Agent -> score of its turn in the round."""
 
 
 @dataclass(frozen=True)
-class MaporlSettings:
-    """Settings of `maporl`; the first four are those of `gae`."""
+class MaporlBase(Gae):
+    """MAPoRL's reward over rounds, in front of `gae`."""
 
-    gamma: float = 1.0
-    """Discount per step within a turn: a token, or the turn, as `level` says."""
-    gae_lambda: float = 0.95
-    """Weight of later residuals within a turn."""
-    level: Literal["token", "action"] = "token"
-    """What a step is."""
+    outcome_to: Literal["last", "end", "each", "all"] = "all"
     bootstrap: Literal["none", "agent", "team"] = "none"
-    """What follows a turn. R looks ahead by itself, so anything but none counts later rounds twice."""
     round_gamma: float = 1.0
-    """Discount per round."""
+    """discount per round, in [0, 1]"""
     alpha0: float = 0.0
-    """Weight of the agent's own change where most peers were right before."""
+    """weight of an agent's own change where most peers were right the round before"""
     alpha1: float = 0.0
-    """Weight of the agent's own change where most peers were wrong before."""
+    """weight of an agent's own change where most peers were wrong"""
     alpha2: float = 0.0
-    """Weight of the peers' next change where most of them are right now."""
+    """weight of the peers' next change where most of them are right now"""
     alpha3: float = 0.0
-    """Weight of the peers' next change where most of them are wrong now."""
+    """weight of the peers' next change where most of them are wrong now"""
     right_above: float = 0.5
-    """Mean score of the peers from which they count as right."""
+    """mean score of the peers from which they count as right"""
 
     def __post_init__(self) -> None:
-        self.gae()
-        number("round_gamma", self.round_gamma, 0.0, 1.0)
-        for name in ("alpha0", "alpha1", "alpha2", "alpha3", "right_above"):
-            number(name, getattr(self, name))
+        super().__post_init__()
+        within(self, 0, 1, "round_gamma")
 
-    def gae(self) -> GaeSettings:
-        """The settings of the second half."""
-        return GaeSettings(self.gamma, self.gae_lambda, self.level, self.bootstrap)
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return maporl(trajectories, self)
 
 
-def maporl(trajectories: Sequence[Sequence[Row]], settings: MaporlSettings) -> dict[str, float]:
+def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]:
     """Reshape all rewards, then fill advantages and returns as `gae` does."""
     drop_incomplete(trajectories)
     bonuses: list[float] = []
@@ -92,10 +84,9 @@ def maporl(trajectories: Sequence[Sequence[Row]], settings: MaporlSettings) -> d
             bonuses.append(bonus)
             score = _ahead(rounds, t, row.turn.agent, settings.round_gamma) + bonus
             # A divergence from the reference is the turn's own: no other round is paid for it.
-            row.reward, row.token_rewards = score + total(row.kl_rewards), dict(enumerate(row.kl_rewards))
-            last = max(len(row.turn.action_ids) - 1, 0)
-            row.token_rewards[last] = row.token_rewards.get(last, 0.0) + score
-    return gae(trajectories, settings.gae()) | ({"round_bonus": mean(bonuses)} if bonuses else {})
+            row.reward = score + total(row.kl_rewards)
+            row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): score}
+    return gae(trajectories, settings) | ({"round_bonus": mean(bonuses)} if bonuses else {})
 
 
 def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:
@@ -105,7 +96,7 @@ def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:
     return total(w * score for w, score in zip(weights, scores, strict=True)) / total(weights)
 
 
-def _bonus(rounds: Sequence[Round], t: int, agent: str, settings: MaporlSettings) -> float:
+def _bonus(rounds: Sequence[Round], t: int, agent: str, settings: MaporlBase) -> float:
     """What the agent earns for how its own answer changed and how its peers' answers change next."""
     bonus = 0.0
     if t > 0 and agent in rounds[t - 1] and (peers := _others(rounds[t - 1], agent)):

@@ -1,6 +1,6 @@
 """`reinforce_pp` and `reinforce_pp_baseline`: per-token rewards, no critic, one normalisation per agent.
 
-    r_s = -beta * (log pi - log pi_ref)_s, and the turn's reward, clipped to +-reward_clip, on its last token
+    r_s = -kl_coef * (log pi - log pi_ref)_s, and the turn's reward, clipped to +-reward_clip, on its last token
     A_t = sum_{s >= t} gamma^(s - t) r_s within the turn
     A  <- (A - mean) / (std + eps) over all action tokens of the agent in the global batch
 
@@ -19,45 +19,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.group_relative import GroupTally
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, standardise, total
-from mafrt.algorithms.validation import choice, flag, number
-from mafrt.core.errors import ConfigError
+from mafrt.config.schema import at_least, check_bool, check_choice, within
 
 
 @dataclass(frozen=True)
-class ReinforceSettings:
-    """Settings of `reinforce_pp` and `reinforce_pp_baseline`."""
+class Reinforce(Algorithm):
+    """REINFORCE++: per-token returns within a turn."""
 
+    outcome_to: Literal["last", "end", "each", "all"] = "all"
+    kl_in: Literal["loss", "reward"] = "reward"
     gamma: float = 1.0
-    """Discount per token within a turn."""
-    beta: float = 0.0
-    """Weight of the per-token divergence from the reference in the reward; 0 needs no reference."""
+    """discount per step: a token within a turn"""
     reward_clip: float = 10.0
-    """Bound of a turn's reward (of each span's, where a verdict has spans)."""
-    baseline: bool = False
-    """Subtract the group's mean reward first."""
-    group: Literal["problem", "agent", "turn"] = "problem"
-    """Whose mean that is: all turns of the problem, the same agent's, or the same agent's at the same turn."""
-    eps: float = 1e-8
-    """Added to the standard deviation."""
+    """bound of a turn's reward (of each span's, where a verdict has spans), the KL penalty left out"""
+    baseline: bool = structural(False)
+    """subtract the group's mean reward first"""
+    group: Literal["problem", "agent", "turn"] = structural("problem")
+    """the group of the baseline: all turns of the problem, the same agent's, or the same agent's at the same turn"""
+    eps: float = structural(1e-8)
+    """added to the standard deviation"""
 
     def __post_init__(self) -> None:
-        number("gamma", self.gamma, 0.0, 1.0)
-        number("beta", self.beta, 0.0)
-        number("reward_clip", self.reward_clip, 0.0)
-        number("eps", self.eps, 0.0)
-        flag("baseline", self.baseline)
-        choice("group", self.group, ("problem", "agent", "turn"))
+        super().__post_init__()
+        within(self, 0, 1, "gamma")
+        at_least(self, 0, "reward_clip", "eps")
+        check_bool("baseline", self.baseline)
+        check_choice("group", self.group, ("problem", "agent", "turn"))
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return reinforce_pp(trajectories, self)
 
 
-def reinforce_pp(trajectories: Sequence[Sequence[Row]], settings: ReinforceSettings) -> dict[str, float]:
-    """Fill advantages and returns of all rows in the loss.
-
-    Raises:
-        ConfigError: `beta` is not 0 and a turn has no `ref_logprobs`.
-    """
+def reinforce_pp(trajectories: Trajectories, settings: Reinforce) -> dict[str, float]:
+    """Fill advantages and returns of all rows in the loss."""
     rows = [row for trajectory in trajectories for row in trajectory if row.dropped is None]
     metrics = _subtract_mean(rows, settings) if settings.baseline else {}
     agents: dict[str, list[Row]] = {}
@@ -77,7 +75,7 @@ def reinforce_pp(trajectories: Sequence[Sequence[Row]], settings: ReinforceSetti
     return metrics
 
 
-def _subtract_mean(rows: Sequence[Row], settings: ReinforceSettings) -> dict[str, float]:
+def _subtract_mean(rows: Sequence[Row], settings: Reinforce) -> dict[str, float]:
     """Subtract the mean reward of the group from every row's reward."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -95,23 +93,15 @@ def _subtract_mean(rows: Sequence[Row], settings: ReinforceSettings) -> dict[str
     return tally.metrics()
 
 
-def _returns(row: Row, settings: ReinforceSettings) -> list[float]:
+def _returns(row: Row, settings: Reinforce) -> list[float]:
     """Discounted sums of the turn's token rewards, `[action tokens]`."""
-    turn, tokens = row.turn, len(row.turn.action_ids)
-    kl = [0.0] * tokens
-    if settings.beta:
-        if turn.ref_logprobs is None:
-            raise ConfigError(
-                f"rule 'reinforce_pp' with beta={settings.beta} needs a reference: turn {turn.turn} of agent "
-                f"{turn.agent!r} has no ref_logprobs; fill them first, or set beta to 0."
-            )
-        old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
-        kl = [a - b for a, b in zip(old, turn.ref_logprobs, strict=True)]
+    tokens = len(row.turn.action_ids)
     out = [0.0] * tokens
     running = 0.0
     for token in reversed(range(tokens)):
         reward = row.token_rewards.get(token, 0.0)
         clipped = max(-settings.reward_clip, min(settings.reward_clip, reward))
-        running = clipped - settings.beta * kl[token] + settings.gamma * running
+        penalty = row.kl_rewards[token] if row.kl_rewards else 0.0
+        running = clipped + penalty + settings.gamma * running
         out[token] = running
     return out

@@ -33,55 +33,29 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mafrt.algorithms.stats import total
-from mafrt.algorithms.validation import choice, flag, number
+from mafrt.config.algorithm import RewardSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
 
 Decode = Callable[[Sequence[int]], str]
+Joint = Callable[[Turn, Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class RewardSettings:
-    """How the parts of a reward are weighed."""
+class CreditContext:
+    """Facts about the batch that credit needs and that are no settings."""
 
-    reward_weight: float = 1.0
-    """Weight of what `env.step` gave the agent."""
-    process_weight: float = 1.0
-    """Weight of the coach's score, which is divided by 10 first."""
-    outcome_weight: float = 1.0
-    """Weight of the task's verdict for the team."""
-    outcome_to: Literal["last", "end", "each", "all"] = "last"
-    """Who gets the outcome: the episode's last turn, all of its last step, every agent's last turn, or every turn."""
-    outcome_veto: bool = False
-    """Take positive process rewards away where the task's verdict is 0 (or less)."""
-    share: Literal["own", "sum"] = "own"
-    """A turn keeps its own reward, or carries the sum over its episode (CORY: both agents get r1 + r2)."""
-    overlong_buffer: float = 0.0
-    """Share of an agent's token limit, counted from its end, in which the penalty grows; 0 switches it off."""
-    overlong_penalty: float = 1.0
-    """What a turn loses that uses its limit up."""
-    token_limits: Mapping[str, int] | None = None
-    """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
-    kl_coef: float = 0.0
-    """Weight of the divergence from the reference in the reward; 0 needs no reference."""
     coach: bool | None = None
     """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
     then goes unseen, so the runner says True)."""
     decode: Decode | None = None
     """Token ids -> text, to find a span's last token. Without it a span falls back to the action's last token."""
-
-    def __post_init__(self) -> None:
-        number("reward_weight", self.reward_weight)
-        number("process_weight", self.process_weight)
-        number("outcome_weight", self.outcome_weight)
-        choice("outcome_to", self.outcome_to, ("last", "end", "each", "all"))
-        choice("share", self.share, ("own", "sum"))
-        number("overlong_buffer", self.overlong_buffer, 0.0, 1.0)
-        number("overlong_penalty", self.overlong_penalty, 0.0)
-        number("kl_coef", self.kl_coef, 0.0)
-        flag("outcome_veto", self.outcome_veto)
-        if self.coach is not None:
-            flag("coach", self.coach)
+    token_limits: Mapping[str, int] | None = None
+    """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
+    kl_coef: float | None = None
+    """Weight of the KL penalty in the reward that a target has steered to; None: the settings' own."""
+    joint: Joint | None = None
+    """(turn, values in the place of its Q_i) -> Q_tot for each; needed by `qmix`."""
 
 
 @dataclass
@@ -95,11 +69,17 @@ class Row:
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
     token_rewards: dict[int, float] = field(default_factory=dict)
-    """Token index -> reward, for rules that see tokens; they add up to `reward` unless a verdict has spans."""
+    """Token index -> reward without the KL penalty, for rules that see tokens; they add up to `reward` less the
+    penalty unless a verdict has spans."""
     kl_rewards: list[float] = field(default_factory=list)
-    """The divergence's part of both, one number per action token; empty without such a penalty."""
+    """The KL penalty's part of `reward`, one number per action token; empty without such a penalty."""
     dropped: Literal["unjudged", "nonfinite"] | None = None
     """Why the turn is out of the loss; None if it is in."""
+
+    def paid(self, token: int) -> float:
+        """The reward at one token, the KL penalty included."""
+        reward = self.token_rewards.get(token, 0.0)
+        return reward + self.kl_rewards[token] if self.kl_rewards else reward
 
     def fill(self, advantages: list[float], returns: list[float]) -> None:
         """Write one advantage and one return per action token."""
@@ -111,31 +91,40 @@ class Row:
         self.turn.advantages = self.turn.returns = None
 
 
-def reward_rows(episodes: Sequence[Episode], settings: RewardSettings) -> tuple[list[list[Row]], int]:
-    """One list of rows per episode, in speaking order, and the number of spans that could not be located."""
+def reward_rows(
+    episodes: Sequence[Episode],
+    settings: RewardSettings,
+    context: CreditContext = CreditContext(),
+    *,
+    kl_coef: float = 0.0,
+) -> tuple[list[list[Row]], int]:
+    """One list of rows per episode, in speaking order, and the number of spans that could not be located.
+
+    `kl_coef` is the weight of the KL penalty in the reward; 0 needs no reference.
+    """
     coached = settings.process_weight != 0.0 and (
         any(turn.coach is not None for episode in episodes for turn in episode.turns)
-        if settings.coach is None
-        else settings.coach
+        if context.coach is None
+        else context.coach
     )
     spans_lost = 0
     trajectories = []
     for index, episode in enumerate(episodes):
-        payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to)
+        payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
         for position, turn in enumerate(episode.turns):
             row = Row(turn, index, episode.group)
             turn.advantages = turn.returns = None
-            spans_lost += _pay(row, episode, settings, coached=coached, outcome=position in payees)
+            spans_lost += _pay(row, episode, settings, context, coached=coached, outcome=position in payees)
             rows.append(row)
         if settings.share == "sum":
             _share(rows)
         if settings.overlong_buffer:
             for row in rows:
-                _shorten(row, settings)
-        if settings.kl_coef:
+                _shorten(row, settings, context)
+        if kl_coef:
             for row in rows:
-                _penalise(row, settings.kl_coef)
+                _penalise(row, kl_coef)
         trajectories.append(rows)
     return trajectories, spans_lost
 
@@ -152,7 +141,9 @@ def _payees(episode: Episode, outcome_to: str) -> set[int]:
     return set({episode.turns[i].agent: i for i in positions}.values())
 
 
-def _pay(row: Row, episode: Episode, settings: RewardSettings, *, coached: bool, outcome: bool) -> int:
+def _pay(
+    row: Row, episode: Episode, settings: RewardSettings, context: CreditContext, *, coached: bool, outcome: bool
+) -> int:
     """Fill `row`'s rewards, or drop it. Returns how many spans were not located."""
     turn = row.turn
     last = max(len(turn.action_ids) - 1, 0)
@@ -175,7 +166,7 @@ def _pay(row: Row, episode: Episode, settings: RewardSettings, *, coached: bool,
 
         row.reward += process(turn.coach.score)
         for quote, score in turn.coach.spans or (("", turn.coach.score),):
-            where = _last_token(turn, quote, settings.decode) if turn.coach.spans else last
+            where = _last_token(turn, quote, context.decode) if turn.coach.spans else last
             lost += where is None
             where = last if where is None else where
             row.token_rewards[where] = row.token_rewards.get(where, 0.0) + process(score)
@@ -195,10 +186,10 @@ def _share(rows: list[Row]) -> None:
             row.drop(gone)
 
 
-def _shorten(row: Row, settings: RewardSettings) -> None:
+def _shorten(row: Row, settings: RewardSettings, context: CreditContext) -> None:
     """Take the overlong penalty off the turn's reward, on its last token."""
     turn = row.turn
-    limit = (settings.token_limits or {}).get(turn.agent)
+    limit = (context.token_limits or {}).get(turn.agent)
     if limit is None:
         raise ConfigError(
             f"agent {turn.agent!r} has no token limit, which the overlong penalty needs; give token_limits, or set "
@@ -225,8 +216,6 @@ def _penalise(row: Row, coef: float) -> None:
     old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
     row.kl_rewards = [coef * (ref - own) for own, ref in zip(old, turn.ref_logprobs, strict=True)]
     row.reward += total(row.kl_rewards)
-    for token, paid in enumerate(row.kl_rewards):
-        row.token_rewards[token] = row.token_rewards.get(token, 0.0) + paid
     if not math.isfinite(row.reward):
         row.drop("nonfinite")
 

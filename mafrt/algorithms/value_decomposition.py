@@ -3,8 +3,8 @@
     A_i = Q_tot(s, a) - mean over the group's alternatives a_i' of Q_tot(s, (a_-i, a_i'))  +  residual_weight * D
     D   = sum_k (gamma lambda)^k (r_team + gamma Q_tot' - Q_tot) over this joint step and those after it
 
-`turn.values` hold the agent's own Q_i(turn), the same on every token. With `mixer="sum"` (VDN) Q_tot is the sum of the
-Q_i, everybody else's cancel, and the first half is Q_i - mean of the group's Q_i. With `mixer="given"` (QMIX)
+`turn.values` hold the agent's own Q_i(turn), the same on every token. With VDN, Q_tot is the sum of the
+Q_i, everybody else's cancel, and the first half is Q_i - mean of the group's Q_i. With QMIX,
 `joint(turn, qs)` says what Q_tot would be, in the turn's own state and with the others' own turns, for each number in
 `qs` in the place of Q_i. A joint step is what is said at the same time, one step of the environment
 (`mafrt.training.mixer_critic`). The alternatives are what the same agent said when it spoke for the same time (first,
@@ -30,53 +30,59 @@ and the step before it bootstraps from its Q_tot.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from mafrt.algorithms.base import Algorithm, Trajectories
 from mafrt.algorithms.group_relative import GroupTally
-from mafrt.algorithms.rewards import Row
+from mafrt.algorithms.rewards import CreditContext, Joint, Row
 from mafrt.algorithms.stats import mean, total
-from mafrt.algorithms.validation import choice, number
+from mafrt.config.algorithm import MixerSettings
+from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Turn
-
-Joint = Callable[[Turn, Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class MixedSettings:
-    """Settings of `vdn` and `qmix`."""
+class Mixed(Algorithm, MixerSettings):
+    """Counterfactual credit from a mixture of the agents' Q."""
 
-    mixer: Literal["sum", "given"] = "sum"
-    """Q_tot is the sum of the Q_i, or what `joint` says."""
     gamma: float = 1.0
-    """Discount per joint step, here and in the mixer's temporal differences."""
+    """discount per step: a joint step, here and in the mixer's temporal differences"""
     gae_lambda: float = 0.95
-    """Weight of later residuals, here and in the mixer's temporal differences: 0 trusts Q_tot, 1 the rewards."""
+    """weight of later residuals, here and in the mixer's temporal differences: 0 trusts Q_tot, 1 the rewards"""
     residual_weight: float = 1.0
-    """Weight of what the team earned beyond its Q_tot; 0 credits by Q alone."""
-    joint: Joint | None = None
-    """(turn, values in the place of its Q_i) -> Q_tot for each; a runner with a mixer fills it in."""
+    """weight of the team's reward beyond its Q, in [0, 1]; 0 credits by Q alone"""
+    normalize_advantages: Literal["none", "batch", "agent"] = "agent"
+
+    critic: ClassVar[Literal["context", "transcript"] | None] = "context"
+    needs_groups: ClassVar[bool] = True
+    needs_several_agents: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        choice("mixer", self.mixer, ("sum", "given"))
-        number("gamma", self.gamma, 0.0, 1.0)
-        number("gae_lambda", self.gae_lambda, 0.0, 1.0)
-        number("residual_weight", self.residual_weight, 0.0, 1.0)
+        super().__post_init__()
+        within(self, 0, 1, "gamma", "gae_lambda", "residual_weight")
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        return mixed(trajectories, self, context.joint if self.mixer == "qmix" else None)
 
 
-def mixed(trajectories: Sequence[Sequence[Row]], settings: MixedSettings) -> dict[str, float]:
+def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> dict[str, float]:
     """Fill advantages and returns of all rows from `turn.values`.
 
+    Args:
+        trajectories: rows of each episode.
+        settings: gamma, lambda and the residual's weight.
+        joint: Q_tot for other values of one Q_i; None: Q_tot is the sum of the Q_i.
+
     Raises:
-        ConfigError: a turn has no values, or nobody says what Q_tot would be.
+        ConfigError: a turn has no values, or `joint` is missing.
     """
-    if settings.mixer == "given" and settings.joint is None:
+    if settings.mixer == "qmix" and joint is None:
         raise ConfigError("rule 'qmix' needs `joint`, which says what Q_tot would be; give it, or take 'vdn'.")
     groups: dict[tuple[str, str, int], list[tuple[Row, float]]] = {}
     for rows in trajectories:
-        beyond = _residuals(rows, settings)
+        beyond = _residuals(rows, settings, joint)
         spoken: dict[str, int] = {}
         for row in rows:
             time = spoken[row.turn.agent] = spoken.get(row.turn.agent, 0) + 1
@@ -91,25 +97,25 @@ def mixed(trajectories: Sequence[Sequence[Row]], settings: MixedSettings) -> dic
     for members in groups.values():
         # Sorted, so that the order of the episodes does not even change a rounding of the mixer's.
         alternatives = sorted(_own(row) for row, _ in members)
-        advantages = [_against(row, alternatives, settings) + residual for row, residual in members]
+        advantages = [_against(row, alternatives, joint) + residual for row, residual in members]
         tally.add(advantages, (row.turn.agent for row, _ in members))
         for (row, _), advantage in zip(members, advantages, strict=True):
             row.turn.advantages = [advantage] * len(row.turn.action_ids)
     return tally.metrics()
 
 
-def _against(row: Row, alternatives: Sequence[float], settings: MixedSettings) -> float:
+def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> float:
     """The first half of a row's advantage."""
     own = _own(row)
     if alternatives[0] == alternatives[-1]:
         return 0.0
-    if settings.mixer == "sum" or settings.joint is None:
+    if joint is None:
         return own - mean(alternatives)
-    worth = list(settings.joint(row.turn, alternatives))
+    worth = list(joint(row.turn, alternatives))
     return worth[alternatives.index(own)] - mean(worth)
 
 
-def _residuals(rows: Sequence[Row], settings: MixedSettings) -> dict[int, float]:
+def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dict[int, float]:
     """D of every joint step of one episode; takes the rows of a step out of the loss if what it earned is unknown."""
     steps: dict[int, list[Row]] = {}
     for row in rows:
@@ -125,7 +131,7 @@ def _residuals(rows: Sequence[Row], settings: MixedSettings) -> dict[int, float]
             for row in members:
                 row.drop(gone or "nonfinite")
         said = [row for row in members if row.turn.action_ids]
-        now = _q_tot(said, settings) if all(math.isfinite(_own(row)) for row in said) else None
+        now = _q_tot(said, joint) if all(math.isfinite(_own(row)) for row in said) else None
         if gone or ahead is None or now is None:
             residual, found[step], ahead = 0.0, 0.0, now
             continue
@@ -135,10 +141,10 @@ def _residuals(rows: Sequence[Row], settings: MixedSettings) -> dict[int, float]
     return found
 
 
-def _q_tot(said: Sequence[Row], settings: MixedSettings) -> float:
+def _q_tot(said: Sequence[Row], joint: Joint | None) -> float:
     """Q_tot of a joint step as it was; 0 if nobody said anything."""
-    if settings.mixer == "given" and settings.joint is not None and said:
-        return next(iter(settings.joint(said[0].turn, [_own(said[0])])))
+    if joint is not None and said:
+        return next(iter(joint(said[0].turn, [_own(said[0])])))
     return total(_own(row) for row in said)
 
 

@@ -32,50 +32,144 @@ class Setting:
     choices: tuple[str, ...] | None
 
 
-@cache
 def describe(kind: type) -> dict[str, Setting]:
-    """The settings of one section: types and defaults from the fields, help from the text under each field."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(tree, ast.ClassDef)
+    """The settings of a dataclass: types and defaults from the fields, help from the text under each field.
+
+    Inherited fields keep the help of the class that declares them. Fields with `metadata={"flag": False}`, and those
+    of types that no flag can hold (functions, mappings), are left out.
+    """
+    return dict(_described(kind))
+
+
+@cache
+def _described(kind: Any) -> dict[str, Setting]:
     helps: dict[str, str] = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            helps[before.target.id] = ast.literal_eval(after.value)
+    for base in reversed(kind.__mro__[:-1]):
+        helps |= _help_texts(base)
     hints = get_type_hints(kind)
     found = {}
     for item in fields(kind):
-        hint, optional, many, choices = hints[item.name], False, False, None
-        if type(None) in get_args(hint):
-            optional = True
-            hint = next(arg for arg in get_args(hint) if arg is not type(None))
-        if get_origin(hint) is tuple:
-            many, hint = True, get_args(hint)[0]
-        if get_origin(hint) is Literal:
-            choices, hint = get_args(hint), str
-        found[item.name] = Setting(item.name, hint, item.default, helps[item.name], optional, many, choices)
+        shape = _shape(hints[item.name])
+        if shape is not None and item.metadata.get("flag", True):
+            value_type, optional, many, choices = shape
+            found[item.name] = Setting(
+                item.name, value_type, item.default, helps.get(item.name, ""), optional, many, choices
+            )
     return found
 
 
-def unknown(what: str, name: str, known: Iterable[str] | Mapping[str, Any]) -> str:
+def _help_texts(kind: type) -> dict[str, str]:
+    """The text under each field that the class itself declares; empty if its source is not at hand."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        before.target.id: str(ast.literal_eval(after.value))
+        for before, after in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }
+
+
+def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:
+    """(type, optional, many, choices) of a field's annotation; None if no flag can hold it."""
+    optional = many = False
+    choices = None
+    if type(None) in get_args(hint):
+        optional = True
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is tuple:
+        many, hint = True, get_args(hint)[0]
+    if get_origin(hint) is Literal:
+        choices, hint = get_args(hint), str
+    return (hint, optional, many, choices) if hint in (bool, int, float, str) else None
+
+
+def unknown(what: str, name: object, known: Iterable[str] | Mapping[str, Any]) -> str:
     """The sentence for an unknown name, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
     return f"There is no {what} {name!r}; {hint}"
 
 
-def at_least(config: Any, least: float, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is a finite number of at least `least`."""
-    for name in names:
-        value = getattr(config, name)
-        if not (isinstance(value, (int, float)) and math.isfinite(value) and value >= least):
-            raise ConfigError(f"{name} is {value!r}; choose a value of at least {least}.")
+def check_fields(config: Any) -> None:
+    """Raise ConfigError unless every field of a settings dataclass has a value of its declared type.
 
-
-def check_choices(config: Any) -> None:
-    """Raise ConfigError unless every Literal field of `config` has one of its values."""
+    Numbers have to be finite, an int is taken for a float, and a Literal has to be one of its values.
+    """
     kind: type = type(config)
     for name, setting in describe(kind).items():
         value = getattr(config, name)
-        if setting.choices and value not in setting.choices and not (setting.optional and value is None):
-            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(setting.choices)}.")
+        if value is None and setting.optional:
+            continue
+        if setting.many:
+            if not isinstance(value, tuple):
+                raise ConfigError(f"{name} is {value!r}; expected a tuple.")
+        elif setting.choices:
+            check_choice(name, value, setting.choices)
+        elif setting.kind is bool:
+            check_bool(name, value)
+        elif setting.kind in (int, float):
+            check_number(name, value, whole=setting.kind is int)
+        elif not isinstance(value, str):
+            raise ConfigError(f"{name} is {value!r}; expected text.")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; expected true or false.")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ConfigError unless `value` is one of `choices`."""
+    known = tuple(choices)
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(known)}.")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    whole: bool = False,
+) -> None:
+    """Raise ConfigError unless `value` is a finite number within the bounds that are given."""
+    wrong_type = isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
+    if wrong_type or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}; expected {'a whole number' if whole else 'a finite number'}.")
+    low, high = (least is None or value >= least) and (above is None or value > above), most is None or value <= most
+    if low and high:
+        return
+    if most is not None:
+        bounds = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else "(-inf"
+        raise ConfigError(f"{name} is {value!r}; choose a value in {bounds}, {most:g}].")
+    bounds = f"of at least {least:g}" if least is not None else f"above {above:g}"
+    raise ConfigError(f"{name} is {value!r}; choose a value {bounds}.")
+
+
+def at_least(config: Any, least: float, *names: str) -> None:
+    """Raise ConfigError unless each named field of `config` is None or a finite number of at least `least`."""
+    for name in names:
+        if (value := getattr(config, name)) is not None:
+            check_number(name, value, least=least)
+
+
+def above(config: Any, bound: float, *names: str) -> None:
+    """Raise ConfigError unless each named field of `config` is None or a finite number above `bound`."""
+    for name in names:
+        if (value := getattr(config, name)) is not None:
+            check_number(name, value, above=bound)
+
+
+def within(config: Any, least: float, most: float, *names: str) -> None:
+    """Raise ConfigError unless each named field of `config` is None or a number in [least, most]."""
+    for name in names:
+        if (value := getattr(config, name)) is not None:
+            check_number(name, value, least=least, most=most)

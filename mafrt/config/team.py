@@ -20,14 +20,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.schema import unknown
+from mafrt.config.schema import check_number, unknown
 from mafrt.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -282,30 +281,10 @@ def _read(path: Path) -> object:
         raise ConfigError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
 
 
-def _number(
-    what: str,
-    value: object,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    whole: bool = False,
-) -> None:
-    """Raise ConfigError unless `value` is None or a finite number within the bounds."""
-    if value is None:
-        return
-    bounds = [f"{word} {bound:g}" for word, bound in (("above", above), ("at least", least), ("at most", most))
-              if bound is not None]  # fmt: skip
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int if whole else (int, float))
-        or not math.isfinite(value)
-        or (above is not None and value <= above)
-        or (least is not None and value < least)
-        or (most is not None and value > most)
-    ):
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{what} must be {kind} {' and '.join(bounds)}, found {value!r}")
+def _number(name: str, value: object, **bounds: Any) -> None:
+    """`check_number`, where None means that nothing was set."""
+    if value is not None:
+        check_number(name, value, **bounds)
 
 
 def _keys(entry: dict) -> str:

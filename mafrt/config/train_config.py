@@ -6,10 +6,11 @@ one name, one default and one meaning everywhere. Standard library only: this is
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from mafrt.config.schema import at_least, check_choices, describe, unknown
+from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
+from mafrt.config.schema import above, at_least, check_fields, describe
 from mafrt.core.errors import ConfigError
 
 
@@ -53,7 +54,7 @@ class PlayConfig:
     """share of a batch's episodes, in [0, 1], that may be lost to errors of the environment before the run stops"""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_new_tokens", "max_batch_rows")
         at_least(self, 0, "top_k")
         if self.tree_samples is not None:
@@ -78,120 +79,25 @@ class PlayConfig:
 
 
 @dataclass(frozen=True)
-class CreditConfig:
-    """How rewards become advantages. What is None here follows from the algorithm."""
-
-    algorithm: str = "ppo"
-    """the learning rule; `mafrt info --algorithms` lists them"""
-    level: Literal["token", "action"] | None = None
-    """what one decision is: a token, or a whole turn; default: the algorithm's own"""
-    bootstrap: Literal["none", "agent", "team"] | None = None
-    """what follows a turn: nothing, the same agent's next turn, or anybody's; default: the algorithm's own"""
-    gamma: float | None = None
-    """discount per step; default: the algorithm's own"""
-    gae_lambda: float | None = None
-    """lambda of generalised advantage estimation; default: the algorithm's own"""
-    reward_weight: float = 1.0
-    """weight of the rewards that the environment gives to agents"""
-    outcome_weight: float = 1.0
-    """weight of the task's verdict for the team"""
-    process_weight: float = 1.0
-    """weight of the coach's score for a turn, which is divided by 10 first"""
-    outcome_veto: bool = False
-    """take positive process rewards away where the task's verdict is 0 (or less): no judge is paid against it"""
-    outcome_to: Literal["last", "end", "each", "all"] | None = None
-    """who receives it: the last turn, all of the last step, every agent's last, or all; default: the algorithm's own"""
-    share: Literal["own", "sum"] | None = None
-    """a turn keeps its own reward, or carries its episode's sum, the outcome counted once; default: the algorithm's"""
-    round_gamma: float | None = None
-    """maporl: discount per round, in [0, 1]; default: 1"""
-    alpha0: float | None = None
-    """maporl: weight of an agent's own change where most peers were right the round before; default: 0"""
-    alpha1: float | None = None
-    """maporl: weight of an agent's own change where most peers were wrong; default: 0"""
-    alpha2: float | None = None
-    """maporl: weight of the peers' next change where most of them are right now; default: 0"""
-    alpha3: float | None = None
-    """maporl: weight of the peers' next change where most of them are wrong now; default: 0"""
-    right_above: float | None = None
-    """maporl: mean score of the peers from which they count as right; default: 0.5"""
-    residual_weight: float | None = None
-    """vdn, qmix: weight of what the team earned beyond its Q, in [0, 1]; 0 credits by Q alone; default: 1"""
-    overlong_buffer: float | None = None
-    """last share of max_new_tokens, in which the overlong penalty grows; 0 for none; default: the algorithm's own"""
-    overlong_penalty: float | None = None
-    """reward that a turn loses which uses max_new_tokens up; default: the algorithm's own"""
-    normalize_advantages: Literal["none", "batch", "agent"] | None = None
-    """centre and scale advantages: not at all, over the batch, or per agent; default: the algorithm's own"""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        for name in ("gamma", "gae_lambda", "residual_weight", "overlong_buffer", "round_gamma"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value}; choose a value in [0, 1].")
-        if self.overlong_penalty is not None:
-            at_least(self, 0, "overlong_penalty")
-
-
-@dataclass(frozen=True)
 class LearnConfig:
-    """How advantages become new adapter weights."""
+    """How gradients become new adapter weights, whatever the algorithm."""
 
     lr: float = 1e-4
     """learning rate of the adapters"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """what becomes of it over the iterations of the run: it stays, or falls to 0; that of the critic stays"""
+    """shape of the learning rate over the run's iterations: constant, or falling to 0; the critic's is constant"""
     lr_warmup: int = 0
     """iterations in which it rises to lr"""
-    critic_lr: float = 5e-4
-    """learning rate of the critic"""
     ppo_epoch: int = 2
     """passes over each batch"""
     num_mini_batch: int = 1
     """optimizer steps per pass"""
-    critic_epoch: int = 8
-    """passes of the critic over each batch; its features are computed once, so they cost little"""
-    clip_param: float = 0.2
-    """clip range of the probability ratio: from 1 - clip_param to 1 + clip_param"""
-    clip_high: float | None = None
-    """upper clip range where it differs from the lower one (DAPO); default: the algorithm's, else clip_param"""
-    dual_clip: float | None = None
-    """lower bound of the objective for negative advantages, as a multiple > 1 of the advantage; default: off"""
-    normalization_mode: Literal["sum", "token", "word"] | None = None
-    """action level: the turn's log-ratio is summed, or divided by its tokens or words (TWOSOME); default: token"""
-    entropy_coef: float = 0.0
-    """weight of the entropy bonus"""
-    kl_coef: float = 0.0
-    """weight of the KL penalty to the base without adapter"""
-    kl_in: Literal["loss", "reward"] | None = None
-    """where it is paid: in the loss (k3) or in every token's reward (k1); default: the algorithm's own, else loss"""
-    kl_target: float | None = None
-    """KL in nats per token that kl_coef is steered to, up or down after every iteration; default: kl_coef is fixed"""
-    kl_horizon: float = 10000.0
-    """turns in which kl_coef follows kl_target: an error of 20% moves it by 20% in so many"""
-    importance_cap: float | None = 2.0
-    """another engine samples: terms are weighed by min(p_trainer / p_engine, this); none leaves them as they are"""
-    value_clip: float | None = 0.2
-    """clip range of the value update; none switches it off"""
-    huber_delta: float | None = 10.0
-    """where the value loss turns linear (Huber); none: it is the squared error"""
     max_grad_norm: float = 1.0
     """gradients of an adapter are scaled down to this norm"""
     weight_decay: float = 0.0
     """decoupled weight decay of AdamW"""
     opti_eps: float = 1e-8
     """epsilon of AdamW"""
-    warmup_steps: int = 0
-    """iterations in which only the critic learns"""
-    target_kl: float | None = None
-    """end the epochs of an iteration when the mean KL to the sampling policy exceeds this"""
-    critic_hidden_size: int = 128
-    """width of the critic's hidden layer"""
-    replay_steps: int = 512
-    """vdn, qmix: joint steps that the mixer learns from; they are kept in checkpoints"""
-    target_tau: float = 0.05
-    """vdn, qmix: share of the mixer's weights that its target takes over in each step, in (0, 1]"""
     micro_batch_tokens: int = 8192
     """padded tokens of one backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
@@ -202,22 +108,10 @@ class LearnConfig:
     """DeepSpeed configuration (ZeRO 1 to 3) for several processes, such as configs/zero2.json; default: none"""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        at_least(self, 1, "ppo_epoch", "critic_epoch", "num_mini_batch", "micro_batch_tokens", "critic_hidden_size")
-        at_least(self, 1, "replay_steps")
-        if not 0 < self.target_tau <= 1:
-            raise ConfigError(f"target_tau is {self.target_tau}; choose a value in (0, 1].")
-        at_least(self, 0, "lr", "lr_warmup", "critic_lr", "entropy_coef", "kl_coef", "weight_decay", "warmup_steps")
-        if not 0 < self.clip_param < 1:
-            raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ConfigError(f"dual_clip is {self.dual_clip}; choose a value above 1, or leave it out.")
-        for name in ("max_grad_norm", "huber_delta", "opti_eps", "kl_target", "kl_horizon", "importance_cap"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {value}; choose a value above 0.")
-        if self.kl_target is not None and not self.kl_coef:
-            raise ConfigError("kl_target steers kl_coef, which is 0; give the value that it starts from.")
+        check_fields(self)
+        at_least(self, 1, "ppo_epoch", "num_mini_batch", "micro_batch_tokens")
+        at_least(self, 0, "lr", "lr_warmup", "weight_decay")
+        above(self, 0, "max_grad_norm", "opti_eps")
 
 
 @dataclass(frozen=True)
@@ -230,14 +124,11 @@ class TeamConfig:
     """scale of each adapter is lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """linear layers that get an adapter"""
-    agent_iteration_interval: int = 0
-    """iterations per agent, one learning at a time (or per casting: cory); 0: all together, or the algorithm's own"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes everybody"""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "lora_rank")
-        at_least(self, 0, "agent_iteration_interval")
         if self.lora_alpha <= 0:
             raise ConfigError(f"lora_alpha is {self.lora_alpha}; choose a value above 0.")
         if not self.lora_targets:
@@ -353,7 +244,7 @@ class EngineConfig:
     """GPUs that one vLLM spreads the base over"""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         at_least(self, 1, "vllm_concurrency", "tensor_parallel_size")
         for name in ("max_loras", "max_lora_rank"):
             if getattr(self, name) is not None:
@@ -370,7 +261,8 @@ class TrainConfig:
     """Everything that a runner needs to know. `TrainConfig.of(iterations=200, lr=1e-4)` sorts flat names in."""
 
     play: PlayConfig = field(default_factory=PlayConfig)
-    credit: CreditConfig = field(default_factory=CreditConfig)
+    algorithm: AlgorithmSettings = field(default_factory=make_algorithm)
+    """the settings class of the learning rule, filled"""
     learn: LearnConfig = field(default_factory=LearnConfig)
     team: TeamConfig = field(default_factory=TeamConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -378,26 +270,39 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     @classmethod
-    def of(cls, **settings: Any) -> TrainConfig:
-        """Build from flat names; raises ConfigError for an unknown one, naming the nearest."""
-        parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
+    def of(cls, *, algorithm: str | AlgorithmSettings = DEFAULT_ALGORITHM, **settings: Any) -> TrainConfig:
+        """Build from flat names.
+
+        Args:
+            algorithm: name of a registered algorithm, `package.module:Class`, or its filled settings.
+            settings: of any section, or of the algorithm; for the algorithm None means its own default.
+
+        Raises:
+            ConfigError: an unknown setting (names the nearest), one that the algorithm does not use, or a bad value.
+        """
+        parts: dict[str, dict[str, Any]] = {part: {} for part in sections()}
         owner = {name: part for part, kind in sections().items() for name in describe(kind)}
+        own: dict[str, Any] = {}
         for name, value in settings.items():
-            if name not in owner:
-                raise ConfigError(unknown("setting", name, owner))
-            parts[owner[name]][name] = value
-        return cls(**{part: kind(**parts[part]) for part, kind in sections().items()})
+            if name in owner:
+                parts[owner[name]][name] = value
+            else:
+                own[name] = value
+        return cls(
+            algorithm=make_algorithm(algorithm, own, others=owner),
+            **{part: kind(**parts[part]) for part, kind in sections().items()},
+        )
 
     def flat(self) -> dict[str, Any]:
         """All settings by flat name, the inverse of `of`."""
-        return {name: value for part in asdict(self).values() for name, value in part.items()}
+        sections_flat = {name: value for part in sections() for name, value in asdict(getattr(self, part)).items()}
+        return {**sections_flat, **self.algorithm.flat()}
 
 
 def sections() -> dict[str, type]:
-    """The dataclasses that make up `TrainConfig`, by field name."""
+    """The dataclasses that make up `TrainConfig` beside the algorithm's, by field name."""
     return {
         "play": PlayConfig,
-        "credit": CreditConfig,
         "learn": LearnConfig,
         "team": TeamConfig,
         "run": RunConfig,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mafrt.algorithms.losses import value_loss
+from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
@@ -44,22 +45,34 @@ class Valuation:
 
     Args:
         base: its no-adapter pass gives the features.
-        learn: learning rate, epochs, clipping of the critic.
+        learn: mini-batches, gradient norm and epsilon, as of the adapters.
+        critic: learning rate, epochs, clipping of the critic; None: there is none, and only the reference is read.
         level: `token` values every action token, `action` values a turn at its first position.
         seed: of the head's initialisation and of the mini-batches.
         central: whether the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
     """
 
-    def __init__(self, base: SharedBase, learn: LearnConfig, level: str, seed: int, *, central: bool = False) -> None:
+    def __init__(
+        self,
+        base: SharedBase,
+        learn: LearnConfig,
+        critic: ValueHeadSettings | None,
+        level: str,
+        seed: int,
+        *,
+        central: bool = False,
+    ) -> None:
         self.base = base
         self.learn = learn
+        self.present = critic is not None
+        self.critic = critic or ValueHeadSettings()
         self.level = level
         self.central = central
         self.seed = seed
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.head = ValueHead(base.hidden_size, learn.critic_hidden_size).to(base.device)
-        self.optimizer = critic_optimizer(self.head.parameters(), learn)
+            self.head = ValueHead(base.hidden_size, self.critic.critic_hidden_size).to(base.device)
+        self.optimizer = critic_optimizer(self.head.parameters(), self.critic.critic_lr, learn)
 
     def save(self, path: Path) -> None:
         """Write the head."""
@@ -68,7 +81,7 @@ class Valuation:
     def load(self, path: Path) -> None:
         """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
         self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
-        self.optimizer = critic_optimizer(self.head.parameters(), self.learn)
+        self.optimizer = critic_optimizer(self.head.parameters(), self.critic.critic_lr, self.learn)
 
     @torch.no_grad()
     def annotate(
@@ -165,7 +178,7 @@ class Valuation:
         place, returns, old = place[sound], returns[sound], old[sound]
         first: list[Tensor] = []
         norms: list[float] = []
-        for epoch in range(self.learn.critic_epoch):
+        for epoch in range(self.critic.critic_epoch):
             order = torch.tensor(permutation(len(place), self.seed, iteration, epoch), device=device)
             for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
                 if not len(piece):
@@ -175,8 +188,8 @@ class Valuation:
                     self.head(x[place[mine]]),
                     old[mine],
                     returns[mine],
-                    clip=self.learn.value_clip,
-                    huber_delta=self.learn.huber_delta,
+                    clip=self.critic.value_clip,
+                    huber_delta=self.critic.huber_delta,
                     denominator=len(piece),
                 )
                 self.optimizer.zero_grad(set_to_none=True)
@@ -209,7 +222,8 @@ class Valuation:
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state; the head itself is saved as `critic.pth`."""
-        return self.optimizer.state_dict()
+        return self.optimizer.state_dict() if self.present else {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        load_moments(self.optimizer, state)
+        if self.present:
+            load_moments(self.optimizer, state)

@@ -71,9 +71,10 @@ class Learner:
         self.seed = seed
         self.steps = steps or make_steps(base, rates, learn)
         self.optimizers = self.steps.optimizers
-        self.kl_coef = objective.kl_coef
+        settings = objective.settings
+        self.kl_coef = settings.kl_coef if settings.kl_in == "loss" else 0.0
         """weight of the KL to the reference in the loss; may be set anew between updates"""
-        self.loss = loss or PolicyLoss(objective, learn)
+        self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
 
     @torch.no_grad()
@@ -140,7 +141,8 @@ class Learner:
             this_pass.gathered(self.base.processes)
             tally.merge(this_pass)
             epochs += 1
-            if self.learn.target_kl is not None and this_pass.mean_kl() > self.learn.target_kl:
+            target = self.objective.settings.target_kl
+            if target is not None and this_pass.mean_kl() > target:
                 break
         for name in adapters:
             if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
@@ -160,7 +162,7 @@ class Learner:
             count.tokens += len(turn.action_ids)
             count.turns += 1
             count.ratios += (
-                1 if self.objective.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
             )
         while True:
             self._clear(adapters)
@@ -215,7 +217,7 @@ class Learner:
         rows = states.reshape(-1, states.shape[-1])[batch.predict]
         heat = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
         return self.base.token_logprobs(
-            rows, batch.targets, temperature=heat, entropy_grad=bool(self.learn.entropy_coef)
+            rows, batch.targets, temperature=heat, entropy_grad=bool(self.objective.settings.entropy_coef)
         )
 
     def _collate(self, turns: Sequence[Turn]) -> Batch:

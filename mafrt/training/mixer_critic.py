@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from mafrt.algorithms.losses import value_loss
+from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.atomic_files import load_tensors, save_tensors
 from mafrt.core.errors import CheckpointError
@@ -90,11 +91,10 @@ class Mixing:
 
     Args:
         base: its no-adapter passes give the features.
-        learn: learning rate, epochs and mini-batches of the critic, `replay_steps`, `target_tau`.
+        learn: mini-batches, gradient norm and epsilon, as of the adapters.
+        settings: learning rate, epochs, memory, target and discount. Its `gae_lambda` is the share of a temporal
+            difference's target that is the return that was seen, and not the target's Q' of the next step.
         agents: names, in the team's order.
-        kind: which mixer.
-        gamma: discount per joint step.
-        td_lambda: how much of a target is the return that was seen, and not the target's Q' of the next step.
         seed: of the initialisation and of the mini-batches.
     """
 
@@ -102,19 +102,19 @@ class Mixing:
         self,
         base: SharedBase,
         learn: LearnConfig,
+        settings: Mixed,
         agents: Sequence[str],
-        kind: Literal["vdn", "qmix"],
-        gamma: float,
-        td_lambda: float,
         seed: int,
     ) -> None:
-        self.base, self.learn, self.kind, self.seed = base, learn, kind, seed
-        self.gamma, self.td_lambda = gamma, td_lambda
+        self.base, self.learn, self.settings, self.seed = base, learn, settings, seed
+        self.present = True
+        self.kind: Literal["vdn", "qmix"] = "qmix" if settings.mixer == "qmix" else "vdn"
+        self.gamma, self.td_lambda = settings.gamma, settings.gae_lambda
         self.agents = {name: index for index, name in enumerate(agents)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net = TeamValue(
-                kind, len(agents), 2 * base.hidden_size, learn.critic_hidden_size, base.hidden_size
+                self.kind, len(agents), 2 * base.hidden_size, settings.critic_hidden_size, base.hidden_size
             ).to(base.device)
         self._begin()
         self.memory = self._blank(0)
@@ -122,7 +122,7 @@ class Mixing:
     def _begin(self) -> None:
         """Target by copy and a fresh optimizer, for the weights as they are."""
         self.target = target_of(self.net)
-        self.optimizer = critic_optimizer(self.net.parameters(), self.learn)
+        self.optimizer = critic_optimizer(self.net.parameters(), self.settings.critic_lr, self.learn)
 
     def _blank(self, steps: int) -> Memory:
         agents, size = len(self.agents), self.base.hidden_size
@@ -236,11 +236,11 @@ class Mixing:
                 steps.known[n] = True
         steps.known &= torch.isfinite(steps.reward) & torch.isfinite(steps.x).all(-1).all(-1)
         steps.known &= torch.isfinite(steps.s).all(-1)
-        self.memory = self.memory.extended(steps, self.learn.replay_steps)
+        self.memory = self.memory.extended(steps, self.settings.replay_steps)
         usable = self.memory.known.nonzero().squeeze(-1)
         first: list[float] = []
         norms: list[float] = []
-        for epoch in range(self.learn.critic_epoch if len(usable) else 0):
+        for epoch in range(self.settings.critic_epoch if len(usable) else 0):
             wanted = self._targets()
             # As many as are new, drawn from all that are remembered: the memory's length does not make it slower.
             order = torch.tensor(permutation(len(usable), self.seed, iteration, epoch))[: max(len(steps), 1)]
@@ -281,7 +281,7 @@ class Mixing:
         (wanted,) = self._on_device(wanted)
         q_tot = self.net(*self._on_device(m.x[piece], m.spoke[piece], m.s[piece]))
         loss, _ = value_loss(
-            q_tot, wanted, wanted, huber_delta=self.learn.huber_delta, denominator=steps
+            q_tot, wanted, wanted, huber_delta=self.settings.huber_delta, denominator=steps
         )  # without a clip, old values are not read
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -291,7 +291,7 @@ class Mixing:
         if not torch.isfinite(norm):
             return loss.item(), None
         self.optimizer.step()
-        follow(self.target, self.net, self.learn.target_tau)
+        follow(self.target, self.net, self.settings.target_tau)
         return loss.item(), norm.item()
 
     def _on_device(self, *tensors: Tensor) -> list[Tensor]:

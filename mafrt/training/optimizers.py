@@ -28,9 +28,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnCo
     return PagedAdamW8bit(parameters, **settings)
 
 
-def critic_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> torch.optim.Optimizer:
-    """That of a critic, or of the heads and the mixer in its place."""
-    return torch.optim.AdamW(parameters, lr=learn.critic_lr, eps=learn.opti_eps, weight_decay=0.0)
+def critic_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
+    """The optimizer of a critic, or of the heads and the mixer in its place."""
+    return torch.optim.AdamW(parameters, lr=lr, eps=learn.opti_eps, weight_decay=0.0)
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

@@ -7,14 +7,14 @@ and share the learner's optimizers, micro-batches and safety net.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mafrt.algorithms.losses import entropy_loss, kl_loss, policy_loss, truncated_importance_weights
-from mafrt.config.train_config import LearnConfig
+from mafrt.algorithms import Algorithm
+from mafrt.algorithms.losses import PolicyTerms, entropy_loss, kl_loss, truncated_importance_weights
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch
 from mafrt.training.update_metrics import Tally
@@ -32,22 +32,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Objective:
-    """The shape of the policy loss."""
+    """The policy loss of an algorithm in a run."""
 
-    level: Literal["token", "action"] = "token"
-    """what one probability ratio spans"""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    normalize: Literal["sum", "token", "word"] = "token"
-    """action level: how a turn's log-ratio is divided"""
+    settings: Algorithm = field(default_factory=Algorithm)
+    """level, clips, KL, entropy, and the loss itself (`Algorithm.policy_loss`)"""
     turn_tokens: Mapping[str, int] | None = None
     """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
-    kl_coef: float = 0.0
-    """weight of the k3 estimate of the KL to the reference"""
-    importance_cap: float | None = None
-    """bound of the importance weight where `old_logprobs` differ from what the sampler says; None: no weights"""
     cut: frozenset[str] = frozenset()
-    """agents that sample from a cut support (top-p, top-k), where the two differ by design: no weights for them"""
+    """agents that sample from a cut support (top-p, top-k), where `old_logprobs` and the sampler's differ by design: no
+    importance weights for them"""
 
 
 @dataclass(frozen=True)
@@ -89,14 +82,14 @@ class Loss(Protocol):
 class PolicyLoss:
     """Clipped policy gradient, entropy bonus and KL to the reference, each adapter by its own denominator."""
 
-    def __init__(self, objective: Objective, learn: LearnConfig) -> None:
-        self.objective, self.learn = objective, learn
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
 
     def rows(self, turns: list[Turn]) -> list[Turn]:
         return turns
 
     def of(self, part: Part) -> Tensor:
-        objective, turns, batch, logprobs = self.objective, part.turns, part.batch, part.logprobs
+        settings, turns, batch, logprobs = self.objective.settings, part.turns, part.batch, part.logprobs
         old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
         advantages = batch.gather([turn.advantages for turn in turns])
         reference = batch.gather([turn.ref_logprobs for turn in turns]) if part.kl_coef else None
@@ -109,31 +102,29 @@ class PolicyLoss:
             mine = torch.tensor([owner == name for owner in part.owners], device=old.device)
             at, count = mine[batch.row].nonzero().squeeze(-1), part.counts[name]
             factors = None if weights is None else weights[at]
-            if engine is not None and objective.importance_cap is not None:
+            if engine is not None and settings.importance_cap is not None:
                 trust, stats = truncated_importance_weights(
                     old[at],
                     engine[at],
-                    cap=objective.importance_cap,
-                    segment=batch.row[at] if objective.level == "action" else None,
+                    cap=settings.importance_cap,
+                    segment=batch.row[at] if settings.level == "action" else None,
                 )
                 part.tally.add(name, "importance", stats)
                 factors = trust if factors is None else trust * factors
-            loss, stats = policy_loss(
-                logprobs[at],
-                old[at],
-                advantages[at],
-                denominator=count.ratios,
-                level=objective.level,
-                segment=batch.row[at],
-                clip_low=objective.clip_low,
-                clip_high=objective.clip_high,
-                dual_clip=self.learn.dual_clip,
-                normalize=objective.normalize,
-                words=words[at],
-                weights=factors,
+            loss, stats = settings.policy_loss(
+                PolicyTerms(
+                    logprobs[at],
+                    old[at],
+                    advantages[at],
+                    denominator=count.ratios,
+                    turn=batch.row[at],
+                    words=words[at],
+                    weights=factors,
+                    ref_logprobs=None if reference is None else reference[at],
+                )
             )
             part.tally.add(name, "policy", stats)
-            extra, stats = entropy_loss(part.entropy[at], coef=self.learn.entropy_coef, denominator=count.tokens)
+            extra, stats = entropy_loss(part.entropy[at], coef=settings.entropy_coef, denominator=count.tokens)
             part.tally.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None:
@@ -150,7 +141,7 @@ class PolicyLoss:
         Of agents that sample from a cut support it is the trainer's own, which makes their weights 1.
         """
         cut = self.objective.cut
-        if self.objective.importance_cap is None:
+        if self.objective.settings.importance_cap is None:
             return None
         if not any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns):
             return None

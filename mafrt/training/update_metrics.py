@@ -89,9 +89,9 @@ class Tally:
         for adapter in self.adapters:
             for term, parts in self._parts.get(adapter, {}).items():
                 means = mean_stats(parts)
-                bad += means["nonfinite"] if term == "policy" else 0.0
+                bad += means.get("nonfinite", 0.0) if term == "policy" else 0.0
                 for (of, statistic), name in _NAMES.items():
-                    if of == term:
+                    if of == term and statistic in means:  # a loss of one's own reports as much as it likes
                         found[f"{name}/{adapter}"] = means[statistic]
             if adapter in self._losses:
                 found[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)

@@ -52,7 +52,7 @@ class Dpo:
     @torch.no_grad()
     def refer(self, records: Sequence[Record], learner: Learner) -> None:
         """Fill `reference` of every record; `learner` knows the adapters as they are before the first step."""
-        valuation = Valuation(learner.base, learner.learn, "token", seed=0)
+        valuation = Valuation(learner.base, learner.learn, None, "token", seed=0)
         for start in range(0, len(records), _AT_ONCE):
             part = records[start : start + _AT_ONCE]
             turns = [turn for record in part for turn in record.turns]

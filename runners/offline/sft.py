@@ -129,7 +129,7 @@ class RecordLearner:
     ) -> None:
         rates = rates_of(team, learn.lr)
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
-        one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, target_kl=None, micro_batch_tokens=tokens)
+        one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, micro_batch_tokens=tokens)
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
         heat = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)

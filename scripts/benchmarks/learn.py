@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms
+from mafrt.algorithms.gigpo import GigpoBase
+from mafrt.algorithms.group_relative import GroupRelative
+from mafrt.algorithms.maporl import MaporlBase
+from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.seeding import seed_of
@@ -26,8 +30,8 @@ if TYPE_CHECKING:
 
 GROUP = 8
 """samples per task for rules that compare them"""
-TASK_OF = {"group": "rounds", "gigpo": "retry", "mixed": "pair", "maporl": "debate"}
-"""family -> task; all others play the chain"""
+TASK_OF = {GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
+"""estimator -> task; all others play the chain"""
 TASKS = ("chain", "rounds", "retry", "pair", "debate")
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
@@ -64,7 +68,8 @@ class Result:
 
 def task_of(rule: str) -> str:
     """The task that a rule is trained on unless another is asked for."""
-    return TASK_OF.get(algorithms.algorithm(rule).family, "chain")
+    chosen = algorithms.algorithm(rule)
+    return next((task for kind, task in TASK_OF.items() if isinstance(chosen, kind)), "chain")
 
 
 def whole_or_nothing(summary: Summary, iterations: int) -> None:

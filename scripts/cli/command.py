@@ -20,6 +20,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
@@ -46,10 +47,14 @@ class Settings:
     """the YAML file that was read"""
     record: RunRecord | None = None
     """of the run that goes on, is repeated or evaluated"""
+    named: frozenset[str] = frozenset()
+    """names given anywhere: on the command line, in the YAML file, or by the run that goes on"""
 
     def make(self, kind: type[T]) -> T:
         """One settings dataclass, filled and thereby checked."""
-        return kind(**{name: self.values[name] for name in _describe(kind)})
+        if issubclass(kind, AlgorithmSettings):
+            return kind.from_flags(self.values, self.named)  # type: ignore[return-value]
+        return kind(**{name: self.values[name] for name in describe(kind)})
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -66,16 +71,16 @@ class Command:
     """where this command's default differs from the field's"""
     epilog: str = ""
 
-    def settings(self) -> dict[str, Setting]:
-        """All settings by name, defaults as this command has them."""
-        return {name: setting for kind in self.groups for name, setting in _describe(kind).items()}
+    def settings(self, algorithm: str | None = None) -> dict[str, Setting]:
+        """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
+        return {name: setting for kind in self.groups for name, setting in _describe(kind, algorithm).items()}
 
     def default(self, setting: Setting) -> Any:
         """The value of a setting that nobody gives."""
         value = self.defaults.get(setting.name, setting.default)
         return () if value is MISSING else value
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
         """An argparse parser that keeps only what was typed (no defaults), all values as text."""
         parser = _Parser(
             prog=self.name,
@@ -88,7 +93,7 @@ class Command:
         )
         for kind in self.groups:
             group = parser.add_argument_group(_title(kind))
-            for setting in _describe(kind).values():
+            for setting in _describe(kind, algorithm).values():
                 _add(group, setting, self.default(setting))
         general = parser.add_argument_group("General")
         general.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
@@ -105,12 +110,13 @@ class Command:
         are passed over. `record` is that of the run which they come from; a configuration file that lies in a run
         brings the run's record along.
         """
-        parser = self.parser()
+        algorithm = self._named_algorithm(argv, below or {})
+        parser = self.parser(algorithm)
         typed, rest = parser.parse_known_args(list(argv))
         _refuse(rest, [option for action in parser._actions for option in action.option_strings])
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
         config = shipped(typed.config) if "config" in typed else None
-        known = self.settings()
+        known = self.settings(algorithm)
         values = {name: self.default(setting) for name, setting in known.items()}
         for name, value in (below or {}).items():
             if name in known:
@@ -125,7 +131,27 @@ class Command:
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
             values[name] = convert(known[name], value, f"--{name}")
-        return Settings(values, frozenset(flags), frozenset(flags) | frozenset(stored), config, record)
+        given = frozenset(flags) | frozenset(stored)
+        named = given | frozenset(self.defaults) | (frozenset(below or ()) & known.keys())
+        recorded = stored.get("algorithm") or (below or {}).get("algorithm")
+        if isinstance(recorded, str) and values.get("algorithm") != recorded:
+            # A run records every setting of its algorithm; under another one, its defaults are no longer wanted.
+            own = algorithm_class(recorded).settings()
+            named -= {n for n in named - flags.keys() if n in own and values[n] == own[n].default}
+        return Settings(values, frozenset(flags), given, config, record, named)
+
+    def _named_algorithm(self, argv: Sequence[str], below: Mapping[str, Any]) -> str | None:
+        """The `package.module:Class` that is asked for as the algorithm; its settings are flags of this call."""
+        if not any(issubclass(kind, AlgorithmSettings) for kind in self.groups):
+            return None
+        first = argparse.ArgumentParser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+        first.error = lambda message: None  # type: ignore[assignment,method-assign,return-value]
+        first.add_argument("--algorithm", nargs="?")
+        first.add_argument("--config", nargs="?")
+        typed = vars(first.parse_known_args(list(argv))[0])
+        stored = read_yaml(shipped(typed["config"])) if typed.get("config") else {}
+        named = typed.get("algorithm") or stored.get("algorithm") or below.get("algorithm")
+        return named if isinstance(named, str) and ":" in named else None
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:
@@ -256,8 +282,8 @@ class _Help(argparse.HelpFormatter):
         return f"usage: {self._prog} [--config FILE] [--flag value ...]\n\n"
 
 
-def _describe(kind: type) -> dict[str, Setting]:
-    return describe(kind)
+def _describe(kind: Any, algorithm: str | None = None) -> dict[str, Setting]:
+    return kind.flags(algorithm) if issubclass(kind, AlgorithmSettings) else describe(kind)
 
 
 def _title(kind: type) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.config.train_config import (
     CoachConfig,
-    CreditConfig,
     EngineConfig,
     LearnConfig,
     PlayConfig,
@@ -20,7 +20,7 @@ from mafrt.config.train_config import (
 )
 from mafrt.core.errors import ConfigError
 
-TRAIN = (PlayConfig, CreditConfig, LearnConfig, TeamConfig, RunConfig, CoachConfig, EngineConfig)
+TRAIN = (PlayConfig, AlgorithmSettings, LearnConfig, TeamConfig, RunConfig, CoachConfig, EngineConfig)
 """The sections of `TrainConfig`, in the order of `--help`."""
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.scripts.cli.command import Command, Settings
@@ -63,13 +64,15 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
 
         strata_of(stage.env, config.play.stratify)
     coach = prepare_coach(config, stage.env)
-    check_tree(stage.env, rule.tree_samples, coach if config.credit.process_weight else None)
+    check_tree(stage.env, rule.tree_samples, coach if config.algorithm.process_weight else None)
     together = join(settings, config)
     processes = together.processes
     check_async(config, stage.team, sharded=together.shards)
     say = print if processes.main else quietly
     run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, stage.name))))
-    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
+    others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
+    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
+    args |= config.algorithm.flat()
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     for note in stage.notes:
@@ -122,7 +125,7 @@ def quietly(*_: object, **__: object) -> None:
 
 
 def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
-    foreign = sorted(stored.keys() - command.settings().keys())
+    foreign = sorted(stored.keys() - command.settings(stored.get("algorithm")).keys())
     if foreign:
         raise ConfigError(
             f"The run {loaded.run if loaded else ''} has the settings {', '.join(foreign)}, which {command.name} does "

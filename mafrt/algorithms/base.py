@@ -1,0 +1,66 @@
+"""The base class of all algorithms: its settings are its fields, its estimator and its loss are its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mafrt.algorithms.rewards import CreditContext, Row
+from mafrt.config.algorithm import AlgorithmSettings
+
+if TYPE_CHECKING:  # torch; flags are made from these classes before it is loaded
+    from torch import Tensor
+
+    from mafrt.algorithms.losses import PolicyTerms, Stats
+
+Trajectories = Sequence[Sequence[Row]]
+"""The rows of each episode, in speaking order."""
+
+
+def structural(default: Any) -> Any:
+    """A field that tells two algorithms apart: settable in Python, and no flag."""
+    return field(default=default, metadata={"flag": False})
+
+
+@dataclass(frozen=True)
+class Algorithm(AlgorithmSettings):
+    """One's own algorithm inherits from this and says how credit is computed; its fields become flags.
+
+    A subclass is a frozen dataclass with a docstring, whose first line is its summary. `credit` has to be there,
+    `policy_loss` may be.
+    """
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        """Fill the advantages and returns of every row whose `dropped` is None (`row.fill`).
+
+        Args:
+            trajectories: the rows of the global batch: a turn and its reward each.
+            context: facts about the batch that are no settings.
+
+        Returns:
+            Metrics by name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no credit(); say how its advantages are computed")
+
+    def policy_loss(self, terms: PolicyTerms) -> tuple[Tensor, Stats]:
+        """The policy loss of one adapter in one micro-batch: a sum over its terms, divided by `terms.denominator`.
+
+        The clipped ratio by default (`mafrt.algorithms.losses.policy_loss`). Statistics are sums as described there.
+        """
+        from mafrt.algorithms.losses import policy_loss
+
+        return policy_loss(
+            terms.logprobs,
+            terms.old_logprobs,
+            terms.advantages,
+            denominator=terms.denominator,
+            level=self.level,
+            segment=terms.turn,
+            clip_low=self.clip_param,
+            clip_high=self.upper_clip,
+            dual_clip=self.dual_clip,
+            normalize=self.normalization_mode or "token",
+            words=terms.words,
+            weights=terms.weights,
+        )

@@ -1,0 +1,415 @@
+"""Settings of the learning algorithms: the groups of fields that they share, and the registry of their classes.
+
+An algorithm is one frozen dataclass. Its fields are its settings, each declared once, with the algorithm's own
+defaults; flags, help, documentation and `args.yaml` follow from them. Class variables hold the facts that no setting
+changes: the paper, the critic's input, the schedule. The estimators are in `mafrt.algorithms`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from mafrt.config.resolve import Registry
+from mafrt.config.schema import Setting, above, at_least, check_fields, describe, unknown, within
+from mafrt.core.errors import ConfigError
+
+DEFAULT_ALGORITHM, _ALIAS = "ppo", "gae"
+
+_PRESETS = "mafrt.algorithms.presets"
+REGISTRY = Registry(
+    "algorithm",
+    {
+        "gae": f"{_PRESETS}:Ppo",
+        "ppo": f"{_PRESETS}:Ppo",
+        "marft": f"{_PRESETS}:Marft",
+        "cory": f"{_PRESETS}:Cory",
+        "maporl": f"{_PRESETS}:Maporl",
+        "ippo": f"{_PRESETS}:Ippo",
+        "mappo": f"{_PRESETS}:Mappo",
+        "happo": f"{_PRESETS}:Happo",
+        "reinforce_pp": f"{_PRESETS}:ReinforcePP",
+        "reinforce_pp_baseline": f"{_PRESETS}:ReinforcePPBaseline",
+        "grpo": f"{_PRESETS}:Grpo",
+        "dapo": f"{_PRESETS}:Dapo",
+        "dr_grpo": f"{_PRESETS}:DrGrpo",
+        "rloo": f"{_PRESETS}:Rloo",
+        "dr_mas": f"{_PRESETS}:DrMas",
+        "at_grpo": f"{_PRESETS}:AtGrpo",
+        "gigpo": f"{_PRESETS}:GiGpo",
+        "vdn": f"{_PRESETS}:Vdn",
+        "qmix": f"{_PRESETS}:Qmix",
+    },
+)
+"""Named as text, so that neither this layer nor `--help` of other commands imports the estimators."""
+
+
+class Checked:
+    """Root of the groups of settings: `__post_init__` of each group checks its fields and calls the next."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class RewardSettings(Checked):
+    """How the parts of a turn's reward are weighed and placed."""
+
+    reward_weight: float = 1.0
+    """weight of the rewards that the environment gives to agents"""
+    outcome_weight: float = 1.0
+    """weight of the task's verdict for the team"""
+    process_weight: float = 1.0
+    """weight of the coach's score for a turn, which is divided by 10 first"""
+    outcome_veto: bool = False
+    """take positive process rewards away where the task's verdict is 0 or less: no judge is paid against it"""
+    outcome_to: Literal["last", "end", "each", "all"] = "last"
+    """turns that receive the outcome: the last, all of the last step, every agent's last, or all"""
+    share: Literal["own", "sum"] = "own"
+    """a turn keeps its own reward, or carries its episode's sum, the outcome counted once"""
+    overlong_buffer: float = 0.0
+    """last share of max_new_tokens, in which the overlong penalty grows; 0 for none"""
+    overlong_penalty: float = 1.0
+    """reward that a turn loses which uses max_new_tokens up"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, 0, 1, "overlong_buffer")
+        at_least(self, 0, "overlong_penalty")
+
+
+@dataclass(frozen=True)
+class PolicyLossSettings(Checked):
+    """The policy loss."""
+
+    level: Literal["token", "action"] = "token"
+    """unit of a decision, and of a probability ratio: a token, or a whole turn"""
+    normalization_mode: Literal["sum", "token", "word"] | None = None
+    """action level: the turn's log-ratio is summed, or divided by its tokens or words (TWOSOME); default: token"""
+    clip_param: float = 0.2
+    """clip range of the probability ratio: from 1 - clip_param to 1 + clip_param"""
+    clip_high: float | None = None
+    """upper clip range where it differs from the lower one (DAPO); default: clip_param"""
+    dual_clip: float | None = None
+    """lower bound of the objective for negative advantages, as a multiple > 1 of the advantage; default: off"""
+    entropy_coef: float = 0.0
+    """weight of the entropy bonus"""
+    kl_coef: float = 0.0
+    """weight of the KL penalty to the base without adapter"""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """apply the KL penalty in the loss (k3) or in every token's reward (k1)"""
+    kl_target: float | None = None
+    """KL in nats per token that kl_coef is steered to, up or down after every iteration; default: kl_coef is fixed"""
+    kl_horizon: float = 10000.0
+    """turns in which kl_coef follows kl_target: an error of 20% moves it by 20% in so many"""
+    importance_cap: float | None = 2.0
+    """another engine samples: terms are weighed by min(p_trainer / p_engine, this); none leaves them as they are"""
+    target_kl: float | None = None
+    """end the epochs of an iteration when the mean KL to the sampling policy exceeds this; default: off"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.clip_param < 1:
+            raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip is {self.dual_clip}; choose a value above 1, or leave it out.")
+        at_least(self, 0, "entropy_coef", "kl_coef")
+        above(self, 0, "clip_high", "kl_target", "kl_horizon", "importance_cap", "target_kl")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ConfigError("kl_target steers kl_coef, which is 0; give the value that it starts from.")
+        if self.normalization_mode is not None and self.level != "action":
+            raise ConfigError(
+                f"normalization_mode is {self.normalization_mode}, which divides the log-ratio of a whole turn, and "
+                "level is token; leave it out, or set level to action."
+            )
+
+    @property
+    def upper_clip(self) -> float:
+        """The upper clip range in use."""
+        return self.clip_param if self.clip_high is None else self.clip_high
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(Checked):
+    """Who learns when."""
+
+    agent_iteration_interval: int = 0
+    """iterations per agent, one learning at a time (or per casting: cory); 0: all agents learn together"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "agent_iteration_interval")
+
+
+@dataclass(frozen=True)
+class CriticSettings(Checked):
+    """The critic's network and update, in a rule with a critic or a mixer."""
+
+    critic_lr: float = 5e-4
+    """learning rate of the critic"""
+    critic_epoch: int = 8
+    """passes of the critic over each batch; its features are computed once, so they cost little"""
+    critic_hidden_size: int = 128
+    """width of the critic's hidden layer"""
+    huber_delta: float | None = 10.0
+    """error at which the value loss turns linear (Huber); none: squared error"""
+    warmup_steps: int = 0
+    """iterations in which only the critic learns"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "critic_epoch", "critic_hidden_size")
+        at_least(self, 0, "critic_lr", "warmup_steps")
+        above(self, 0, "huber_delta")
+
+
+@dataclass(frozen=True)
+class ValueHeadSettings(CriticSettings):
+    """A critic that predicts returns with a value head."""
+
+    value_clip: float | None = 0.2
+    """clip range of the value update; none switches it off"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above(self, 0, "value_clip")
+
+
+@dataclass(frozen=True)
+class MixerSettings(CriticSettings):
+    """Q heads, mixer and replay memory (VDN, QMIX)."""
+
+    replay_steps: int = 512
+    """joint steps that the mixer learns from; they are kept in checkpoints"""
+    target_tau: float = 0.05
+    """share of the mixer's weights that its target takes over in each step, in (0, 1]"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "replay_steps")
+        if not 0 < self.target_tau <= 1:
+            raise ConfigError(f"target_tau is {self.target_tau}; choose a value in (0, 1].")
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
+    """The learning rule: rewards, credit, loss and critic.
+
+    Base class of `mafrt.algorithms.Algorithm`, with the settings that every algorithm has.
+    """
+
+    normalize_advantages: Literal["none", "batch", "agent"] = "none"
+    """centre and scale the finished advantages: not at all, over the batch, or per agent"""
+
+    paper: ClassVar[str] = ""
+    """Source, with its arXiv number."""
+    schedule: ClassVar[Literal["concurrent", "round_robin", "sequential", "swap"]] = "concurrent"
+    critic: ClassVar[Literal["context", "transcript"] | None] = None
+    """Input of the critic: the turn's own context, or the whole transcript and the speaker's name; None: no critic."""
+    mixer: ClassVar[Literal["vdn", "qmix"] | None] = None
+    """Mixer of the agents' Q into the team's, in place of a critic's values."""
+    needs_groups: ClassVar[bool] = False
+    """Whether several samples of a task are compared."""
+    needs_several_agents: ClassVar[bool] = False
+    constant_length: ClassVar[bool] = False
+    """Divide a turn's loss by `max_new_tokens` instead of its length (Dr. GRPO)."""
+    sampling_rounds: ClassVar[int] = 0
+    """Rounds of fresh tasks in place of groups without spread (DAPO), where the run names none."""
+    tree_samples: ClassVar[int | None] = None
+    """Alternatives of every turn (AT-GRPO), where the run has one sample per task and names none; None: no trees."""
+    unused: ClassVar[frozenset[str]] = frozenset()
+    """Inherited settings that have no effect in this algorithm: they are no flags of it and may not be set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for item in dataclasses.fields(self):
+            if item.name in self.unused and getattr(self, item.name) != item.default:
+                raise _not_used(algorithm_name(type(self)), item.name)
+
+    @property
+    def name(self) -> str:
+        """The registered name, or `package.module:Class`."""
+        return algorithm_name(type(self))
+
+    @classmethod
+    def summary(cls) -> str:
+        """First line of the docstring."""
+        return next(iter(inspect.cleandoc(cls.__doc__ or cls.__name__).splitlines()), cls.__name__).rstrip(".")
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """The settings that flags and YAML files can give, with the algorithm's own defaults."""
+        return {name: setting for name, setting in describe(cls).items() if name not in cls.unused}
+
+    def flat(self) -> dict[str, Any]:
+        """The name and all settings, as `args.yaml` keeps them."""
+        return {"algorithm": self.name, **{name: getattr(self, name) for name in self.settings()}}
+
+    # The two hooks below make this class a section of a command line (`mafrt.scripts.cli.command`).
+
+    @classmethod
+    def flags(cls, algorithm: str | None = None) -> dict[str, Setting]:
+        """The settings of all registered algorithms as flags, and those of the named one if it is not registered.
+
+        The default of each is None, which stands for the algorithm's own; the help lists who uses a setting, unless
+        all do.
+
+        Raises:
+            ConfigError: `algorithm` is unknown, or declares a setting with another type than the registered ones.
+        """
+        # The default algorithm first: its help texts are the most general.
+        names = [DEFAULT_ALGORITHM, *(name for name in REGISTRY.names() if name not in (DEFAULT_ALGORITHM, _ALIAS))]
+        classes = {name: algorithm_class(name) for name in names}
+        if algorithm is not None:
+            classes.setdefault(algorithm, algorithm_class(algorithm))
+        merged: dict[str, dict[str, Setting]] = {}
+        for name, kind in classes.items():
+            for setting in kind.settings().values():
+                merged.setdefault(setting.name, {})[name] = setting
+        found = {"algorithm": _ALGORITHM_FLAG}
+        return found | {name: _merge(users, classes) for name, users in merged.items()}
+
+    @classmethod
+    def from_flags(cls, values: Mapping[str, Any], named: Collection[str]) -> AlgorithmSettings:
+        """The settings of the algorithm in `values`, of which only those in `named` were given."""
+        known = cls.flags(values["algorithm"])
+        given = {name: values[name] for name in named if name in known and name != "algorithm"}
+        return make_algorithm(values["algorithm"], given)
+
+
+_ALGORITHM_FLAG = Setting(
+    "algorithm",
+    str,
+    DEFAULT_ALGORITHM,
+    "the learning rule, by name (`mafrt info --algorithms` lists them) or one's own package.module:Class",
+    optional=False,
+    many=False,
+    choices=None,
+)
+
+
+def register_algorithm(name: str, kind: type[AlgorithmSettings]) -> None:
+    """Make an algorithm available as `--algorithm NAME`. Raises ConfigError if the name is taken."""
+    _check_class(name, kind)
+    REGISTRY.register(name, kind)
+
+
+def algorithm_class(name: str) -> type[AlgorithmSettings]:
+    """The class of a registered name or of `package.module:Class`.
+
+    Raises:
+        ConfigError: an unknown name (names the nearest), a module that cannot be imported, or another kind of class.
+    """
+    found = REGISTRY.resolve(name)
+    _check_class(name, found)
+    return found
+
+
+def algorithm_name(kind: type[AlgorithmSettings]) -> str:
+    """The registered name of a class, or `package.module:Class`."""
+    for name in (DEFAULT_ALGORITHM, *REGISTRY.names()):
+        if REGISTRY.resolve(name) is kind:
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def make_algorithm(
+    algorithm: str | AlgorithmSettings = DEFAULT_ALGORITHM,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    others: Collection[str] = (),
+) -> AlgorithmSettings:
+    """An algorithm's settings: its own defaults, and `settings` where they are given.
+
+    Args:
+        algorithm: name, `package.module:Class`, or filled settings that `settings` change.
+        settings: by field name. None means the algorithm's own default, unless the field takes None.
+        others: names that exist beside the algorithm's, for the nearest name in an error.
+
+    Raises:
+        ConfigError: a setting that the algorithm does not use (names those that do), an unknown one, a bad value.
+    """
+    kind = type(algorithm) if isinstance(algorithm, AlgorithmSettings) else algorithm_class(algorithm)
+    name = algorithm_name(kind) if isinstance(algorithm, AlgorithmSettings) else algorithm
+    flags, names = kind.settings(), {item.name for item in dataclasses.fields(kind)} - kind.unused
+    chosen: dict[str, Any] = {}
+    for setting, value in (settings or {}).items():
+        if setting not in names:
+            everywhere = AlgorithmSettings.flags(name)
+            if setting not in everywhere:
+                raise ConfigError(unknown("setting", setting, {*names, *everywhere, *others}))
+            if value is not None:
+                raise _not_used(name, setting)
+        elif value is not None or setting not in flags or flags[setting].optional:
+            chosen[setting] = float(value) if _is_float(flags.get(setting), value) else value
+    if isinstance(algorithm, AlgorithmSettings):
+        return dataclasses.replace(algorithm, **chosen)
+    return kind(**chosen)
+
+
+def _is_float(setting: Setting | None, value: Any) -> bool:
+    """Whether an int stands for a float, so that a run is recorded alike however the number was written."""
+    return setting is not None and setting.kind is float and isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_class(name: str, kind: Any) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, AlgorithmSettings) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(
+            f"algorithm {name}: {getattr(kind, '__name__', kind)!r}{_place(kind)} is not an algorithm; expected a "
+            "frozen dataclass that inherits from mafrt.algorithms.Algorithm."
+        )
+
+
+def _place(kind: Any) -> str:
+    """` (FILE, line N)` of a class or function."""
+    try:
+        return f" ({inspect.getsourcefile(kind)}, line {inspect.getsourcelines(kind)[1]})"
+    except (TypeError, OSError):
+        return ""
+
+
+def _not_used(algorithm: str, setting: str) -> ConfigError:
+    users = [name for name in REGISTRY.names() if setting in algorithm_class(name).settings()]
+    known = f"; it belongs to {', '.join(users)}" if users else ""
+    return ConfigError(f"algorithm {algorithm!r} has no {setting}{known}. Leave it out, or take another algorithm.")
+
+
+def _users(users: Collection[str], classes: Mapping[str, type[AlgorithmSettings]]) -> str:
+    """`NAMES: ` of the algorithms that use a setting; empty if all do."""
+    others = [name for name in classes if name not in users]
+    if not others:
+        return ""
+    if set(users) == {name for name, kind in classes.items() if kind.critic}:
+        return "rules with a critic: "
+    few = len(others) < len(users)
+    return f"all but {', '.join(others)}: " if few else f"{', '.join(sorted(users))}: "
+
+
+def _merge(users: Mapping[str, Setting], classes: Mapping[str, type[AlgorithmSettings]]) -> Setting:
+    """One flag from the same setting of several algorithms."""
+    first = next(iter(users.values()))
+    for name, setting in users.items():
+        if (setting.kind, setting.many) != (first.kind, first.many):
+            raise ConfigError(
+                f"algorithm {name}{_place(algorithm_class(name))} declares {setting.name} as "
+                f"{setting.kind.__name__}, but {next(iter(users))} declares it as {first.kind.__name__}; rename it."
+            )
+    told, _, default = first.help.partition("; default: ")
+    if not default:
+        by_value: dict[Any, list[str]] = {}
+        for name, setting in users.items():
+            by_value.setdefault(setting.default, []).append(name)
+        usual = max(by_value, key=lambda value: len(by_value[value]))
+        rest = [f"{_show(v)} for {', '.join(names)}" for v, names in by_value.items() if v != usual]
+        default = ", ".join([_show(usual), *rest])
+    choices = tuple(dict.fromkeys(choice for s in users.values() for choice in s.choices or ())) or None
+    return Setting(
+        first.name, first.kind, None, f"{_users(users, classes)}{told}; default: {default}", True, first.many, choices
+    )
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else ("on" if value else "off") if isinstance(value, bool) else str(value)
