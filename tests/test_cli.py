@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mafrt.algorithms import ALGORITHMS
+from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped
@@ -424,6 +425,7 @@ def test_a_run_and_its_files(run):
 
     args = yaml.safe_load((run / "args.yaml").read_text())
     expected = train_math.COMMAND.settings().keys() - {"run_dir", "set_aside", "accept_changes"}
+    expected -= AlgorithmSettings.flags().keys() - ALGORITHMS["ppo"].flat().keys()
     assert args.keys() == expected and args["lr"] == 1e-3 and args["profile_path"] == "profiles/quickstart.json"
     summary = json.loads((run / "summary.json").read_text())
     assert {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"} <= summary.keys()
