@@ -16,13 +16,15 @@ from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.engines.checks import check_engine, reach_servers
+from mafrt.envs.math import load_tasks
+from mafrt.envs.math.build import build_env
+from mafrt.envs.math.config import WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
-from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings, WorkflowSettings
-from mafrt.scripts.train_math import math_env
+from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings
 from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
@@ -125,14 +127,12 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
             kwargs.setdefault("split", "eval")
         env = make_env(settings["env"], **kwargs)
         return env, team_for(env, load_team(settings, default), settings["n_agents"])
-    from mafrt.envs.math import load_tasks
-
     team = load_team(settings, "profiles/quickstart.json")
     source = settings["dataset_path"]
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}
     tasks = load_tasks(source, split="test", **fields)
-    env = math_env(settings, tasks, team)
+    env = build_env(settings.values, tasks, team)
     return env, env.team
 
 

@@ -19,12 +19,12 @@ from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped
+from mafrt.envs.math.build import problems
 from mafrt.scripts import bench, check_env, evaluate, info, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command, convert, read_yaml
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.settings import TRAIN, train_config
-from mafrt.scripts.train_math import problems
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Command("demo", "A demonstration.", TRAIN)

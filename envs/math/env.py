@@ -16,7 +16,7 @@ from mafrt.environment.python_tool import PythonTool, Ran
 from mafrt.envs.math import process_rewards
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.math.verifier import verify, verify_many
-from mafrt.envs.math.workflows.registry import MathState, make_workflow
+from mafrt.envs.math.workflows.registry import SHIPPED, MathState, make_workflow
 
 REWARDS = ("outcome_only", "last", "each")
 
@@ -64,7 +64,7 @@ class MathEnv(Env):
         self.team = team if team is not None else Team.of(("reasoner", "actor"))
         options = {"sees": sees, "tool_turns": tool_turns}
         self.workflow = make_workflow(workflow, self.team, horizon, judge_lines, **options)
-        self.rubric = workflow
+        self.rubric = workflow if workflow in SHIPPED else None
         self.tasks: tuple[Task, ...] = (
             tuple(tasks)
             if tasks is not None

@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -200,7 +201,9 @@ def _works(groups: Groups) -> bool:
     """Whether a process can be moved into a group with a limit, and its memory is counted there."""
     group = groups.make()
     descriptors: list[int] = []
-    process = subprocess.Popen(["sleep", "60"], cwd="/", stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-ISc", "import time; time.sleep(60)"], cwd="/", stdin=subprocess.DEVNULL
+    )
     try:
         descriptors = group.open()
         os.write(descriptors[0], str(64 * limits.MIB).encode())

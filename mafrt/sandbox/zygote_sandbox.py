@@ -62,11 +62,6 @@ class WarmSandbox:
             degraded.announce()
         self._groups = None if weaker else cgroup.find()
         self.tier = kind if self._groups is not None else f"{kind}{UNGROUPED}"
-        if not weaker and self._groups is None:
-            log.warning(
-                "sandbox tier %r instead of %r: this process can make no control groups, so the kernel's memory of a "
-                "snippet is only bounded by fewer processes and open files (docs/sandbox.md)", self.tier, kind,
-            )  # fmt: skip
         self.counts = Counts()
         self._command = degraded.command if kind == "degraded" else bwrap.command
         self._slots = Slots(workers)
@@ -80,6 +75,11 @@ class WarmSandbox:
         except BaseException:
             self.close()
             raise
+        if not weaker and self._groups is None:
+            log.warning(
+                "sandbox tier %r instead of %r: this process can make no control groups, so the kernel's memory of a "
+                "snippet is only bounded by fewer processes and open files (docs/sandbox.md)", self.tier, kind,
+            )  # fmt: skip
         self.counts = Counts()
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
@@ -15,17 +15,14 @@ from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.processes import Spread
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.scripts.cli.stage import Stage
 from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
+    from mafrt.envs.construction import Construction
     from mafrt.models.shared_base import SharedBase
     from mafrt.storage.load_path import Loadable
-
-T = TypeVar("T")
-
-HELD_OUT_SHARE, HELD_OUT_MOST = 0.1, 200
-"""Share of a file that is not trained on where no other file is given, and records at most."""
 
 
 def load_team(settings: Settings, default: str | None = None) -> Team | None:
@@ -65,6 +62,15 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
             f"{', '.join(env.agents)}; use the same names."
         )
     return team
+
+
+def stage_of(
+    build: Callable[[Mapping[str, Any], Team | None], Construction], settings: Settings, team: Team | None, name: str
+) -> Stage:
+    """What an environment's `build` makes of the settings, with its team."""
+    built = build(settings.values, team)
+    env = built.train_env
+    return Stage(env, built.eval_env, team_for(env, team, settings["n_agents"]), name, built.notes)
 
 
 def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
@@ -167,9 +173,3 @@ def quiet() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry, before our one sentence
     for name in ("bitsandbytes", "bitsandbytes.autograd._functions"):
         logging.getLogger(name).setLevel(logging.ERROR)  # a line for every layer that is computed in half precision
-
-
-def hold_out(tasks: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Tasks to train on and, from the end, a tenth that is not; a file too small for that has none of the latter."""
-    count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
-    return tasks[: len(tasks) - count], tasks[len(tasks) - count :]

@@ -1,14 +1,14 @@
-"""Who speaks next and what it sees. A workflow is a small class of pure functions on an immutable state."""
+"""Workflows by name or path: small classes of pure functions that say who speaks next and what it sees."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mafrt.config.schema import unknown
+from mafrt.config.resolve import Registry, user_line
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.envs.math.workflows.base import INCORRECT, JUDGE, SEES, SPEAKS_AS, MathState, Workflow, transcript
 from mafrt.envs.math.workflows.chain import Chain
 from mafrt.envs.math.workflows.mathchat import MathChat
@@ -24,21 +24,50 @@ __all__ = [
     "SolverVerifier",
     "Workflow",
     "make_workflow",
+    "register_workflow",
     "transcript",
 ]
 
-WORKFLOWS: dict[str, Callable[..., Workflow]] = {
-    "chain": Chain,
-    "mathchat": MathChat,
-    "solver_verifier": SolverVerifier,
-}
-"""By name; a workflow is added here. Called with team, horizon, judge_lines, and the options that were given."""
+
+class Workflows(Registry):
+    """Names of workflows; `WORKFLOWS["blind"] = Blind` registers one too."""
+
+    __setitem__ = Registry.register
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+
+WORKFLOWS = Workflows(
+    "workflow",
+    {
+        "chain": "mafrt.envs.math.workflows.chain:Chain",
+        "mathchat": "mafrt.envs.math.workflows.mathchat:MathChat",
+        "solver_verifier": "mafrt.envs.math.workflows.solver_verifier:SolverVerifier",
+    },
+)
+"""By name. A class or function is called with team, horizon, judge_lines, and the options that were given."""
+SHIPPED = WORKFLOWS.names()
+METHODS = ("observations", "advance", "answers", "judged")
+"""Every workflow has them, and `max_steps`."""
+
+
+def register_workflow(name: str, factory: Callable[..., Workflow]) -> None:
+    """Make `factory` available as `--workflow name`. Raises ConfigError for a name that is taken."""
+    if not callable(factory):
+        raise ConfigError(f"the factory of workflow {name!r} must be a class or function, found {factory!r}")
+    WORKFLOWS.register(name, factory)
 
 
 def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **options: Any) -> Workflow:
-    """The workflow called `name`, checked against the team. Options that are None are left to the workflow."""
-    if name not in WORKFLOWS:
-        raise ConfigError(unknown("workflow", str(name), WORKFLOWS))
+    """The workflow called `name`, or that `package.module:Class` names, checked against the team.
+
+    Options that are None are left to the workflow.
+
+    Raises:
+        ConfigError: no such workflow, a team or an option that it does not take, or a class that is no workflow.
+    """
+    factory = WORKFLOWS.resolve(str(name))
     if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
         raise ConfigError(f"horizon must be a whole number of rounds, at least 1, found {horizon!r}")
     for reserved in SPEAKS_AS:
@@ -52,8 +81,22 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
     given = {option: value for option, value in options.items() if value is not None}
     if given.get("sees", "all") not in SEES:
         raise ConfigError(f"sees is {given['sees']!r}; choose one of {', '.join(SEES)}")
-    takes = inspect.signature(WORKFLOWS[name]).parameters
+    takes = inspect.signature(factory).parameters
     for option in given:
         if option not in takes:
             raise ConfigError(f"workflow {name!r} has no setting {option}; leave it out, or take 'mathchat'")
-    return WORKFLOWS[name](team, horizon, judge_lines, **given)
+    try:
+        workflow = factory(team, horizon, judge_lines, **given)
+    except MafrtError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"workflow {name!r} could not be built: {type(error).__name__}: {error}{user_line(error)}"
+        ) from error
+    missing = [method for method in METHODS if not callable(getattr(workflow, method, None))]
+    if missing or not isinstance(getattr(workflow, "max_steps", None), int):
+        raise ConfigError(
+            f"{name!r} made a {type(workflow).__name__}, which is no workflow: it lacks "
+            f"{', '.join(missing or ['max_steps'])}; see mafrt.envs.math.workflows.base.Workflow"
+        )
+    return workflow

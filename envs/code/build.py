@@ -1,0 +1,65 @@
+"""The code environment from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mafrt.config.team import Team
+from mafrt.envs.code.env import CodeEnv
+from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
+from mafrt.envs.construction import Construction, held_out_note, hold_out
+
+NAME = "code"
+DEFAULT_SET = "programs"
+
+
+def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction:
+    """Problems, sandbox and environments.
+
+    Args:
+        settings: the fields of `CodeSettings`, and `sandbox`, by name. All are JSON values.
+        team: a Coder, or a Coder and a Tester; None: a Coder.
+
+    Raises:
+        DataError: the problems cannot be read.
+        ConfigError: a setting or the team does not fit.
+        SandboxError: there is no such sandbox here.
+    """
+    source = settings.get("dataset_path", DEFAULT_SET)
+    tasks, held_out = problems(settings)
+    notes = []
+    if source not in SETS and settings.get("eval_dataset_path") is None:
+        notes.append(held_out_note(source, len(tasks), len(held_out)))
+    shared = {task.statement for task in tasks} & {task.statement for task in held_out}
+    if shared:
+        notes.append(
+            f"Careful: {len(shared)} statements stand in both sets, so the evaluation shows in part what was learnt by "
+            "heart."
+        )
+    eval_env = build_env(settings, held_out, team) if held_out else None
+    return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
+
+
+def build_env(settings: Mapping[str, Any], tasks: Sequence[CodeTask], team: Team | None) -> CodeEnv:
+    """The environment that the settings describe, on these tasks."""
+    arguments = {
+        "turns": "coder_turns",
+        "reviews": "reviews",
+        "sandbox": "sandbox",
+        "timeout_s": "program_timeout",
+        "memory_mib": "program_memory",
+    }
+    given = {argument: settings[name] for argument, name in arguments.items() if name in settings}
+    return CodeEnv(tasks=tasks, team=team, **given)
+
+
+def problems(settings: Mapping[str, Any]) -> tuple[Sequence[CodeTask], Sequence[CodeTask]]:
+    """Problems to train on and held-out problems; there are none of the latter if the file is too small."""
+    source, held_out = settings.get("dataset_path", DEFAULT_SET), settings.get("eval_dataset_path")
+    tasks = load_tasks(source)
+    if held_out is not None:
+        return tasks, load_tasks(held_out, split="test")
+    if source in SETS:
+        return tasks, load_tasks(source, split="test")
+    return hold_out(tasks)

@@ -1,0 +1,23 @@
+"""Settings of the code environment; flags and their help follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """The problems, and how the team works on them."""
+
+    dataset_path: str = "programs"
+    """HumanEval-, MBPP- or APPS-style JSONL, or what ships: functions, or programs, which suit the teaching base"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+    coder_turns: int = 2
+    """turns of the Coder in a row while its program fails to compile or raises"""
+    reviews: int = 1
+    """times that the Tester, if the team has one, may send a program back"""
+    program_timeout: float = 10.0
+    """seconds that a program and all its tests may take"""
+    program_memory: int = 1024
+    """MiB of memory that they may take"""

@@ -1,0 +1,123 @@
+"""The DSBench environment from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError, DataError
+from mafrt.envs.construction import Construction
+from mafrt.envs.dsbench.builtin import builtin_tasks
+from mafrt.envs.dsbench.config import DsbenchSettings
+from mafrt.envs.dsbench.env import DSBenchEnv
+from mafrt.envs.dsbench.records import Loaded, find_records, load_records
+from mafrt.envs.dsbench.tasks import Task
+
+NAME = "dsbench"
+HELD_OUT_SHARE = 0.1
+
+
+def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction:
+    """Tasks, sandbox and environments.
+
+    Args:
+        settings: the fields of `DsbenchSettings`, and `sandbox`, by name. All are JSON values.
+        team: not looked at, since the three agents are always the same.
+
+    Raises:
+        DataError: no task can be used.
+        ConfigError: a setting does not fit.
+        SandboxError: there is no such sandbox here.
+    """
+    settings = {**asdict(DsbenchSettings()), "sandbox": "bwrap", **settings}
+    tasks, held_out, notes = read_tasks(settings)
+    if both := sorted({task.id for task in tasks} & {task.id for task in held_out}):
+        notes.append(
+            f"Careful: {', '.join(both)} stand in both sets, so the evaluation shows what was learnt by heart."
+        )
+    eval_env = build_env(settings, held_out) if held_out else None
+    return Construction(build_env(settings, tasks), eval_env, tuple(notes))
+
+
+def build_env(settings: Mapping[str, Any], tasks: Sequence[Task]) -> DSBenchEnv:
+    """The environment that the settings describe, on these tasks."""
+    return DSBenchEnv(
+        tasks=tasks,
+        turns=settings["agent_turns"],
+        style=settings["style"],
+        lab=settings["lab"] or settings["style"] == "brief",
+        sandbox=settings["sandbox"],
+        timeout_s=settings["program_timeout"],
+        memory_mib=settings["program_memory"],
+        workspace_mib=settings["workspace_mib"],
+    )
+
+
+def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task], list[str]]:
+    """Tasks to train on, held-out ones, and lines about what was left out. Raises DataError if nothing is left."""
+    if own_records(settings) is None:
+        return builtin_tasks("train"), builtin_tasks("eval"), []
+    sets: dict[str, Sequence[Task]] = {}
+    notes = []
+    for split, (path, loaded) in load_all(settings).items():
+        good, problems = fitting(loaded, settings["workspace_mib"])
+        notes += [f"Skipped: {problem}" for problem in problems]
+        if not good:
+            raise DataError(
+                f"none of the tasks of {path} can be used, the first one: {problems[0]} (--check names all)"
+            )
+        sets[split] = good
+    if "eval" in sets:
+        return sets["train"], sets["eval"], notes
+    count = max(1, round(len(sets["train"]) * HELD_OUT_SHARE)) if len(sets["train"]) > 4 else 0
+    tasks, held_out = sets["train"][: len(sets["train"]) - count], sets["train"][len(sets["train"]) - count :]
+    notes.append(
+        f"Of {len(sets['train'])} tasks, the last {count} are held out."
+        if count
+        else "There are too few tasks to hold any out: they serve for both."
+    )
+    return tasks, held_out, notes
+
+
+def own_records(settings: Mapping[str, Any]) -> dict[str, Path] | None:
+    """The user's files of records, `train` and perhaps `eval`; None: the built-in tasks."""
+    root, path, eval_path = (settings[name] for name in ("data_root", "dataset_path", "eval_dataset_path"))
+    if root is None and path is None:
+        if eval_path is not None:
+            raise ConfigError("eval_dataset_path is given, but nothing to train on; give data_root or dataset_path.")
+        return None
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise ConfigError(f"data_root {root} is not a folder; give the one that the records' paths are relative to.")
+    found = {"train": Path(path).expanduser()} if path is not None else find_records(Path(root).expanduser())
+    if "train" not in found:
+        found = {"train": found["eval"]}
+    if eval_path is not None:
+        found["eval"] = Path(eval_path).expanduser()
+    return found
+
+
+def load_all(
+    settings: Mapping[str, Any], progress: Callable[[str], None] = lambda name: None
+) -> dict[str, tuple[Path, Loaded]]:
+    """Every file of records, read and validated; `progress` is told each task's name."""
+    metrics = settings["task_metrics"]
+    loaded = {}
+    for split, path in (own_records(settings) or {}).items():
+        root = Path(settings["data_root"] or path.parent).expanduser()
+        loaded[split] = path, load_records(path, root, Path(metrics).expanduser() if metrics else None, progress)
+    return loaded
+
+
+def fitting(loaded: Loaded, workspace_mib: int) -> tuple[list[Task], list[str]]:
+    """The tasks whose tables fit into the workspace, and what is wrong with the others."""
+    good, problems = [], [str(problem) for problem in loaded.problems]
+    for task in loaded.tasks:
+        # Tables are there from the start, and features made from them are about as large again.
+        if task.size_mib * 2 > workspace_mib:
+            problems.append(f"{task.id}: has {task.size_mib:.0f} MiB of tables; raise --workspace_mib above twice that")
+        else:
+            good.append(task)
+    return good, problems

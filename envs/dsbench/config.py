@@ -1,0 +1,38 @@
+"""Settings of the DSBench environment; flags and their help follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DsbenchSettings:
+    """The tasks, and how the team works on them."""
+
+    data_root: str | None = None
+    """folder that the records' paths are relative to; default: the built-in tasks"""
+    dataset_path: str | None = None
+    """JSON or JSONL of DSBench records; default: found in data_root, else the built-in tasks"""
+    eval_dataset_path: str | None = None
+    """held-out records; default: found in data_root, else the last tenth of one's own tasks"""
+    task_metrics: str | None = None
+    """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
+    agent_turns: int = 4
+    """turns that each agent has"""
+    style: Literal["full", "brief"] = "full"
+    """what agents read: a page, or a few lines and the helper module lab, for very small models"""
+    lab: bool = False
+    """put the helper module lab into the workspace; the brief style always does"""
+    program_timeout: float = 60.0
+    """seconds that a program may take"""
+    program_memory: int = 2048
+    """MiB of memory that it may take"""
+    workspace_mib: int = 256
+    """MiB of all files of an episode; tasks with larger tables are left out"""
+    check: bool = False
+    """read and validate all records, name each problem, and leave"""
+    demonstrations: str | None = None
+    """write good and careless programs in the brief style to this JSONL, for train_sft, and leave"""
+    demonstration_episodes: int = 200
+    """episodes that they come from"""

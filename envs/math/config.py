@@ -1,0 +1,34 @@
+"""Settings of the math environment; flags and their help follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class MathSettings:
+    """The problems."""
+
+    dataset_path: str | None = None
+    """JSON, JSONL, Parquet or a Hugging Face data set id; default: the shipped word problems"""
+    eval_dataset_path: str | None = None
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+
+
+@dataclass(frozen=True)
+class WorkflowSettings:
+    """How the team works on them."""
+
+    problem_field: str | None = None
+    """field of a record that holds the problem; default: found by its usual names"""
+    answer_field: str | None = None
+    """field of a record that holds the answer; default: found by its usual names"""
+    workflow: str = "chain"
+    """who speaks next and what it sees: chain, mathchat, solver_verifier, or package.module:Class"""
+    horizon: int = 1
+    """rounds that the team has for a problem; each agent speaks once in a round"""
+    sees: Literal["all", "previous", "problem"] | None = None
+    """what an agent sees of what was said: all, what the agent before it said, or only the problem; default: all"""
+    tool_turns: int | None = None
+    """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""
