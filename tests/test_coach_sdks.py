@@ -109,7 +109,7 @@ def test_a_reply_that_is_no_verdict_is_asked_for_once_more_and_whole(provider, b
 
 @pytest.mark.parametrize("provider", SPECS)
 def test_the_text_form_is_read_too(provider, coach_of):
-    with Judge(lambda seen, n: Say("REASONING: ok so far\nPROCESS_SCORE: 6.5\nREASONING: Short.")) as judge:
+    with Judge(lambda seen, n: Say("PROCESS_SCORE: 6.5\nREASONING: Short.")) as judge:
         assert coach_of(provider, judge).judge([CASE]) == [Scored(6.5, "Short.")]
 
 

@@ -141,7 +141,9 @@ class RemoteCoach(Coach):
                     self._refuse(error)
                 return Unscored(f"the call failed: {error}")
             try:
-                verdict = read_reply(reply.text, cut=reply.cut)
+                if reply.problem is not None:
+                    raise UnreadableError(reply.problem)
+                verdict = read_reply(reply.text, cut=reply.cut, quoted=ask.quoted)
             except UnreadableError as error:
                 problem = str(error)
                 continue

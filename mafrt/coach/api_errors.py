@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ class CallFailedError(Exception):
 
     `transient`: another try may succeed (rate limit, server error, no connection, no reply in time).
     `refused`: this very request will never be answered (400 and its like); others may be.
-    `dead`: nobody's request will be answered before somebody mends it (key, rights, model, quota).
+    `dead`: no request will be answered before the user fixes the cause (key, rights, model, quota).
     """
 
     def __init__(
@@ -66,20 +67,30 @@ def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> 
 
 def retry_after(headers: Mapping[str, str], body: Any = None) -> float | None:
     """Seconds that the provider asks to wait: from its headers (number or date), or Google's `retryDelay`."""
-    found = {name.lower(): value for name, value in headers.items()}
+    given = {name.lower(): value for name, value in headers.items()}
     try:
-        if "retry-after-ms" in found:
-            return max(float(found["retry-after-ms"]) / 1000, 0.0)
-        if "retry-after" in found:
-            return max(float(found["retry-after"]), 0.0)
+        if "retry-after-ms" in given:
+            return _wait_s(float(given["retry-after-ms"]) / 1000)
+        if "retry-after" in given:
+            return _wait_s(float(given["retry-after"]))
     except ValueError:
-        try:
-            when = email.utils.parsedate_to_datetime(found.get("retry-after", ""))
-        except ValueError:
-            return None
-        if when.tzinfo is None:
-            when = when.replace(tzinfo=UTC)
-        return max((when - datetime.now(UTC)).total_seconds(), 0.0)
+        return _until(given.get("retry-after", ""))
     delay = re.search(r'"retryDelay": "([^"]*)"', json.dumps(body, default=str))
     seconds = _SECONDS.fullmatch(delay[1]) if delay else None
-    return float(seconds[1]) if seconds else None
+    return _wait_s(float(seconds[1])) if seconds else None
+
+
+def _wait_s(seconds: float) -> float | None:
+    """A wait that can be waited: not negative; None for NaN and infinity."""
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _until(date: str) -> float | None:
+    """Seconds until an HTTP date; None for a date that is none, or that no calendar holds."""
+    try:
+        when = email.utils.parsedate_to_datetime(date)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return _wait_s((when - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

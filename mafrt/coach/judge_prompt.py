@@ -14,6 +14,7 @@ from typing import Any
 
 from mafrt.coach.base import Case
 from mafrt.coach.rubric import Rubric
+from mafrt.core.text import clean_text
 from mafrt.storage.run_dir import json_safe
 
 LONGEST = 60_000
@@ -37,7 +38,7 @@ _AS_JSON_SPANS = (
     f"own, each copied exactly from what the agent said, at most {MOST_SPANS}; leave the list empty if none does."
 )
 _AS_TEXT = """\
-Reply in exactly this form, with the score on a line of its own and nowhere else:
+Reply in exactly this form: the score on the first line and nowhere else, the reasoning after it.
 PROCESS_SCORE: <number from 0 to 10>
 REASONING: <text>"""
 
@@ -50,6 +51,8 @@ class Ask:
     user: str
     schema: dict[str, Any] | None
     """of the reply; None asks for the text form"""
+    quoted: tuple[str, ...] = ()
+    """texts of agents, tools and the environment that the question quotes, as they were"""
 
     def again(self, problem: str) -> Ask:
         """The whole question once more, after a reply that could not be read."""
@@ -77,6 +80,8 @@ def make_ask(
         "facts": json.dumps(json_safe(evidence.facts), ensure_ascii=False) if evidence and evidence.facts else None,
         "truth": case.truth,
     }
+    texts = {name: None if text is None else clean_text(text) for name, text in texts.items()}
+    quoted = tuple(text for text in texts.values() if text)
     cut = {name: None if text is None else guard(_cut(text)) for name, text in texts.items()}
     code = _code([text for text in cut.values() if text is not None])
     values = {
@@ -84,7 +89,10 @@ def make_ask(
     }
     form = (_AS_JSON_SPANS if case.spans else _AS_JSON) if structured else _AS_TEXT
     return Ask(
-        f"{_TASK}\n{form}", rubric.fill({**values, "agent": case.agent}), schema(case.spans) if structured else None
+        f"{_TASK}\n{form}",
+        rubric.fill({**values, "agent": case.agent}),
+        schema(case.spans) if structured else None,
+        quoted,
     )
 
 

@@ -95,12 +95,12 @@ class LocalCoach(Coach):
         for place, waiting in enumerate(found):
             if isinstance(waiting, UnreadableError):
                 reply = replies[waiting.args[0]]
-                found[place] = self._read(reply.text, cut=reply.stop == "length")
+                found[place] = self._read(reply.text, cut=reply.stop == "length", quoted=asks[place].quoted)
         return found
 
-    def _read(self, text: str, *, cut: bool) -> Verdict | UnreadableError:
+    def _read(self, text: str, *, cut: bool, quoted: Sequence[str]) -> Verdict | UnreadableError:
         try:
-            return read_reply(visible(text, opened=True) if self._opened else text, cut=cut)
+            return read_reply(visible(text, opened=True) if self._opened else text, cut=cut, quoted=quoted)
         except UnreadableError as error:
             return error
 

@@ -1,16 +1,20 @@
-"""Reading a judge's reply. What is not a verdict beyond doubt is none: there is no guessing and no default number.
+"""Reading a judge's reply. Only an unmistakable verdict is one: there is no guessing and no default number.
 
-A reply is JSON as `asking.schema` says; else the text form, with `PROCESS_SCORE: X` on one whole line, exactly once. A
-reply that was cut short, or that has thoughts only, is not read at all.
+A reply is JSON with exactly the keys of `judge_prompt.schema`. Otherwise it is the text form: the first line is
+`PROCESS_SCORE: X`, the only one in the reply, and `REASONING:` follows. Text that an agent or a tool wrote can reach a
+reply when a judge or an error page echoes its prompt, so a verdict that stands in the quoted texts is not read. Neither
+is a reply that was cut short or holds only thoughts.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.coach.judge_prompt import MOST_SPANS
+from mafrt.core.text import clean_text
 from mafrt.core.types import Scored
 from mafrt.environment.tool_calls import visible
 
@@ -18,66 +22,98 @@ LONGEST_REASON = 2000
 """Characters of a reason that are kept."""
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
-_SCORE_LINE = re.compile(r"^[ \t]*PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?$", re.MULTILINE)
-_REASONING = re.compile(r"^[ \t]*REASONING:[ \t]*", re.MULTILINE)
+_SCORE_LINE = re.compile(r"PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?")
+_REASONING = re.compile(r"\s*REASONING:[ \t]*(?=\S)")
+_WORD = re.compile(r"process[\s_-]*score", re.IGNORECASE)
+_KEYS, _SPAN_KEYS = {"reason", "score", "spans"}, {"quote", "score"}
 
 
 class UnreadableError(ValueError):
     """A reply that is no verdict; the message says why, in words that may follow "because"."""
 
 
-def read_reply(text: str, *, cut: bool = False) -> Scored:
-    """The verdict in a reply. Raises UnreadableError."""
+def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> Scored:
+    """The verdict in a reply.
+
+    Args:
+        text: the reply; anything but a text is no verdict.
+        cut: whether it ended at the token limit.
+        quoted: texts of agents and tools that the prompt quoted, as they were.
+
+    Raises:
+        UnreadableError: it is no verdict.
+    """
     if cut:
         raise UnreadableError("the reply was cut off at its token limit")
-    text = text.strip()
+    if not isinstance(text, str):
+        raise UnreadableError(f"the reply is a {type(text).__name__} and not a text")
+    text = clean_text(text).strip()
     if not text.startswith("{"):  # a reason may speak of thoughts; a model's own come before its reply
         text = visible(text).strip()
     if not text:
         raise UnreadableError("the reply is empty")
     fenced = _FENCED.fullmatch(text)
     body = fenced[1].strip() if fenced else text
-    return read_json(body) if body.startswith("{") else read_text(text)
+    if not body.startswith("{"):
+        return read_text(body, quoted)
+    if any(body in other for other in quoted):
+        raise UnreadableError("the reply repeats what was quoted to the judge")
+    return read_json(body)
 
 
 def read_json(text: str) -> Scored:
     """A verdict as a JSON object."""
     try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        record = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnreadableError:
         raise
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"the reply is not JSON ({error})") from error
-    return check_verdict(found)
+    return check_verdict(record)
 
 
-def check_verdict(found: Any) -> Scored:
+def check_verdict(record: Any) -> Scored:
     """A verdict out of parsed JSON; from a judge or from the cache."""
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise UnreadableError("the reply is not a JSON object")
-    reason, spans = found.get("reason", ""), found.get("spans") or []
-    if not isinstance(reason, str):
+    if strange := sorted(record.keys() - _KEYS):
+        # {"error": "overloaded", "score": 0} is a judgement that failed, and so may be any other addition.
+        raise UnreadableError(f"the JSON object has the key {strange[0][:40]!r}, which no verdict has")
+    if not isinstance(record.get("reason"), str):
         raise UnreadableError('"reason" is not a text')
+    spans = record.get("spans") or []
     if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
         raise UnreadableError('"spans" is not a list of objects')
-    quoted: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for span in spans[:MOST_SPANS]:
         quote = span.get("quote")
         if not isinstance(quote, str):
             raise UnreadableError('a span has no "quote"')
+        if span.keys() - _SPAN_KEYS:
+            raise UnreadableError("a span has a key that no span has")
         if quote.strip():  # the first score of a quotation stays: the same words twice are not worth twice as much
-            quoted.setdefault(quote, _score(span, "a span's score"))
-    return Scored(_score(found, '"score"'), reason.strip()[:LONGEST_REASON], tuple(quoted.items()))
+            scores.setdefault(clean_text(quote), _score(span, "a span's score"))
+    reason = clean_text(record["reason"]).strip()[:LONGEST_REASON]
+    return Scored(_score(record, '"score"'), reason, tuple(scores.items()))
 
 
-def read_text(text: str) -> Scored:
-    """A verdict in the text form."""
-    found = _SCORE_LINE.findall(text)
-    if text.count("PROCESS_SCORE") != 1 or len(found) != 1:
-        raise UnreadableError("it is neither the JSON object asked for nor has it one line PROCESS_SCORE: <number>")
-    before, _, after = text.partition("PROCESS_SCORE")
-    reason = after.partition("\n")[2].strip() or before.strip()
-    return Scored(_score({"score": float(found[0])}, "PROCESS_SCORE"), _REASONING.sub("", reason, 1)[:LONGEST_REASON])
+def read_text(text: str, quoted: Sequence[str] = ()) -> Scored:
+    """A verdict in the text form; see `read_reply`."""
+    first, _, rest = text.partition("\n")
+    score = _SCORE_LINE.fullmatch(first)
+    if score is None:
+        raise UnreadableError(
+            "it is neither the JSON object asked for nor is its first line PROCESS_SCORE: <number from 0 to 10>"
+        )
+    if len(_WORD.findall(text)) != 1:
+        raise UnreadableError("it has a second PROCESS_SCORE")
+    reasoning = _REASONING.match(rest)
+    if reasoning is None:
+        raise UnreadableError("its score is not followed by REASONING: <text>")
+    line = " ".join(first.split())
+    if any(line in map(_joined, other.splitlines()) for other in quoted if "PROCESS_SCORE" in other):
+        raise UnreadableError("its score line stands in what was quoted to the judge")
+    return Scored(_score({"score": float(score[1])}, "PROCESS_SCORE"), rest[reasoning.end() :].strip()[:LONGEST_REASON])
 
 
 def verdict_json(verdict: Scored) -> str:
@@ -86,21 +122,25 @@ def verdict_json(verdict: Scored) -> str:
     return json.dumps({"score": verdict.score, "reason": verdict.reason, "spans": spans}, ensure_ascii=False)
 
 
-def _score(found: dict[str, Any], what: str) -> float:
-    score = found.get("score")
+def _joined(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _score(record: Mapping[str, Any], name: str) -> float:
+    score = record.get("score")
     if isinstance(score, bool) or not isinstance(score, (int, float)):
-        raise UnreadableError(f"{what} is not a number")
-    if not 0 <= score <= 10:  # nor is what is not finite
-        raise UnreadableError(f"{what} is {str(score)[:20]}, which is not in 0..10")
+        raise UnreadableError(f"{name} is not a number")
+    if not 0 <= score <= 10:  # nor is NaN or infinity
+        raise UnreadableError(f"{name} is {str(score)[:20]}, which is not in 0..10")
     return float(score)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two scores in one object are none."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         raise UnreadableError("a name stands twice in the JSON object")
-    return found
+    return record
 
 
 def _no_constant(name: str) -> float:

@@ -20,6 +20,9 @@ from mafrt.core.errors import ConfigError, MissingExtraError
 
 PROVIDERS = ("openai", "anthropic", "google", "vertex")
 
+_MOST_TOKENS = 10**9
+"""Tokens of one call, at most; a larger count is taken for none."""
+
 _NETWORK = ("httpx", "httpx2", "httpcore", "aiohttp", "anyio", "h11", "ssl", "socket")
 """Packages whose exceptions mean that the network failed, whichever of them an SDK is built on."""
 
@@ -35,6 +38,8 @@ class Reply:
     """read, by the provider's own count; None if it gives none"""
     tokens_out: int | None
     """written, reasoning included"""
+    problem: str | None = None
+    """why the reply is no judgement, whatever its text: a content filter, a refusal, content that is no text"""
 
 
 class Provider(Protocol):
@@ -101,12 +106,18 @@ class OpenAIProvider:
         except Exception as error:
             raise _failure(error, self._key) from error
         choice = _first(getattr(found, "choices", None))
+        message = getattr(choice, "message", None)
         usage = getattr(found, "usage", None)
+        reason = getattr(choice, "finish_reason", None)
+        text, problem = _text_of(getattr(message, "content", None))
+        if getattr(message, "refusal", None):
+            problem = "the judge refused"
         return Reply(
-            text=getattr(getattr(choice, "message", None), "content", None) or "",
-            cut=getattr(choice, "finish_reason", None) == "length",
+            text=text,
+            cut=reason == "length",
             tokens_in=_count(getattr(usage, "prompt_tokens", None)),
             tokens_out=_count(getattr(usage, "completion_tokens", None)),
+            problem=_ended_by(reason, "stop", "length") or problem,
         )
 
     async def close(self) -> None:
@@ -143,12 +154,16 @@ class AnthropicProvider:
             _count(getattr(usage, name, None))
             for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         ]
-        blocks = getattr(found, "content", None) or []
+        blocks = getattr(found, "content", None)
+        reason = getattr(found, "stop_reason", None)
+        cut = ("max_tokens", "model_context_window_exceeded")
+        text, problem = _joined(blocks, lambda block: getattr(block, "type", None) == "text")
         return Reply(
-            text="".join(getattr(block, "text", None) or "" for block in blocks if block.type == "text"),
-            cut=getattr(found, "stop_reason", None) in ("max_tokens", "model_context_window_exceeded"),
+            text=text,
+            cut=reason in cut,
             tokens_in=None if read[0] is None else sum(tokens or 0 for tokens in read),
             tokens_out=_count(getattr(usage, "output_tokens", None)),
+            problem=_ended_by(reason, "end_turn", "stop_sequence", *cut) or problem,
         )
 
     async def close(self) -> None:
@@ -183,15 +198,21 @@ class GoogleProvider:
             )
         except Exception as error:
             raise _failure(error, self._key) from error
-        candidate = _first(found.candidates)
-        parts = getattr(getattr(candidate, "content", None), "parts", None) or []
-        usage = found.usage_metadata
+        candidate = _first(getattr(found, "candidates", None))
+        text, problem = _joined(
+            getattr(getattr(candidate, "content", None), "parts", None), lambda part: not getattr(part, "thought", None)
+        )
+        if blocked := getattr(getattr(found, "prompt_feedback", None), "block_reason", None):
+            problem = f"the provider blocked the question ({str(getattr(blocked, 'name', blocked))[:40]})"
+        reason = getattr(candidate, "finish_reason", None)
+        usage = getattr(found, "usage_metadata", None)
         written = [_count(getattr(usage, name, None)) for name in ("candidates_token_count", "thoughts_token_count")]
         return Reply(
-            text="".join(part.text or "" for part in parts if not part.thought),
-            cut=getattr(candidate, "finish_reason", None) == types.FinishReason.MAX_TOKENS,
+            text=text,
+            cut=reason == types.FinishReason.MAX_TOKENS,
             tokens_in=_count(getattr(usage, "prompt_token_count", None)),
             tokens_out=None if written[0] is None else sum(tokens or 0 for tokens in written),
+            problem=_ended_by(None if reason is None else reason.name, "STOP", "MAX_TOKENS") or problem,
         )
 
     async def close(self) -> None:
@@ -303,8 +324,33 @@ def _washed(text: str, key: str) -> str:
 
 
 def _first(items: Any) -> Any:
-    return items[0] if items else None
+    return items[0] if isinstance(items, (list, tuple)) and items else None
+
+
+def _text_of(content: Any) -> tuple[str, str | None]:
+    """A message's content, and why it is no text."""
+    if content is None or isinstance(content, str):
+        return content or "", None
+    return "", f"the content is a {type(content).__name__} and not a text"
+
+
+def _joined(parts: Any, wanted: Callable[[Any], bool]) -> tuple[str, str | None]:
+    """The texts of the wanted parts of a message, and why they are none."""
+    if parts is None:
+        return "", None
+    if not isinstance(parts, (list, tuple)):
+        return "", f"the content is a {type(parts).__name__} and not a list of parts"
+    texts = [_text_of(getattr(part, "text", None)) for part in parts if wanted(part)]
+    return "".join(text for text, _ in texts), next((problem for _, problem in texts if problem), None)
+
+
+def _ended_by(reason: Any, *sound: str) -> str | None:
+    """The problem with a reply that a content filter, a tool call or the like has ended; None if there is none."""
+    if reason is None or reason in sound:
+        return None
+    return f"the provider ended the reply by {str(reason)[:40]!r}"
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of tokens; None where the provider gives none that can be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS else None
