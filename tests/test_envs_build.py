@@ -103,6 +103,7 @@ def test_what_is_no_workflow_is_said_in_one_sentence(own: Path, name: str, words
 
 
 def test_workflows_are_registered_by_name(own: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(own)
     from my_flow import Blind
 
     monkeypatch.setattr(WORKFLOWS, "_known", dict(WORKFLOWS._known))

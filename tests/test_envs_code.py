@@ -313,3 +313,42 @@ def test_held_out_problems_are_others():
         assert not {t.id for t in train} & {t.id for t in test}
     names = [t.signature.split("(")[0] for split in ("train", "test") for t in load_tasks(split=split)]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "# assert add(1, 2)\npass",
+        "assert add or True",
+        "assert add(1, 2) == 3 or True",
+        "assert add is not None",
+        "assert True, add(1, 2)",
+        "add(1, 2)\nassert 1 == 1",
+        "try:\n    assert add(1, 2) == 9\nexcept Exception:\n    pass",
+        "def never():\n    assert add(1, 2) == 3",
+        "if False:\n    assert add(1, 2) == 3",
+        "'assert add(1, 2) == 3'",
+        "assert callable(add)",
+        "import sys\nsys.exit(0)\nassert add(1, 2) == 3",
+    ],
+)
+@pytest.mark.parametrize("code", ["return a + b", "return 3"])
+def test_checks_that_cannot_fail_earn_nothing(tasks, checks, code):
+    _, results = play(CodeEnv(tasks=tasks, team=PAIR), [program(f"def add(a, b):\n    {code}"), program(checks)])
+    assert results[1].info["evidence"]["tester"].rules.score <= 2
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "import sys\nsys.exit(0)",
+        "raise SystemExit",
+        "import os\nos._exit(0)",
+        "import atexit, os\natexit.register(os._exit, 0)\nimport builtins\nbuiltins.AssertionError = SystemExit",
+    ],
+)
+def test_a_wrong_program_does_not_silence_good_checks_by_leaving_early(tasks, ending):
+    wrong = program(f"def add(a, b):\n    return a - b\n{ending}")
+    env = CodeEnv(tasks=tasks[:1], team=PAIR, turns=1)
+    _, results = play(env, [wrong, program("assert add(2, 3) == 5")])
+    assert results[1].info["evidence"]["tester"].rules.score == 10

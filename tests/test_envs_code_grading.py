@@ -300,3 +300,112 @@ def test_values_that_do_not_travel():
             decode(coded)
     assert math.isnan(decode(encode(math.nan))) and decode(encode(range(3))) == range(3)
     assert list(decode(encode(iter("ab")))) == ["a", "b"]
+
+
+# ------------------------------------------------------------------------------- what a program may not gain, or spoil
+
+
+def test_an_exception_of_another_kind_is_not_the_one_that_is_wanted(grader, tmp_path):
+    test = "def check(candidate):\n    try:\n        candidate(-1)\n        assert False\n"
+    test += "    except ValueError:\n        pass\n"
+    task = make(tmp_path, task_id="h", prompt="def f(x):\n    pass\n", entry_point="f", test=test)
+    for kind, passed in (("ValueError", 1), ("KeyError", 0), ("RuntimeError", 0), ("SystemExit", 0)):
+        assert grader.grade(task, f"def f(x):\n    raise {kind}('no')").passed == passed, kind
+    assert grader.grade(task, "def f(x):\n    return 1").passed == 0
+    for form in (
+        "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+        "if f(-1) == 3:\n    assert False",
+        "for x in f(-1):\n    assert False",
+        "with open(f(-1)):\n    assert False",
+    ):
+        task = make(tmp_path, text="x", test_list=[form], code="def f(x):\n    raise ValueError")
+        assert grader.grade(task, "def f(x):\n    raise KeyError").passed == 0, form
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "def check(candidate):\n    xs = [3, 1, 2]\n    assert candidate(xs) == sorted(xs)\n",
+        "def check(candidate):\n    xs = [3, 1, 2]\n    found = candidate(xs)\n    assert found == sorted(xs)\n",
+        "def check(candidate):\n    for xs in ([2, 1], [1]):\n        assert sorted(xs) == candidate(xs)\n",
+    ],
+)
+def test_a_result_is_held_against_arguments_as_they_were(grader, tmp_path, form):
+    task = make(
+        tmp_path, task_id="h", prompt="def f(xs):\n    pass\n", entry_point="f", test=form,
+        canonical_solution="    return sorted(xs)\n",
+    )  # fmt: skip
+    assert grader.grade(task, "def f(xs):\n    xs.clear()\n    return []").passed == 0
+    assert grader.grade(task, "def f(xs):\n    xs.sort()\n    return xs").passed == 1
+    assert grader.grade(task, "def f(xs):\n    return sorted(xs)").passed == 1
+
+
+def test_tests_of_functions_that_change_their_argument_see_the_change(grader, tmp_path):
+    code = "def f(xs):\n    xs.sort()\n    return len(xs)\n"
+    task = make(tmp_path, text="x", test_list=["xs = [2, 1]\nn = f(xs)\nassert xs[:n] == [1, 2]"], code=code)
+    assert grader.grade(task, code).passed == 1
+    assert grader.grade(task, "def f(xs):\n    return len(xs)").passed == 0
+
+
+SNOOPS = {
+    "opens the file": "import glob\nseen = ''.join(open(n, errors='replace').read() for n in glob.glob('*'))",
+    "searches memory": (
+        "import gc\nseen = ''.join(repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, str)) "
+        "and len(o) < 10**5)"
+    ),
+    "searches frames": (
+        "import sys\nframe, seen = sys._getframe(), ''\nwhile frame:\n    seen += repr(frame.f_locals)\n"
+        "    frame = frame.f_back"
+    ),
+    "looks into its parent": (
+        "import os\nseen = ''\nfor name in ('mem', 'maps', 'environ', 'fd/0', 'cwd/calls.json', 'root/sandbox'):\n"
+        "    try: seen += open(f'/proc/{os.getppid()}/{name}', errors='replace').read(10**6)\n    except OSError: pass"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SNOOPS)
+@pytest.mark.parametrize("kind", ["calls", "stdin"])
+def test_later_inputs_cannot_be_read(grader, name, kind, tmp_path):
+    """A program that finds an input of a later test before it is asked prints or returns that it did."""
+    marks = [f"mark-{i}-{'z' * 5}" for i in range(3)]
+    snoop = f"{SNOOPS[name]}\nlater = 'mark-' + '2-zz'\nfound = 'FOUND' if later in seen else 'no'\n"
+    if kind == "stdin":
+        task = CodeTask("s", "x", stdin=tuple(StdinTest(m, "FOUND") for m in marks[:1] + marks[2:]))
+        grade = grader.grade(task, f"import sys\n{snoop}print(found if 'mark-0' in sys.stdin.read() else 'no')")
+    else:
+        task = make(tmp_path, text="x", test_list=[f"assert f({m!r}) == 'FOUND'" for m in marks])
+        grade = grader.grade(task, f"{snoop}def f(x): return found if 'mark-2' not in x else 'no'")
+    assert grade.passed == 0, grade
+
+
+FLOODS = {
+    "empty objects": "open('results.jsonl', 'w').write('{\"ready\": true}\\n' + '{}\\n' * 20_000_000)",
+    "nested lists": "open('results.jsonl', 'w').write('[' * 60_000_000)",
+    "colliding keys": (
+        "import json\nopen('results.jsonl', 'w').write(json.dumps({'ready': True}) + '\\n' + json.dumps("
+        "{'value': ['d', [[['i', hex(k * (2**61 - 1))], 0] for k in range(60000)]]}) + '\\n')"
+    ),
+    "one huge number": (
+        "open('results.jsonl', 'w').write('{\"ready\": true}\\n{\"value\": [\"i\", \"0x' + 'f' * 10**7 + '\"]}\\n')"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_of_results_does_not_hold_the_trainer(grader, calls, name):
+    """A daemon of the program's writes the file of results again after it was written."""
+    program = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(100):
+        {FLOODS[name].replace(chr(10), chr(10) + "        ")}
+        time.sleep(.01)
+    os._exit(0)
+def f(x): return 0
+"""
+    began = time.process_time()
+    grade = grader.grade(calls, program)
+    assert grade.passed == 0
+    assert time.process_time() - began < 2.0  # of this process: it only hands bytes on

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import ast
+import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +138,29 @@ class CodeEnv(Env):
     def _checked(self, program: str, checks: str) -> Ran:
         # Two texts, so that an error in one is not taken for the other's, and each has its own line numbers.
         files = {"solution.py": _full(self.task.before, program).encode("utf-8", "replace")}
-        return self.tool.run(f"{_LOAD}\n{checks}", files)
+        token = secrets.token_hex(16)
+        end = f"\nopen('.finished', 'w').write({token!r})\n"
+        ran = self.tool.run(f"{_LOAD}\n{checks}{end}", files, [".finished"])
+        if ran.status == "ok" and ran.files.get(".finished") != token.encode():
+            # The program has ended the process before the checks were through, which no right program does.
+            return replace(ran, status="error", stderr=f"{ran.stderr}{UNFINISHED}\n")
+        return ran
+
+    def _holds_for_anything(self, checks: str) -> bool:
+        """Whether checks call no function of the program in an assert, or hold for a program that does nothing."""
+        names = self.task.functions
+        try:
+            tree = ast.parse(checks)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False  # they fail, and are judged by that
+        asserts = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        if not asserts or (names and not any(name in _names(tree) for name in names)):
+            return True
+        return self._checked(_stub(names), checks).status == "ok"
 
     def _judge_checks(self, checks: str, failed: bool, right: bool) -> Scored:
         """Checks that hold for a right program and fail for a wrong one are good; the reference is a right program."""
-        function = self.task.signature.split("(")[0]
-        if "assert" not in checks or not re.search(rf"\b{re.escape(function)}\b", checks):
+        if self._holds_for_anything(checks):
             return Scored(2.0, "The checks assert nothing about the program.")
         reference = self.task.reference
         if reference is not None and self._checked(reference, checks).status != "ok":
@@ -153,8 +172,28 @@ class CodeEnv(Env):
         return Scored(4.0, "The checks hold although the program is wrong.")
 
 
-_LOAD = 'exec(compile(open("solution.py", encoding="utf-8").read(), "solution.py", "exec"), globals())'
+UNFINISHED = "The program ended before the checks were through."
+_STUB = """
+class _Nothing:
+    def __call__(self, *arguments, **named):
+        return type(self)()
+"""
+
+
+def _stub(names: Sequence[str]) -> str:
+    """A program whose functions return nothing that any test could want."""
+    return _STUB + "\n".join(f"{name} = _Nothing()" for name in names)
+
+
+_LOAD = """try:
+    exec(compile(open("solution.py", encoding="utf-8").read(), "solution.py", "exec"), globals())
+except SystemExit:
+    pass"""
 """Runs in the sandbox, as everything that agents write."""
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _full(before: str, program: str) -> str:

@@ -91,6 +91,13 @@ class CodeTask:
         return len(self.calls) + len(self.stdin) + (self.asserts.count if self.asserts else 0)
 
     @property
+    def functions(self) -> tuple[str, ...]:
+        """Names that a program has to define; none for a program that reads and prints."""
+        if self.asserts is not None:
+            return self.asserts.names
+        return tuple(dict.fromkeys(test.call.function for test in self.calls))
+
+    @property
     def shown(self) -> str:
         """What the agents see."""
         if not self.signature:

@@ -69,7 +69,9 @@ def judge(
         raise EnvError(f"the sandbox failed, so nothing is known about a program's files: {error}") from error
     if done.status in ("timeout", "memory", "killed"):
         what = {"timeout": f"took more than {timeout_s:g} s", "memory": f"took more than {memory_mib} MiB of memory"}
-        raise Undecided(f"reading it {what.get(done.status, 'ended the program that reads it')}")
+        if done.status == "killed":
+            raise Undecided("killed: the program that reads it was ended")
+        raise Undecided(f"reading it {what[done.status]}")
     data = done.files.get(ANSWER, b"")
     if done.status != "ok" or not data:
         why = (done.stderr.strip().splitlines() or [done.status])[-1][:300]

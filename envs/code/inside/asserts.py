@@ -5,17 +5,15 @@ stand-ins that look results up in `table.json`. A call whose result is not known
 calls are then made elsewhere (`calls.py`) and the tests run again, until every call is known.
 
 Every `assert` is one test, which passes if it is reached and holds each time; `assert False` passes if it is never
-reached. Writes `outcome.json`: `{"missed": [calls], "passed": [bool], "unusable": text or null}`.
+reached, and what stands around it raised nothing that the tests do not catch themselves.
 """
 
 import ast
 import builtins
 import json
-import os
 import random
-import sys
 
-sys.path.insert(0, os.getcwd())
+from compare import read
 from moving import decode, encode
 
 
@@ -33,11 +31,13 @@ class Instrument(ast.NodeTransformer):
     def __init__(self):
         self.never = []
         """per assert: whether it is `assert False`"""
+        self.spans = []
+        """per statement that may fail: the asserts in it, as (first, behind the last)"""
         self.guarded = 0
         """how many try and with blocks are open: what fails in there is theirs to handle"""
 
     def visit_Assert(self, node):
-        number = len(self.never)
+        number = first = len(self.never)
         self.never.append(isinstance(node.test, ast.Constant) and not node.test.value)
         # Whether it holds is noted even where somebody catches the AssertionError.
         call = ast.Call(
@@ -45,29 +45,34 @@ class Instrument(ast.NodeTransformer):
             [ast.Constant(number), ast.Lambda(ast.arguments([], [], None, [], [], None, []), node.test)],
             [],
         )
-        return self._let_fail(ast.Expr(call))
+        return self._let_fail(ast.Expr(call), first)
 
-    def _let_fail(self, node):
+    def _let_fail(self, node, first):
         if self.guarded:
             return node
-        return ast.Try([node], [ast.ExceptHandler(ast.Name("__Failed__", ast.Load()), None, [ast.Pass()])], [], [])
+        span = ast.Constant(len(self.spans))
+        self.spans.append((first, len(self.never)))
+        told = ast.Expr(ast.Call(ast.Name("__escaped__", ast.Load()), [span], []))
+        return ast.Try([node], [ast.ExceptHandler(ast.Name("__Failed__", ast.Load()), None, [told])], [], [])
 
     def _simple(self, node):
-        return self._let_fail(node)
+        return self._let_fail(node, len(self.never))
 
     visit_Expr = visit_Assign = visit_AugAssign = visit_AnnAssign = visit_Delete = _simple
 
     def _loop(self, node):
+        first = len(self.never)
         self.generic_visit(node)
-        return self._let_fail(node)
+        return self._let_fail(node, first)
 
     visit_For = visit_While = visit_If = _loop
 
     def _guard(self, node):
+        first = len(self.never)
         self.guarded += 1
         self.generic_visit(node)
         self.guarded -= 1
-        return self._let_fail(node)
+        return self._let_fail(node, first)
 
     visit_Try = visit_With = _guard
 
@@ -85,12 +90,28 @@ class Instrument(ast.NodeTransformer):
         return node
 
 
+def results_known(rounds):
+    """Call -> result, from the files of the rounds so far; and how the first of them that failed went."""
+    known, status, trace = {}, "ok", ""
+    for number, about in enumerate(rounds):
+        with open(f"results_{number}.jsonl", "rb") as file:
+            results, ended, why = read(file.read(), len(about["calls"]), about["status"], about["stderr"])
+        lost = {"error": "RuntimeError", "message": "the call gave no result"}
+        results += [lost] * (len(about["calls"]) - len(results))
+        if status == "ok":
+            status, trace = ended, why
+        for record, result in zip(about["calls"], results, strict=True):
+            known[key_of(record["f"], record["args"], record["kwargs"])] = result
+    return known, status, trace
+
+
 def main():
+    """`{"missed": [calls], "passed": [bool], "unusable": text or null, "status": text, "trace": text}`."""
     with open("tests.py", encoding="utf-8") as file:
         source = file.read()
     with open("table.json", encoding="utf-8") as file:
         given = json.load(file)
-    known = {key_of(r["f"], r["args"], r["kwargs"]): r["result"] for r in given["known"]}
+    known, status, trace = results_known(given["rounds"])
     missed, held = {}, {}
 
     def stand_in(name):
@@ -101,31 +122,46 @@ def main():
                 missed[key] = {"f": name, "args": coded, "kwargs": named}
                 raise Missed(name)
             result = known[key]
-            if "error" in result:
-                kind = getattr(builtins, result["error"], RuntimeError)
+            if "value" not in result:
+                kind = getattr(builtins, str(result.get("error")), RuntimeError)
                 plain = isinstance(kind, type) and issubclass(kind, Exception)
-                raise (kind if plain else RuntimeError)(result["message"])
-            for before, after in zip(args, result["after"] or (), strict=False):
-                _set(before, decode(after))
+                raise (kind if plain else RuntimeError)(str(result.get("message")))
+            after = result.get("after")
+            # Within an assert, the result is held against the arguments as they were: a program that empties a list
+            # and returns it would otherwise be right about any function of it.
+            if given["in_place"] and not asserting and isinstance(after, list):
+                for before, changed in zip(args, after, strict=False):
+                    _set(before, decode(changed))
             return decode(result["value"])
 
         call.__name__ = name
         return call
 
+    asserting = []
+
     def holds(number, test):
+        asserting.append(number)
         try:
             good = bool(test())
         except BaseException:
             held[number] = False
             raise
+        finally:
+            asserting.pop()
         held[number] = held.get(number, True) and good
         if not good:
             raise AssertionError
 
+    def escaped(span):
+        first, behind = instrument.spans[span]
+        for number in range(first, behind):
+            if instrument.never[number]:
+                held[number] = False
+
     instrument = Instrument()
     tree = instrument.visit(ast.parse(source, "tests.py"))
     program = compile(ast.fix_missing_locations(tree), "tests.py", "exec")
-    space: dict = {"__name__": "tests", "__holds__": holds, "__Failed__": (Exception, Missed)}
+    space: dict = {"__name__": "tests", "__holds__": holds, "__escaped__": escaped, "__Failed__": (Exception, Missed)}
     random.seed(0)
     try:
         if given["before"]:
@@ -140,8 +176,8 @@ def main():
     except Exception as error:
         unusable = f"{type(error).__name__}: {error}"[:300]
     passed = [number not in held if never else held.get(number, False) for number, never in enumerate(instrument.never)]
-    with open("outcome.json", "w", encoding="utf-8") as file:
-        json.dump({"missed": list(missed.values()), "passed": passed, "unusable": unusable}, file)
+    outcome = {"missed": list(missed.values()), "passed": passed, "unusable": unusable}
+    return {**outcome, "status": status, "trace": trace}
 
 
 def _set(before, after):
@@ -151,6 +187,3 @@ def _set(before, after):
     elif isinstance(before, (dict, set)):
         before.clear()
         before.update(after)
-
-
-main()
