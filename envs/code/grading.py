@@ -1,7 +1,7 @@
 """Grades a program: how many of a problem's tests it passes.
 
-A program is never in one place with what is expected of it. It runs in the sandbox with the inputs alone, one by one; its
-results come back as plain data and are compared in the judging room, a second run in the sandbox that holds the
+A program is never in one place with what is expected of it. It runs in the sandbox with the inputs alone, one by one;
+its results come back as plain data and are compared in the judging room, a second run in the sandbox that holds the
 tests and the data but not the program. So printing success, leaving early with exit code 0, forging the file of results
 or searching memory, frames and files for the expected values gain nothing: a test passes if the right value came back
 for its input, and in no other way.
