@@ -19,7 +19,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
 from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Feedback, Player
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import Rule
 from mafrt.training.critic import Valuation
@@ -109,10 +109,25 @@ def make_player(
     sampling: Mapping[str, SamplingParams],
     window: int,
     context: CreditContext,
+    feedback: Feedback | None = None,
 ) -> Player:
-    """Who plays: single turns, or trees of alternatives, of which the rule's credit says what each is worth."""
+    """The player of single turns, or of trees of alternatives, each of which the rule's credit scores.
+
+    `feedback` judges turns while they are played: its notes are shown with `coach_feedback`, and trees go by its
+    verdicts.
+    """
+    notes = feedback if config.coach.coach_feedback else None
     if rule.tree_samples == 1:
-        return Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning)
+        return Player(
+            engine,
+            base.tokenizer,
+            team,
+            sampling,
+            window,
+            config.play.reasoning,
+            feedback=notes,
+            max_lost=config.play.env_max_lost,
+        )
     return TreePlayer(
         engine,
         base.tokenizer,
@@ -122,6 +137,9 @@ def make_player(
         config.play.reasoning,
         samples=rule.tree_samples,
         worth=lambda some: algorithms.turn_rewards(some, rule.settings, context),
+        judge=feedback,
+        feedback=notes,
+        max_lost=config.play.env_max_lost,
     )
 
 

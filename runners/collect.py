@@ -5,10 +5,8 @@ A batch is a pure function of the weights, the iteration, the position in the da
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mafrt import algorithms
@@ -20,7 +18,8 @@ from mafrt.core.types import Episode
 from mafrt.environment.base import Env
 from mafrt.rollout.distributed_rollout import own_slots, play_together
 from mafrt.rollout.dynamic_sampling import resample
-from mafrt.rollout.player import Player, PlayStats
+from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import Player
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
 from mafrt.rollout.task_stream import TaskStream
 from mafrt.runners.algorithm import Rule
@@ -54,7 +53,6 @@ class Playing:
         coaching: judges each batch; None without a coach.
         ahead: plays one step behind the learner; None to play when the batch is asked for.
         interrupted: whether the run was asked to stop.
-        folder: where the coach's counts are kept, in the process that writes.
     """
 
     def __init__(
@@ -68,12 +66,11 @@ class Playing:
         coaching: Coaching | None,
         ahead: Ahead[Batch] | None,
         interrupted: Callable[[], bool],
-        folder: Path | None,
     ) -> None:
         play = config.play
         self.env, self.base, self.config, self.rule = env, base, config, rule
         self.player, self.context, self.coaching = player, context, coaching
-        self.ahead, self.interrupted, self.folder = ahead, interrupted, folder
+        self.ahead, self.interrupted = ahead, interrupted
         self.blocks = play.n_rollout_threads // play.n_samples
         # Batches that are played in a thread of their own must not share a process group with the learner.
         self.processes = base.processes.beside() if ahead else base.processes
@@ -134,11 +131,8 @@ class Playing:
         """The player with the adapters that the schedule has for this iteration, or with their copies."""
         cast = self.rule.schedule.plan(iteration).adapters
         if self.ahead is None:
-            self.player.adapters = cast
-            return self.player
-        player = copy.copy(self.player)  # its own, since evaluations cast the other
-        player.adapters = self.ahead.adapters(cast)
-        return player
+            return self.player.cast(cast)
+        return self.player.cast(self.ahead.adapters(cast))
 
     def _stream(self, iteration: int, tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
         play = self.config.play
@@ -168,7 +162,7 @@ class Playing:
             try:
                 coaching.judge(episodes)
             finally:
-                coaching.save(self.folder)
+                coaching.save()
             return records.pack_verdicts(episodes)
 
         verdicts = self.processes.lead(judge)

@@ -15,7 +15,8 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 
 SOLVED = 1.0
 """score from which a task counts as solved"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Coaching:
         base: its tokenizer turns prompts into text; `local` judges with the model itself.
         engine: samples for `local`.
         level: spans are asked for where decisions are tokens.
+        interrupted: whether the run was asked to stop.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class Coaching:
         base: SharedBase,
         engine: Engine,
         level: str,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coach = coach
-        coach.bind(base, engine)
+        coach.begin(base, engine, interrupted)
+        self.folder: Path | None = None
         self.config, self.team, self.tokenizer = config, team, base.tokenizer
         self.spans = level == "token"
         self.weight = config.algorithm.process_weight
@@ -159,13 +162,14 @@ class Coaching:
             if stored.get("coach") != self.coach.name:
                 log.warning("judged by %s until now, by %s from now on", stored.get("coach"), self.coach.name)
             self.coach.restore(stored.get("counts", {}))
-        self.before = dict(self.coach.counts())
-        self.save(folder)
+        self.before, self.folder = dict(self.coach.counts()), folder
+        self.save()
 
-    def save(self, folder: Path | None) -> None:
-        """Write who judges and what that took, atomically."""
-        if folder is not None:
-            atomic_files.save_json(folder / COUNTS, {"coach": self.coach.name, "counts": dict(self.coach.counts())})
+    def save(self) -> None:
+        """Write the coach's name and counts, atomically, in the process that has opened the run's folder."""
+        if self.folder is not None:
+            counts = {"coach": self.coach.name, "counts": dict(self.coach.counts())}
+            atomic_files.save_json(self.folder / COUNTS, counts)
 
 
 def prepare_coach(config: TrainConfig, env: Env) -> Coach | None:

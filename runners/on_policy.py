@@ -24,7 +24,6 @@ from mafrt.core.signals import StopRequest
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
-from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, Ahead, check_async
 from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
@@ -116,15 +115,17 @@ class OnPolicy:
         ahead = Ahead[Batch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)
         self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
-        self.coaching = Coaching(coach, config, team, base, self.engine, self.rule.settings.level) if coach else None
+        self.coaching = (
+            Coaching(coach, config, team, base, self.engine, self.rule.settings.level, lambda: self.stop.requested)
+            if coach
+            else None
+        )
         context = replace(self.rule.context(), **(self.coaching.credit if self.coaching else {}))
         sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, context)
-        if self.coaching is not None and config.coach.coach_feedback:
-            self.player.feedback = self.coaching.feedback
-        if self.coaching is not None and isinstance(self.player, TreePlayer):
+        feedback = None if self.coaching is None else self.coaching.feedback
+        self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, context, feedback)
+        if feedback is not None and self.rule.tree_samples > 1:
             check_processes(self.processes, config, judged=True)
-            self.player.judge = self.coaching.feedback
         self.playing = Playing(
             env,
             base,
@@ -135,7 +136,6 @@ class OnPolicy:
             self.coaching,
             ahead,
             lambda: self.stop.requested,
-            self.run_dir,
         )
         self.learning = Learning(base, team, config, self.rule, sampling, self.engine, context, self.coaching)
         self.state = RunState()
@@ -149,8 +149,6 @@ class OnPolicy:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
             self.stop = stop
-            if self.coaching is not None:
-                self.coaching.coach.interrupted = lambda: stop.requested
             # No process changes the run's folder while another may still be reading from it.
             self.processes.same(self._identity(), "the run")
             loop = Loop(self, self.config.run, stop, processes=self.processes, progress=self.progress)
@@ -174,7 +172,8 @@ class OnPolicy:
     def cast(self) -> Plan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
-        self.player.adapters = self.learning.learner.adapter_of = plan.adapters
+        self.player = self.player.cast(plan.adapters)
+        self.learning.learner.adapter_of = plan.adapters
         return plan
 
     # ------------------------------------------------------------------------------- what the loop asks for

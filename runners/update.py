@@ -16,7 +16,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines import Engine
 from mafrt.engines.logprob_gap import engine_gap
-from mafrt.rollout.player import PlayStats
+from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import staleness
@@ -142,6 +142,7 @@ class Learning:
             "turns": float(len(turns)),
             "tokens": float(stats.tokens),
             "env_errors": float(stats.env_errors),
+            "env_lost_share": stats.lost_share(len(episodes)),
             "prompt_too_long": float(stats.prompt_too_long),
         }
         if self.rule.tree_samples > 1:

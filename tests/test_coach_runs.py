@@ -339,13 +339,13 @@ def test_evaluations_are_played_as_the_team_will_be_used(tmp_path):
 
 
 def test_a_note_joins_the_users_words_or_follows_the_tools(tmp_path):
-    from mafrt.rollout.player import _noted
+    from mafrt.rollout.live import with_note
 
     user = {"role": "user", "content": "task"}
-    assert _noted("task", "note") == "task\n\nnote"
-    assert _noted([user], "note") == [{"role": "user", "content": "task\n\nnote"}] and user["content"] == "task"
+    assert with_note("task", "note") == "task\n\nnote"
+    assert with_note([user], "note") == [{"role": "user", "content": "task\n\nnote"}] and user["content"] == "task"
     tool = {"role": "tool", "content": "7"}
-    assert _noted([user, tool], "note") == [user, tool, {"role": "user", "content": "note"}]
+    assert with_note([user, tool], "note") == [user, tool, {"role": "user", "content": "note"}]
 
 
 # -------------------------------------------------------------------------------------------------------- gamed judge

@@ -313,7 +313,7 @@ def test_a_stop_is_heard_while_the_judge_thinks(coach_of):
     stop = threading.Event()
     with Judge(lambda seen, n: Say(verdict(5).text, hang_s=3.0)) as judge:
         coach = coach_of("openai", judge)
-        coach.interrupted = stop.is_set
+        coach.begin(None, None, stop.is_set)
         threading.Timer(0.2, stop.set).start()
         started = time.monotonic()
         with pytest.raises(CoachInterruptedError):

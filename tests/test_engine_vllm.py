@@ -34,7 +34,8 @@ from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.envs.math import MathEnv, load_tasks
 from mafrt.models.shared_base import SharedBase
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
 from mafrt.envs.math.workflows.base import part_seen
 from mafrt.envs.math.workflows.solver_verifier import verdict_of
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 from mafrt.sandbox import Execution
 
 PROFILES = Path(__file__).parent.parent / "profiles"

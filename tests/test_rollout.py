@@ -10,7 +10,8 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 from mafrt.rollout.prompts import encode_prompt, messages_of
 
 
@@ -141,7 +142,7 @@ def test_env_error_is_a_sentence_without_a_trace():
 
 
 def test_an_environment_that_mostly_raises_ends_the_play():
-    with pytest.raises(EnvError, match="3 episodes were lost, 0 finished; the last because: Fragile"):
+    with pytest.raises(EnvError, match=r"3 episodes were lost, 0 finished, .*the last because: Fragile"):
         play(Fragile(), {"a": ["one"], "b": ["two"]}, starts=1000)
 
 
@@ -150,3 +151,50 @@ def test_an_answer_ends_where_the_context_window_does():
     [episode], _, engine = play(Relay(), {"a": ["one hundred"], "b": ["two"]}, window=room + 4)
     assert engine.requests[0].sampling.max_new_tokens == 4
     assert len(episode.turns[0].action_ids) == 4 and episode.turns[0].stop == "length"
+
+
+def test_equal_warnings_become_one_with_a_count_and_lost_episodes_are_a_share(caplog):
+    class Often(Relay):
+        def step(self, actions):
+            if self.rng.random() < 0.5:
+                raise ValueError("broken pipe")
+            return super().step(actions)
+
+    tokenizer, team = tiny_tokenizer(), Team.of(("a", "b"))
+    how = {n: SamplingParams(max_new_tokens=20) for n in team.names}
+    said = ScriptedEngine(lambda request: "x", tokenizer)
+    queue = iter([Start(f"e{i}", "g", i, i) for i in range(200)])
+    with caplog.at_level("WARNING"):
+        episodes, stats = Player(said, tokenizer, team, how, 500, max_lost=1.0).play(
+            [Often() for _ in range(4)], lambda slot, done: next(queue, None)
+        )
+    lost = [record.getMessage() for record in caplog.records]
+    assert len(episodes) + stats.env_errors == 200 and stats.env_errors > 120
+    assert stats.lost_share(len(episodes)) == stats.env_errors / 200
+    # Three steps in which it may happen, so three sentences, and one that counts them.
+    assert len(lost) == 4 and f"{stats.env_errors} episodes were lost: " in lost[-1] and "times because" in lost[-1]
+
+
+@pytest.mark.parametrize(("max_lost", "ends"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
+def test_play_ends_above_the_stated_share_of_lost_episodes(max_lost, ends):
+    class Quarter(Together):
+        def step(self, actions):
+            if self.seed % 4 == 0:
+                raise ValueError("broken pipe")
+            return super().step(actions)
+
+        def reset(self, seed=None, options=None):
+            self.seed = seed
+            return super().reset(seed, options)
+
+    tokenizer, team = tiny_tokenizer(), Team.of(("a", "b"))
+    how = {n: SamplingParams(max_new_tokens=20) for n in team.names}
+    player = Player(ScriptedEngine(lambda r: "x", tokenizer), tokenizer, team, how, 500, max_lost=max_lost)
+    queue = iter([Start(f"e{i}", "g", i, i) for i in range(80)])
+    envs = [Quarter() for _ in range(8)]
+    if ends:
+        with pytest.raises(EnvError, match=rf"more than env_max_lost \({max_lost:g}\) allows"):
+            player.play(envs, lambda slot, done: next(queue, None))
+    else:
+        episodes, stats = player.play(envs, lambda slot, done: next(queue, None))
+        assert len(episodes) == 60 and stats.lost_share(60) == 0.25

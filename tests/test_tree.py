@@ -24,7 +24,8 @@ from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
-from mafrt.rollout.player import Player, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree
@@ -225,14 +226,12 @@ def test_a_coach_judges_alternatives_before_one_is_carried_on():
     def judged(episodes):
         return algorithms.turn_rewards(episodes, "at_grpo", outcome_to="end", coach=True, reward_weight=0.0)
 
-    player = TreePlayer(engine, tokenizer, DUO, how, 500, samples=3, worth=judged)
-
     def judge(pairs):  # likes small numbers, and cannot judge a 1
         for episode, turn in pairs:
             assert episode.turns == [turn] and turn.coach is None
             turn.coach = None if turn.text == "1" else Scored(10.0 - float(turn.text))
 
-    player.judge = judge
+    player = TreePlayer(engine, tokenizer, DUO, how, 500, samples=3, worth=judged, judge=judge)
     queue = iter([Start("e", "g", 0, 0)])
     [episode], _ = player.play([Bids()], lambda slot, done: next(queue, None))
     assert episode.turns[0].text == "4"

@@ -43,13 +43,18 @@ class Coach:
     reads: bool = True
     """whether it reads `Case.saw`; a coach that does not is spared the decoding of every prompt"""
     interrupted: Callable[[], bool] = staticmethod(lambda: False)
-    """set by the runner: whether to give up at once, by CoachInterruptedError"""
+    """whether to give up at once, by CoachInterruptedError; `begin` sets it"""
 
     def load(self, base: SharedBase) -> None:
         """Called once, before an engine is made: put onto the base what judging needs, such as an adapter."""
 
+    def begin(self, base: SharedBase, engine: Engine, interrupted: Callable[[], bool]) -> None:
+        """Called once before the first case; calls `bind`."""
+        self.interrupted = interrupted
+        self.bind(base, engine)
+
     def bind(self, base: SharedBase, engine: Engine) -> None:
-        """Called once before the first case, with the model that is trained and what samples on it."""
+        """Take the model that is trained, and the engine that samples on it, if judging needs them."""
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         """One verdict per case, in the order of the cases. May be called often, with any number of cases."""

@@ -15,7 +15,9 @@ from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Player, PlayStats, Start
+from mafrt.rollout.live import Start
+from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import Player
 from mafrt.rollout.task_stream import TaskStream
 
 _COUNTS = (

@@ -1,11 +1,11 @@
 """Play: environments and an engine in, episodes out.
 
-All live environments advance together: whoever has to speak in any of them goes into one mixed-adapter batch.
+All live environments advance together: the agents that act next in any of them form one mixed-adapter batch.
 """
 
 from __future__ import annotations
 
-import logging
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,79 +15,32 @@ from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import clean_text
-from mafrt.core.types import Completion, Episode, Evidence, Observation, Request, SamplingParams, StepResult, Turn
+from mafrt.core.types import Completion, Episode, Observation, Request, SamplingParams, StepResult, Turn
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
+from mafrt.rollout.live import Answers, Live, Start, with_note
+from mafrt.rollout.play_stats import MAX_LOST, PlayStats
 from mafrt.rollout.prompts import encode_prompt, opens_thought
-
-log = logging.getLogger(__name__)
 
 Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]
 """Turns just spoken -> a note on each; an empty one is not shown."""
+NextStart = Callable[[int, Episode | None], Start | None]
+"""Slot, and the episode that it has just finished (or None) -> its next start, or None if it is to stop."""
 
 WAITING = 32
-"""environments that wait for something outside at the same time (`Env.blocking`)"""
-
-
-@dataclass(frozen=True)
-class Start:
-    """How one episode begins. Equal `group` means the same task; `seed` makes its samples differ."""
-
-    id: str
-    group: str
-    reset_seed: int
-    seed: int
-    task: int | None = None
+"""Environments that wait for something outside at the same time (`Env.blocking`)."""
 
 
 @dataclass
-class PlayStats:
-    """What happened besides the episodes themselves."""
+class Stretch:
+    """One call of `play`: where starts come from, and where finished episodes and counts go."""
 
-    tokens: int = 0
-    """tokens sampled"""
-    prompt_tokens: int = 0
-    env_errors: int = 0
-    """episodes lost because their environment raised"""
-    prompt_too_long: int = 0
-    """episodes cut because a prompt left no room in the context window"""
-    last_error: EnvError | None = None
-    sampling_rounds: int = 0
-    """rounds of dynamic sampling"""
-    groups_replaced: int = 0
-    """groups that dynamic sampling has replaced"""
-    tree_turns: int = 0
-    """turns whose alternatives were tried (`mafrt.rollout.tree_player`)"""
-    tree_unscored: int = 0
-    """of these, turns of whose alternatives nothing was found out"""
-    tree_errors: int = 0
-    """alternatives lost because the environment raised"""
-
-    def add(self, other: PlayStats) -> None:
-        """Take in what happened in another stretch of play."""
-        self.tokens += other.tokens
-        self.prompt_tokens += other.prompt_tokens
-        self.env_errors += other.env_errors
-        self.prompt_too_long += other.prompt_too_long
-        self.tree_turns += other.tree_turns
-        self.tree_unscored += other.tree_unscored
-        self.tree_errors += other.tree_errors
-        self.last_error = other.last_error or self.last_error
-
-
-@dataclass
-class Live:
-    """One environment in the middle of an episode."""
-
-    slot: int
-    env: Session
-    start: Start
-    episode: Episode
-    observations: dict[str, Observation]
-    env_step: int = 0
-    last_turn: dict[str, Turn] = field(default_factory=dict)
+    next_start: NextStart
+    slots: int
+    stats: PlayStats = field(default_factory=PlayStats)
+    done: list[Episode] = field(default_factory=list)
 
 
 class Player:
@@ -95,12 +48,15 @@ class Player:
 
     Args:
         engine: samples the turns.
-        tokenizer: encodes what agents see.
-        team: who plays; an agent's `prompt` becomes the system message.
-        sampling: how each agent samples, by agent name.
+        tokenizer: encodes the observations.
+        team: an agent's `prompt` becomes the system message.
+        sampling: sampling parameters by agent name.
         context_window: tokens of prompt and answer together.
-        reasoning: what becomes of thoughts in `<think>`: "auto" takes them off what environments hear, also where the
-            chat template opened them; "on" says that every answer begins inside one; "off" leaves them.
+        reasoning: treatment of thoughts in `<think>`: "auto" hides them from environments, also where the chat template
+            opened them; "on" says that every answer begins inside one; "off" leaves them.
+        adapters: adapter that each agent speaks with; by default the team's own.
+        feedback: notes on turns just spoken, for the agents that act next (`--coach_feedback`).
+        max_lost: share of the episodes, in [0, 1], that may be lost to errors of the environment.
     """
 
     def __init__(
@@ -111,6 +67,10 @@ class Player:
         sampling: Mapping[str, SamplingParams],
         context_window: int,
         reasoning: str = "auto",
+        *,
+        adapters: Mapping[str, str] | None = None,
+        feedback: Feedback | None = None,
+        max_lost: float = MAX_LOST,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -118,132 +78,123 @@ class Player:
         self.sampling = sampling
         self.context_window = context_window
         self.reasoning = reasoning
+        self.adapters = adapters or {agent.name: agent.adapter for agent in team.agents}
+        self.feedback = feedback
+        self.max_lost = max_lost
         self._opened = reasoning == "on" or (reasoning == "auto" and opens_thought(tokenizer))
-        self.adapters: Mapping[str, str] = {agent.name: agent.adapter for agent in team.agents}
-        """Adapter that each agent speaks with; a schedule may cast them anew (CORY)."""
-        self.feedback: Feedback | None = None
-        """Says, of turns just spoken, what those who act next are to be told (`--coach_feedback`)."""
 
-    def sampling_as(self, sampling: Mapping[str, SamplingParams]) -> Player:
-        """A player that differs from this one only in how agents sample."""
-        twin = Player(self.engine, self.tokenizer, self.team, sampling, self.context_window, self.reasoning)
-        twin.adapters = self.adapters
+    def cast(self, adapters: Mapping[str, str]) -> Player:
+        """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""
+        twin = copy.copy(self)
+        twin.adapters = adapters
         return twin
 
+    def sampling_as(self, sampling: Mapping[str, SamplingParams]) -> Player:
+        """A player of single turns, without feedback, with other sampling parameters: for evaluations."""
+        return Player(
+            self.engine,
+            self.tokenizer,
+            self.team,
+            sampling,
+            self.context_window,
+            self.reasoning,
+            adapters=self.adapters,
+            max_lost=self.max_lost,
+        )
+
     def play(
-        self,
-        envs: Sequence[Env],
-        next_start: Callable[[int, Episode | None], Start | None],
-        interrupted: Callable[[], bool] = lambda: False,
+        self, envs: Sequence[Env], next_start: NextStart, interrupted: Callable[[], bool] = lambda: False
     ) -> tuple[list[Episode], PlayStats]:
         """Play until `next_start(slot, finished episode or None)` returns None for every slot.
 
         An environment that raises loses its episode, which is counted; the slot goes on with the next start. A
-        true `interrupted()` abandons everything between two generations and returns what was finished.
+        true `interrupted()` abandons all running episodes between two generations and returns the finished ones.
 
         Returns:
-            The episodes sorted by id, and what else happened.
+            The episodes sorted by id, and the other counts.
 
         Raises:
-            EnvError: more episodes are lost than twice the environments and the finished episodes together.
+            EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
         """
-        stats = PlayStats()
-        done: list[Episode] = []
+        stretch = Stretch(next_start, len(envs))
         live: list[Live] = []
-        for slot, env in enumerate(envs):
-            self._begin(live, slot, session_of(env), next_start, None, stats)
-        while live and not interrupted():
-            live = self._advance(live, done, next_start, stats)
-            _give_up(stats, len(envs), len(done))
-        return sorted(done, key=lambda episode: episode.id), stats
+        try:
+            for slot, env in enumerate(envs):
+                self._begin(live, slot, session_of(env), None, stretch)
+            while live and not interrupted():
+                live = self._advance(live, stretch)
+                stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
+        finally:
+            stretch.stats.report()
+        return sorted(stretch.done, key=lambda episode: episode.id), stretch.stats
 
-    def _begin(
-        self,
-        live: list[Live],
-        slot: int,
-        env: Session,
-        next_start: Callable[[int, Episode | None], Start | None],
-        finished: Episode | None,
-        stats: PlayStats,
-    ) -> None:
-        while (start := next_start(slot, finished)) is not None:
+    def _begin(self, live: list[Live], slot: int, env: Session, finished: Episode | None, stretch: Stretch) -> None:
+        """Reset `env` to its next start, and to the one after it where that episode is lost."""
+        while (start := stretch.next_start(slot, finished)) is not None:
             finished = None
             try:
                 options = None if start.task is None else {"task": start.task}
                 observations, info = env.reset(seed=start.reset_seed, options=options)
-                self._known(observations, env)
+                self._check_agents(observations, env)
             except EnvError as error:
-                _lost(error, stats)
-                _give_up(stats, slot + 1, 0)
+                stretch.stats.lost(error)
+                stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
                 continue
             episode = Episode(id=start.id, group=start.group, info=dict(info))
             live.append(Live(slot, env, start, episode, dict(observations)))
             return
 
-    def _advance(
-        self,
-        live: list[Live],
-        done: list[Episode],
-        next_start: Callable[[int, Episode | None], Start | None],
-        stats: PlayStats,
-    ) -> list[Live]:
-        """One generation for everybody who has to speak, one step of every environment."""
+    def _advance(self, live: list[Live], stretch: Stretch) -> list[Live]:
+        """One generation for every agent that acts, one step of every environment."""
         asked: list[tuple[Live, str, Request]] = []
-        still: list[Live] = []
+        fitting: list[Live] = []
+        going: list[Live] = []
         for item in live:
             requests = {agent: self._request(item, agent) for agent in item.observations}
             room = min(self.context_window - len(request.prompt_ids) for request in requests.values())
             if room < 1:
-                stats.prompt_too_long += 1
+                stretch.stats.prompt_too_long += 1
                 item.episode.info["ended"] = "prompt_too_long"
-                self._finish(item, done, still, next_start, stats)
+                self._finish(item, going, stretch)
                 continue
-            still.append(item)
+            fitting.append(item)
             asked += [(item, agent, request) for agent, request in requests.items()]
-        said = self._answers(asked, stats)
-        results = self._step_envs([item for item in still if id(item) in said], said)
-        going: list[Live] = []
-        for item in still:
-            if id(item) not in said:  # begun in this very call, in the place of a cut episode
-                going.append(item)
-                continue
-            self._step(item, said[id(item)], results[id(item)], done, going, next_start, stats)
+        answers = self._answers(asked, stretch.stats)
+        results = self._step_envs(fitting, answers)
+        for item in fitting:
+            self._step(item, answers[item.key], results[item.key], going, stretch)
         if self.feedback is not None:
-            self._tell([item for item in going if id(item) in said], self.feedback)
-        return going
+            self._tell([item for item in going if item.key in answers], self.feedback)
+        return sorted(going, key=lambda item: item.slot)
 
-    def _answers(
-        self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats
-    ) -> dict[int, dict[str, tuple[Request, Completion]]]:
-        """What everybody says, by `id` of the item and agent."""
-        said: dict[int, dict[str, tuple[Request, Completion]]] = {}
-        answers = self._generate([request for _, _, request in asked], stats)
-        for (item, agent, request), answer in zip(asked, answers, strict=True):
-            said.setdefault(id(item), {})[agent] = (request, answer)
-        return said
+    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
+        """The answers of all agents, by key of the live item."""
+        answers: dict[str, Answers] = {}
+        completions = self._generate([request for _, _, request in asked], stats)
+        for (item, agent, request), completion in zip(asked, completions, strict=True):
+            answers.setdefault(item.key, {})[agent] = (request, completion)
+        return answers
 
     def _generate(self, requests: Sequence[Request], stats: PlayStats) -> list[Completion]:
-        answers = self.engine.generate(requests)
-        stats.tokens += sum(len(answer.ids) for answer in answers)
+        completions = self.engine.generate(requests)
+        stats.tokens += sum(len(completion.ids) for completion in completions)
         stats.prompt_tokens += sum(len(request.prompt_ids) for request in requests)
-        return answers
+        return completions
 
     @staticmethod
     def _tell(going: list[Live], feedback: Feedback) -> None:
-        """Add what is said of the turns just spoken, in all episodes that go on, to what is seen next."""
+        """Add the notes on turns just spoken to the next observations, in all episodes that go on."""
         fresh = [(item, turn) for item in going for turn in item.episode.turns if turn.env_step == item.env_step - 1]
         notes = feedback([(item.episode, turn) for item, turn in fresh])
         for (item, _), note in zip(fresh, notes, strict=True):
             if note:
-                item.observations = {agent: _noted(seen, note) for agent, seen in item.observations.items()}
+                item.observations = {agent: with_note(seen, note) for agent, seen in item.observations.items()}
 
-    def _step_envs(
-        self, live: list[Live], said: Mapping[int, Mapping[str, tuple[Request, Completion]]]
-    ) -> dict[int, StepResult | EnvError]:
-        """One step of every environment, by `id` of the item; those that wait for something outside wait together."""
+    def _step_envs(self, live: Sequence[Live], answers: Mapping[str, Answers]) -> dict[str, StepResult | EnvError]:
+        """One step of every environment, by key; those that wait for something outside wait together."""
 
         def step(item: Live) -> StepResult | EnvError:
-            heard = {agent: self._heard(answer.text) for agent, (_, answer) in said[id(item)].items()}
+            heard = {agent: self._heard(completion.text) for agent, (_, completion) in answers[item.key].items()}
             try:
                 return item.env.step(heard)
             except EnvError as error:
@@ -251,75 +202,43 @@ class Player:
 
         waiting = [item for item in live if item.env.blocking]
         if len(waiting) < 2:
-            return {id(item): step(item) for item in live}
+            return {item.key: step(item) for item in live}
         with ThreadPoolExecutor(min(len(waiting), WAITING)) as pool:
-            begun = {id(item): pool.submit(step, item) for item in waiting}
-            found = {id(item): step(item) for item in live if not item.env.blocking}
-            return found | {key: future.result() for key, future in begun.items()}
+            begun = {item.key: pool.submit(step, item) for item in waiting}
+            results = {item.key: step(item) for item in live if not item.env.blocking}
+            return results | {key: future.result() for key, future in begun.items()}
 
     def _heard(self, text: str) -> str:
-        """What others get of an answer: thoughts stay with whoever had them."""
+        """An answer as the environment gets it: valid text, without the agent's thoughts."""
         text = clean_text(text)
         return text if self.reasoning == "off" else visible(text, opened=self._opened)
 
     def _step(
-        self,
-        item: Live,
-        said: dict[str, tuple[Request, Completion]],
-        result: StepResult | EnvError,
-        done: list[Episode],
-        going: list[Live],
-        next_start: Callable[[int, Episode | None], Start | None],
-        stats: PlayStats,
+        self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], stretch: Stretch
     ) -> None:
-        for agent, (request, answer) in said.items():
-            turn = Turn(
-                agent=agent,
-                prompt_ids=list(request.prompt_ids),
-                action_ids=answer.ids,
-                logprobs=answer.logprobs,
-                stop=answer.stop,
-                text=clean_text(answer.text),
-                turn=len(item.episode.turns),
-                env_step=item.env_step,
-                adapter_version=answer.adapter_version,
-            )
-            item.episode.turns.append(turn)
-            item.last_turn[agent] = turn
+        """Record a step. The item, or its slot's next episode, joins `going`."""
+        item.record(answers)
         try:
             if isinstance(result, EnvError):
                 raise result
             over = result.terminated or result.truncated
             if not over:
-                self._known(result.observations, item.env)
-            self._pay(item, result.rewards)
-            self._inform(item, result.info.get("evidence", {}))
+                self._check_agents(result.observations, item.env)
+            item.take(result)
         except EnvError as error:
-            _lost(error, stats)
-            self._begin(going, item.slot, item.env, next_start, None, stats)
+            stretch.stats.lost(error)
+            self._begin(going, item.slot, item.env, None, stretch)
             return
-        item.env_step += 1
-        if "outcome" in result.info:
-            item.episode.outcome = float(result.info["outcome"])
-        if "measures" in result.info:
-            item.episode.info["measures"] = dict(result.info["measures"])
         if over:
             item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            self._finish(item, done, going, next_start, stats)
+            self._finish(item, going, stretch)
         else:
             item.observations = dict(result.observations)
             going.append(item)
 
-    def _finish(
-        self,
-        item: Live,
-        done: list[Episode],
-        going: list[Live],
-        next_start: Callable[[int, Episode | None], Start | None],
-        stats: PlayStats,
-    ) -> None:
-        done.append(item.episode)
-        self._begin(going, item.slot, item.env, next_start, item.episode, stats)
+    def _finish(self, item: Live, going: list[Live], stretch: Stretch) -> None:
+        stretch.done.append(item.episode)
+        self._begin(going, item.slot, item.env, item.episode, stretch)
 
     def _request(self, item: Live, agent: str) -> Request:
         ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
@@ -333,54 +252,10 @@ class Player:
             seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
         )
 
-    def _known(self, observations: Mapping[str, Observation], env: Env) -> None:
+    def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
         name = env.class_name
         if not observations:
-            raise EnvError(f"{name} goes on but shows nobody an observation; return one for whoever acts next.")
+            raise EnvError(f"{name} goes on but shows nobody an observation; return one for each agent that acts next.")
         for agent in observations:
             if agent not in self.team.names:
                 raise EnvError(f"{name} asks agent {agent!r} to act, but the team has {', '.join(self.team.names)}.")
-
-    @staticmethod
-    def _pay(item: Live, rewards: Mapping[str, float]) -> None:
-        """A reward goes to its agent's latest turn, also when others spoke since."""
-        for agent, reward in rewards.items():
-            turn = item.last_turn.get(agent)
-            if turn is None:
-                if reward:
-                    name = item.env.class_name
-                    raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
-                continue
-            turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
-
-    @staticmethod
-    def _inform(item: Live, found: Mapping[str, Evidence]) -> None:
-        """Evidence, too, is about its agent's latest turn."""
-        for agent, evidence in found.items():
-            turn = item.last_turn.get(agent)
-            if turn is None:
-                name = item.env.class_name
-                raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
-            turn.evidence = evidence if turn.evidence is None else turn.evidence.updated(evidence)
-
-
-def _noted(seen: Observation, note: str) -> Observation:
-    """An observation with a note at its end; two messages of the user in a row would confuse chat templates."""
-    if isinstance(seen, str):
-        return f"{seen}\n\n{note}"
-    *before, last = seen
-    if last["role"] == "user":
-        return [*before, {"role": "user", "content": f"{last['content']}\n\n{note}"}]
-    return [*seen, {"role": "user", "content": note}]
-
-
-def _lost(error: EnvError, stats: PlayStats) -> None:
-    stats.env_errors += 1
-    stats.last_error = error
-    log.warning("An episode is lost: %s", error)
-
-
-def _give_up(stats: PlayStats, slots: int, done: int) -> None:
-    """An environment that mostly raises will not get better by being asked again."""
-    if stats.last_error is not None and stats.env_errors > 2 * slots + done:
-        raise EnvError(f"{stats.env_errors} episodes were lost, {done} finished; the last because: {stats.last_error}")

@@ -20,8 +20,9 @@ other; here the environment says who speaks when, and one that lets them speak i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mafrt.config.team import Team
@@ -31,22 +32,48 @@ from mafrt.core.types import Completion, Episode, Evidence, Request, SamplingPar
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
-from mafrt.rollout.player import Live, Player, PlayStats
+from mafrt.environment.workers import WorkerSession
+from mafrt.rollout.live import Answers, Live
+from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import Player
+
+log = logging.getLogger(__name__)
 
 Worth = Callable[[Sequence[Episode]], list[list[float | None]]]
 """Episodes -> per episode the reward of each turn as credit sees it; None if it is not known."""
 Judge = Callable[[Sequence[tuple[Episode, Turn]]], Any]
 """Fills `coach` of turns just spoken."""
-Said = dict[str, tuple[Request, Completion]]
+
+
+@dataclass
+class Tree:
+    """All alternatives of one environment's step, while the best of each agent are chosen."""
+
+    item: Live
+    requests: dict[str, Request] = field(default_factory=dict)
+    options: dict[str, list[Completion]] = field(default_factory=dict)
+    """agent -> its alternatives"""
+    kept: Answers = field(default_factory=dict)
+    """agent -> the alternative that is carried on; the first one until it is chosen"""
+
+
+@dataclass
+class Trial:
+    """One alternative of one agent, tried on a fork of its tree's environment."""
+
+    number: int
+    fork: Live
+    answers: Answers
 
 
 class TreePlayer(Player):
     """Plays trees; see the module.
 
     Args:
-        engine, tokenizer, team, sampling, context_window, reasoning: as for `Player`.
+        engine, tokenizer, team, sampling, context_window, reasoning, settings: as for `Player`.
         samples: alternatives of each turn, 2 or more.
         worth: scores them.
+        judge: judges alternatives before they are scored, if there is a coach.
     """
 
     def __init__(
@@ -60,98 +87,107 @@ class TreePlayer(Player):
         *,
         samples: int,
         worth: Worth,
+        judge: Judge | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(engine, tokenizer, team, sampling, context_window, reasoning)
-        self.samples, self.worth = samples, worth
-        self.judge: Judge | None = None
-        """Judges alternatives before they are scored, where there is a coach."""
+        super().__init__(engine, tokenizer, team, sampling, context_window, reasoning, **settings)
+        self.samples, self.worth, self.judge = samples, worth, judge
 
-    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[int, Said]:
-        """What is carried on of everybody's alternatives."""
+    def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
+        """The alternative of each agent that is carried on, by key of the live item."""
         wide = [
             replace(request, seed=seed_of(request.seed, "alternative", number) if number else request.seed)
             for _, _, request in asked
             for number in range(self.samples)
         ]
-        answers = iter(self._generate(wide, stats))
-        options: dict[int, dict[str, list[Completion]]] = {}
-        requests: dict[int, dict[str, Request]] = {}
-        items: dict[int, Live] = {}
+        completions = iter(self._generate(wide, stats))
+        trees: dict[str, Tree] = {}
         for item, agent, request in asked:
-            items[id(item)] = item
-            requests.setdefault(id(item), {})[agent] = request
-            options.setdefault(id(item), {})[agent] = [next(answers) for _ in range(self.samples)]
-        said: dict[int, Said] = {
-            key: {agent: (requests[key][agent], some[0]) for agent, some in of.items()} for key, of in options.items()
-        }
-        # All trees at once: first everybody's first speaker, then the second, so that what waits, waits together.
-        for place in range(max(map(len, options.values()), default=0)):
-            grown = [(items[key], list(of)[place]) for key, of in options.items() if place < len(of)]
-            tried = {
-                id(item): self._try(item, agent, said[id(item)], options[id(item)][agent]) for item, agent in grown
-            }
-            for (item, agent), number in zip(grown, self._best(grown, tried, stats), strict=True):
-                request, _ = said[id(item)][agent]
-                said[id(item)][agent] = request, options[id(item)][agent][number]
-        return said
+            tree = trees.setdefault(item.key, Tree(item))
+            tree.requests[agent] = request
+            tree.options[agent] = [next(completions) for _ in range(self.samples)]
+            tree.kept[agent] = request, tree.options[agent][0]
+        # All trees at once: first every tree's first speaker, then the second, so that blocking environments overlap.
+        for place in range(max((len(tree.options) for tree in trees.values()), default=0)):
+            speakers = [(tree, list(tree.options)[place]) for tree in trees.values() if place < len(tree.options)]
+            trials = [self._fork(tree, agent, stats) for tree, agent in speakers]
+            self._try(speakers, trials, stats)
+            best = self._best(trials, stats)
+            for (tree, agent), some, number in zip(speakers, trials, best, strict=True):
+                tree.item.episode.branches += [trial.fork.episode for trial in some]
+                tree.kept[agent] = tree.requests[agent], tree.options[agent][number]
+        return {key: tree.kept for key, tree in trees.items()}
 
-    def _try(self, item: Live, agent: str, said: Said, options: Sequence[Completion]) -> list[tuple[Live, Said]]:
-        """A fork for each alternative of one agent, and what is said in it."""
-        others = {name: replace(turn) for name, turn in item.last_turn.items()}  # what is paid late lands on copies
-        tried = []
-        for number, answer in enumerate(options):
-            first = len(item.episode.turns) + list(said).index(agent)
+    def _fork(self, tree: Tree, agent: str, stats: PlayStats) -> list[Trial]:
+        """A trial of each alternative of one agent; those whose environment cannot be forked are lost."""
+        item, trials = tree.item, []
+        first = len(item.episode.turns) + list(tree.kept).index(agent)
+        for number, completion in enumerate(tree.options[agent]):
             episode = Episode(
                 id=f"{item.episode.id}/{first:03d}-{number:02d}",
                 group=item.episode.group,
                 info={**item.episode.info, "alternative": number},
             )
-            fork = replace(item, env=item.env.fork(), episode=episode, last_turn=dict(others))
-            tried.append((fork, {**said, agent: (said[agent][0], answer)}))
-        return tried
+            try:
+                env = item.env.fork()
+            except EnvError:
+                if not isinstance(item.env, WorkerSession):
+                    raise  # it cannot be forked at all
+                stats.tree_errors += 1
+                continue
+            # Late rewards land on copies of the earlier turns.
+            earlier = {name: replace(turn) for name, turn in item.last_turn.items()}
+            fork = replace(item, env=env, episode=episode, last_turn=earlier)
+            trials.append(Trial(number, fork, {**tree.kept, agent: (tree.requests[agent], completion)}))
+        return trials
 
-    def _best(
-        self, grown: Sequence[tuple[Live, str]], tried: Mapping[int, list[tuple[Live, Said]]], stats: PlayStats
-    ) -> list[int]:
-        """Step all forks, score their speakers' turns, keep them as branches; the number of each tree's best."""
-        forks = [fork for some in tried.values() for fork, _ in some]
-        results = self._step_envs(forks, {id(fork): said for some in tried.values() for fork, said in some})
-        sound: dict[int, list[int]] = {}
-        for item, agent in grown:
-            position = len(item.episode.turns) + list(item.observations).index(agent)
-            for number, (fork, said) in enumerate(tried[id(item)]):
-                if self._taken(fork, agent, said, results[id(fork)], position, stats):
-                    sound.setdefault(id(item), []).append(number)
-        episodes = [tried[id(item)][n][0].episode for item, _ in grown for n in sound.get(id(item), ())]
+    def _try(self, speakers: Sequence[tuple[Tree, str]], trials: Sequence[list[Trial]], stats: PlayStats) -> None:
+        """Step all forks, and drop the trials whose environment raised: their worth is not known."""
+        every = [trial for some in trials for trial in some]
+        results = self._step_envs([trial.fork for trial in every], {trial.fork.key: trial.answers for trial in every})
+        for (tree, agent), some in zip(speakers, trials, strict=True):
+            position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
+            some[:] = [t for t in some if self._taken(t, agent, results[t.fork.key], position, stats)]
+
+    def _taken(self, trial: Trial, agent: str, result: StepResult | EnvError, position: int, stats: PlayStats) -> bool:
+        """Let a fork take its step; False if its environment raised."""
+        fork = trial.fork
+        fork.record(trial.answers)
+        try:
+            if isinstance(result, EnvError):
+                raise result
+            if result.terminated or result.truncated:
+                fork.episode.info["ended"] = "terminated" if result.terminated else "truncated"
+            else:
+                self._check_agents(result.observations, fork.env)
+            fork.take(result)
+            sound = True
+        except EnvError as error:
+            log.debug("an alternative is lost: %s", error)
+            stats.tree_errors += 1
+            sound = False
+        [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
+        turn.turn, fork.episode.turns = position, [turn]
+        fork.env.close()
+        return sound
+
+    def _best(self, trials: Sequence[list[Trial]], stats: PlayStats) -> list[int]:
+        """Score the trials of each tree and keep them as branches; the number of each tree's best alternative."""
+        episodes = [trial.fork.episode for some in trials for trial in some]
         if self.judge is not None and episodes:
             self.judge([(episode, turn) for episode in episodes for turn in episode.turns])
         scores = iter(self.worth(episodes))
         best = []
-        for item, _ in grown:
-            # What is not known is never better than what is; where nothing is, the first is as good as any.
-            ranked = [(next(scores)[0], -number) for number in sound.get(id(item), ())]
-            known = [(score, number) for score, number in ranked if score is not None]
+        for some in trials:
+            # An unknown score is never better than a known one; where none is known, the first is as good as any.
+            known = [(score, -trial.number) for trial in some if (score := next(scores)[0]) is not None]
             number = -max(known)[1] if known else 0
             best.append(number)
-            for n in sound.get(id(item), ()):
-                episode = tried[id(item)][n][0].episode
-                episode.info["carried"] = n == number
-                item.episode.branches.append(episode)
-            stats.tree_unscored += no_score([tried[id(item)][n][0].episode for n in sound.get(id(item), ())])
+            for trial in some:
+                trial.fork.episode.info["carried"] = trial.number == number
+            stats.tree_unscored += no_score([trial.fork.episode for trial in some])
             stats.tree_turns += 1
         return best
-
-    def _taken(
-        self, fork: Live, agent: str, said: Said, result: StepResult | EnvError, position: int, stats: PlayStats
-    ) -> bool:
-        """Let a fork take its step; False if its environment raised, so that the alternative's worth is not known."""
-        mine = PlayStats()
-        self._step(fork, said, result, [], [], lambda *_: None, mine)
-        stats.tree_errors += mine.env_errors
-        [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
-        turn.turn, fork.episode.turns = position, [turn]
-        fork.env.close()
-        return not mine.env_errors
 
 
 def no_score(branches: Sequence[Episode]) -> bool:

@@ -33,7 +33,8 @@ GLOSSARY: dict[str, Meaning] = {
     "tokens/AGENT": Meaning("mean tokens that the agent generated per turn", "tokens"),
     "truncated_share/AGENT": Meaning("share of the agent's turns that hit max_new_tokens", "0..1"),
     "prompt_too_long": Meaning("episodes cut because a prompt left no room in the context window", "episodes"),
-    "env_errors": Meaning("episodes lost because the environment raised", "episodes"),
+    "env_errors": Meaning("episodes lost because the environment raised, hung or crashed", "episodes"),
+    "env_lost_share": Meaning("share of the episodes that were lost; above env_max_lost the run stops", "[0, 1]"),
     # evaluations.jsonl
     "when": Meaning("before, during or after training"),
     "eval/greedy": Meaning("mean score of one episode per held-out task at temperature 0", "0..1 in most tasks"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
-from mafrt.rollout.player import Start
+from mafrt.rollout.live import Start
 from mafrt.scripts.benchmarks.learn import whole_or_nothing
 from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
 from mafrt.scripts.reproduce._figure import curves

@@ -21,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         runner = run.runner
         assert runner is not None
         names = list(runner.player.adapters)
-        runner.player.adapters = dict(zip(names, reversed(list(runner.player.adapters.values())), strict=True))
+        runner.player = runner.player.cast(
+            dict(zip(names, reversed(list(runner.player.adapters.values())), strict=True))
+        )
         before.append(run.before)
         after.append(run.after)
         swapped.append(worth(runner, MathEnv(team=runner.team, split="test"), args.tasks, seed))

@@ -1,0 +1,103 @@
+"""One environment in the middle of an episode: how its turns are recorded, paid, and informed of evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from mafrt.core.errors import EnvError
+from mafrt.core.text import clean_text
+from mafrt.core.types import Completion, Episode, Evidence, Observation, Request, StepResult, Turn
+from mafrt.environment.session import Session
+
+Answers: TypeAlias = dict[str, tuple[Request, Completion]]
+"""Agent -> its request and the completion, of one step."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one episode begins. Equal `group` means the same task; `seed` makes its samples differ."""
+
+    id: str
+    group: str
+    reset_seed: int
+    seed: int
+    task: int | None = None
+
+
+@dataclass
+class Live:
+    """One environment in the middle of an episode. The episode's id is its key: no two live ones share it."""
+
+    slot: int
+    env: Session
+    start: Start
+    episode: Episode
+    observations: dict[str, Observation]
+    env_step: int = 0
+    last_turn: dict[str, Turn] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.episode.id
+
+    def record(self, answers: Answers) -> None:
+        """Add a turn for each answer of this step."""
+        for agent, (request, answer) in answers.items():
+            turn = Turn(
+                agent=agent,
+                prompt_ids=list(request.prompt_ids),
+                action_ids=answer.ids,
+                logprobs=answer.logprobs,
+                stop=answer.stop,
+                text=clean_text(answer.text),
+                turn=len(self.episode.turns),
+                env_step=self.env_step,
+                adapter_version=answer.adapter_version,
+            )
+            self.episode.turns.append(turn)
+            self.last_turn[agent] = turn
+
+    def take(self, result: StepResult) -> None:
+        """Fill turns and episode from a step's result.
+
+        Raises:
+            EnvError: a reward or evidence for an agent that has not acted yet.
+        """
+        self._pay(result.rewards)
+        self._inform(result.info.get("evidence", {}))
+        self.env_step += 1
+        if "outcome" in result.info:
+            self.episode.outcome = float(result.info["outcome"])
+        if "measures" in result.info:
+            self.episode.info["measures"] = dict(result.info["measures"])
+
+    def _pay(self, rewards: Mapping[str, float]) -> None:
+        """A reward goes to its agent's latest turn, also if others spoke since."""
+        for agent, reward in rewards.items():
+            turn = self.last_turn.get(agent)
+            if turn is not None:
+                turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+            elif reward:
+                name = self.env.class_name
+                raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
+
+    def _inform(self, evidence: Mapping[str, Evidence]) -> None:
+        """Evidence, too, is about its agent's latest turn."""
+        for agent, new in evidence.items():
+            turn = self.last_turn.get(agent)
+            if turn is None:
+                name = self.env.class_name
+                raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
+            turn.evidence = new if turn.evidence is None else turn.evidence.updated(new)
+
+
+def with_note(seen: Observation, note: str) -> Observation:
+    """An observation with a note at its end; two messages of the user in a row would confuse chat templates."""
+    if isinstance(seen, str):
+        return f"{seen}\n\n{note}"
+    *before, last = seen
+    if last["role"] == "user":
+        return [*before, {"role": "user", "content": f"{last['content']}\n\n{note}"}]
+    return [*seen, {"role": "user", "content": note}]
