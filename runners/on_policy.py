@@ -31,6 +31,7 @@ from mafrt.runners.collect import Batch, Playing
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Coaching, prepare_coach
+from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import Learnt, Loop, Progress, Summary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import Plan
@@ -101,6 +102,7 @@ class OnPolicy:
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         check_team(env, team)
+        check_limits(config, team, base.name)
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
         refuse_changes(resume, self.record, accept=accept_changes)
         window = check_window(config.play.context_window, base.context_window)

@@ -125,6 +125,10 @@ def restore(
         valuation.load_state(optimizers["critic"])
         state.iteration, state.drawn, state.tokens = found["iteration"], found["drawn"], found["tokens"]
         state.before, state.kl_coef = found["before"], found["kl_coef"]
+        for name in ("iteration", "drawn", "tokens"):
+            value = getattr(state, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} is {value!r}")
         for name in team.adapters:
             base.versions[name] = found["versions"][name]
         rng_state.restore_random_state(found["random"])

@@ -15,12 +15,23 @@ from mafrt.config.team import LoraSpec, Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
+from mafrt.core.reading import is_writable
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import build_env
 from mafrt.envs.math.config import WorkflowSettings
+from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings, run_main
-from mafrt.scripts.cli.loading import env_arguments, load_base, load_team, resolve, stored_args, team_for, with_sandbox
+from mafrt.scripts.cli.loading import (
+    env_arguments,
+    load_base,
+    load_team,
+    resolve,
+    stored_args,
+    team_for,
+    with_sandbox,
+    work_offline_if_unreachable,
+)
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
@@ -61,10 +72,16 @@ def evaluate(argv: Sequence[str]) -> int:
     check_engine(config.engine, {}, {})
     reach_servers(config.engine, settings["model_name_or_path"])
     output = Path(asked.output).expanduser() if asked.output else None
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ConfigError(f"output {output} cannot be written; give a file name in a folder that exists.")
+    if output is not None:
+        missing = None if output.parent.is_dir() else f"there is no {output.parent}"
+        if why := "it is a folder" if output.is_dir() else missing or is_writable(output.parent):
+            raise ConfigError(f"output {output} cannot be written ({why}); give a file name in a folder that exists.")
+        if output.exists() and not asked.overwrite:
+            raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")
     env, team = environment(settings, loaded)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
+    check_limits(config, team, settings["model_name_or_path"])
+    work_offline_if_unreachable(settings["model_name_or_path"])
     print(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings)
     place(base, team, loaded)

@@ -133,7 +133,7 @@ def test_values(argv, name, value):
     [
         (["--lrr", "1"], "There is no flag '--lrr'; did you mean '--lr'?"),
         (["--n_rollout_thread", "1"], "did you mean '--n_rollout_threads'?"),  # an unambiguous beginning is refused
-        (["--n-samples", "1"], "did you mean '--n_samples'?"),
+        (["--n-sample", "1"], "did you mean '--n_samples'?"),
         (["--lr"], "expected one argument"),
         (["--lr", "fast"], "--lr is 'fast'; expected a number."),
         (["--lr", "nan"], "expected a number"),
@@ -491,7 +491,8 @@ def test_evaluate_a_run(capsys, workdir, run):
     assert len(numbers["scores"]) == 3 and all(len(scores) == 2 for scores in numbers["scores"].values())
     # Sampling is the run's own, which said at most 4 tokens a turn; a flag wins.
     assert numbers["settings"]["max_new_tokens"] == 4 and numbers["settings"]["seed"] == 1
-    assert evaluate.main([*argv, "--max_new_tokens", "5", "--no-greedy"]) == 0
+    assert "numbers.json exists" in refused(capsys, evaluate.main, *argv)
+    assert evaluate.main([*argv, "--overwrite", "--max_new_tokens", "5", "--no_greedy"]) == 0
     numbers = json.loads(Path("numbers.json").read_text())
     assert numbers["settings"]["max_new_tokens"] == 5 and not numbers["greedy_scores"]
 

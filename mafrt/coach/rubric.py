@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
+from mafrt.core.reading import read_text
 
 SHIPPED = Path(__file__).parent / "rubrics"
 GENERAL = "general"
@@ -89,7 +90,7 @@ def _named(name: str) -> Path | None:
 
 def _read(path: Path) -> Rubric:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(f"coach_rubric {path} cannot be read ({error.strerror}); give a text file.") from error
     except UnicodeDecodeError as error:

@@ -28,6 +28,7 @@ from typing import Any
 
 from mafrt.config.schema import check_number, unknown
 from mafrt.core.errors import ConfigError
+from mafrt.core.reading import parse_json, parse_yaml, read_text
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,7 @@ def _unwrap(prompt: str) -> str:
 
 def _read(path: Path) -> object:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(
             f"cannot be read ({error.strerror or error}); give the path of a JSON or YAML file"
@@ -272,13 +273,15 @@ def _read(path: Path) -> object:
         import yaml
 
         try:
-            return yaml.safe_load(text)
+            return parse_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"is not YAML: {' '.join(str(error).split())}") from error
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}") from error
 
 
 def _number(name: str, value: object, **bounds: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import CheckpointError
+from mafrt.core.reading import parse_json, read_file
 
 
 def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
@@ -42,8 +43,8 @@ def save_json(path: str | os.PathLike[str], value: Any) -> None:
 def load_json(path: str | os.PathLike[str]) -> Any:
     """Read JSON. Raises CheckpointError if it is missing or cut."""
     try:
-        return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(read_file(path))
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
 
 

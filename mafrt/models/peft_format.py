@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mafrt.core.errors import CheckpointError
+from mafrt.core.reading import parse_json, read_text
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -193,7 +194,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 "check the path (an adapter_model.bin must be saved again as safetensors)"
             )
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = parse_json(read_text(folder / CONFIG))
         if not isinstance(config, dict):
             raise ValueError(f"a {type(config).__name__} at the top")
         int(config["r"]), float(config["lora_alpha"])

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.types import Episode, Evidence, Scored
 from mafrt.storage import checkpoint
 from mafrt.storage.run_record import RunRecord
@@ -281,7 +282,7 @@ def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        args = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        args = parse_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as settings: {' '.join(str(error).split())}") from error
     if args is not None and not isinstance(args, dict):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.reading import parse_json, read_text
 
 _OURS = {
     "optimizer": "every adapter has an AdamW of its own, by --lr, --weight_decay and --opti_eps",
@@ -94,7 +94,7 @@ def check_fields(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(read_text(path))
     except OSError as error:
         raise ConfigError(
             f"deepspeed {path} cannot be read ({error.strerror}); give a JSON file, or one that ships: "

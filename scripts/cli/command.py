@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import difflib
 import logging
 import math
 import os
@@ -24,7 +25,9 @@ from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
+from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.shipped import shipped
+from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
@@ -83,7 +86,7 @@ class Command:
     def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
         """An argparse parser that keeps only what was typed (no defaults), all values as text."""
         parser = _Parser(
-            prog=self.name,
+            prog=f"mafrt {self.name}",
             description=self.summary,
             epilog=self.epilog,
             allow_abbrev=False,
@@ -112,7 +115,7 @@ class Command:
         """
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
-        typed, rest = parser.parse_known_args(list(argv))
+        typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
         _refuse(rest, [option for action in parser._actions for option in action.option_strings])
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
         config = shipped(typed.config) if "config" in typed else None
@@ -127,7 +130,10 @@ class Command:
             stored = with_recorded_files(stored, record)
         for name, value in stored.items():
             if name not in known:
-                raise ConfigError(f"In {config}: {unknown('setting', str(name), known)}")
+                meant = synonym(str(name))
+                advice = None if meant is None or (meant.flag and meant.flag not in known) else meant.advice
+                hint = f"There is no setting {name!r}; {advice}" if advice else unknown("setting", str(name), known)
+                raise ConfigError(f"In {config}: {hint}")
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
             values[name] = convert(known[name], value, f"--{name}")
@@ -174,7 +180,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(
             f"--config {path} cannot be read ({error.strerror}); give a YAML file of settings."
@@ -182,7 +188,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not text; give a YAML file of settings.") from error
     try:
-        stored = yaml.safe_load(text)
+        stored = parse_yaml(text)
     except yaml.YAMLError as error:
         problem = re.sub(r"\s+", " ", str(error))
         raise ConfigError(f"--config {path} is not valid YAML: {problem}") from error
@@ -312,10 +318,28 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def _underscored(word: str) -> str:
+    """`--learning-rate=1` as `--learning_rate=1`: other tools write dashes."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    name = flag[2:].replace("-", "_")
+    off = name.startswith("no_")
+    return ("--no-" if off else "--") + name[3 if off else 0 :] + equals + value
+
+
 def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
     for item in rest:
         if item.startswith("-"):
-            raise ConfigError(unknown("flag", item.split("=")[0], [option for option in options if option != "-h"]))
+            flag = item.split("=")[0]
+            meant = synonym(flag.removeprefix("--"))
+            if meant is not None and (meant.flag is None or f"--{meant.flag}" in options):
+                raise ConfigError(f"There is no flag {flag!r}; {meant.advice}")
+            known = [option for option in options if option != "-h"]
+            near = difflib.get_close_matches(flag, [*known, *(f"--{name}" for name in SYNONYMS)], n=1, cutoff=0.8)
+            if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:
+                raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {meant.advice}")
+            raise ConfigError(unknown("flag", flag, known))
     if rest:
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import re
+import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError
+from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.processes import Spread
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
     from mafrt.envs.construction import Construction
     from mafrt.models.shared_base import SharedBase
     from mafrt.storage.load_path import Loadable
+
+log = logging.getLogger("mafrt")
 
 
 def load_team(settings: Settings, default: str | None = None) -> Team | None:
@@ -148,6 +156,48 @@ def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
 
         build.spread(base, spread.processes, spread.zero, fsdp=spread.fsdp)
     return base
+
+
+REACH_S = 4.0
+"""Seconds in which the model hub has to answer; its client alone would retry for a minute."""
+
+
+def work_offline_if_unreachable(model: str) -> None:
+    """Let a hub id be looked up in the local cache only if the hub cannot be reached within `REACH_S` seconds.
+
+    A folder is left alone, and so is a connection through a proxy, which cannot be probed this way.
+
+    Raises:
+        ModelError: it is not in the cache either.
+    """
+    hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
+    if model == "teaching-base" or not hub_id or Path(model).exists() or os.environ.get("HF_HUB_OFFLINE"):
+        return
+    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
+        return
+    place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = place.port or (443 if place.scheme == "https" else 80)
+    reached = threading.Event()
+
+    def probe() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((place.hostname or "", port), REACH_S):
+            reached.set()
+
+    prober = threading.Thread(target=probe, daemon=True)  # looking up the name may take longer than any time-out
+    prober.start()
+    prober.join(REACH_S)
+    if not reached.is_set():
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        if not isinstance(try_to_load_from_cache(model, "config.json"), str):
+            raise ModelError(
+                f"the model {model!r} cannot be loaded: the model hub cannot be reached, and the model is not in the "
+                "local cache; expected a folder with config.json, weights and tokenizer, or a Hugging Face model id "
+                "that can be reached from here"
+            )
+        log.warning("The model hub cannot be reached; looking for %s in the local cache.", model)
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True  # read when the package is imported, which may have happened
 
 
 def check_device(device: str) -> None:

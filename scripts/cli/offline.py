@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args
+from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args, work_offline_if_unreachable
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
@@ -144,6 +145,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
     config, task = TrainConfig.of(**own), prepare(settings)
     source = read(settings, task)
+    check_limits(config, source.team, settings["model_name_or_path"])
+    work_offline_if_unreachable(settings["model_name_or_path"])
     run_dir = choose_run_dir(settings, loaded, rule_name(command))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
     if loaded is not None and loaded.resumes:

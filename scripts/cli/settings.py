@@ -121,6 +121,8 @@ class EvaluateSettings:
     """every random choice of the evaluation follows from it"""
     output: str | None = None
     """JSON file for the numbers, per-task scores included; default: none is written"""
+    overwrite: bool = False
+    """replace the file of --output if it exists"""
 
     def __post_init__(self) -> None:
         for name in ("tasks", "k", "seed"):

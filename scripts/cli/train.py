@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
+from mafrt.core.reading import is_writable
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_base, resolve, stored_args
+from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
 from mafrt.scripts.cli.processes import join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
@@ -52,9 +53,12 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     from mafrt.runners.checks import check_sampler, check_tree
     from mafrt.runners.identity import describe_run, refuse_changes
     from mafrt.runners.judge import prepare_coach
+    from mafrt.runners.limits import check_limits
 
     config = train_config(settings)
     stage = prepare(settings)
+    check_limits(config, stage.team, settings["model_name_or_path"])
+    work_offline_if_unreachable(settings["model_name_or_path"])
     now = describe_run(stage.team, settings.values, command=command.name, env=stage.env, eval_env=stage.eval_env)
     refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
@@ -141,6 +145,8 @@ def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Pa
         stem = Path("runs") / f"{name}-{datetime.now():%Y-%m-%d-%H%M%S}"
         return next(path for n in range(1, 1000) if not (path := Path(f"{stem}.{n}" if n > 1 else stem)).exists())
     run_dir = Path(settings["run_dir"]).expanduser()
+    if (why := is_writable(run_dir)) is not None:
+        raise ConfigError(f"run_dir {run_dir} cannot be written ({why}); give another one.")
     if is_same(loaded, run_dir) or settings["set_aside"] or not run_dir.exists():
         return run_dir
     if not run_dir.is_dir():

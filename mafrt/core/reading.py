@@ -1,0 +1,129 @@
+"""Reading files that a user names: regular files of a bounded size, and YAML and JSON without surprises.
+
+A device such as /dev/zero never ends, opening a pipe blocks, duplicate keys hide one of two values, and deep nesting
+overflows the stack of a parser. Each becomes an ordinary error here, of the kind that callers handle anyway.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+MOST_MIB = 64
+"""Largest file that `read_file` takes, unless told otherwise."""
+
+DEEPEST = 100
+"""Levels of nesting that `parse_yaml` takes."""
+
+
+def read_file(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is a folder, device or pipe, or is larger than `most_mib`; `strerror` says so.
+    """
+    # Without O_NONBLOCK, opening a pipe that nothing writes to waits for ever.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    mode, most = os.fstat(descriptor).st_mode, int(most_mib * 2**20)
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "is a folder" if stat.S_ISDIR(mode) else "is a device or a pipe, not a file"
+        raise OSError(errno.EINVAL, what, str(path))
+    with open(descriptor, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most_mib:g} MiB", str(path))
+    return content
+
+
+def read_text(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> str:
+    """The text of a regular file in UTF-8, without a byte order mark.
+
+    Raises:
+        OSError: as `read_file`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_file(path, most_mib=most_mib).decode("utf-8-sig")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`text` as JSON.
+
+    Raises:
+        ValueError: it is not JSON, names a key twice, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} appears twice")
+    return made
+
+
+def parse_yaml(text: str) -> Any:
+    """`text` as YAML, without tags that build objects.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, names a key twice, or is nested deeper than `DEEPEST` levels.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Counts levels and refuses duplicate keys."""
+
+        level = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.level += 1
+            if self.level > DEEPEST:
+                raise yaml.YAMLError(f"it is nested deeper than {DEEPEST} levels")
+            try:
+                return super().compose_node(parent, index)
+            finally:
+                self.level -= 1
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Hashable] = set()
+            for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                if isinstance(key, Hashable):
+                    if key in seen:
+                        line = key_node.start_mark.line + 1
+                        raise yaml.YAMLError(f"the key {key!r} appears twice, again in line {line}")
+                    seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+
+
+def is_writable(folder: str | os.PathLike[str]) -> str | None:
+    """None if a file can be made in `folder`, which need not exist yet; else the reason why not."""
+    import tempfile
+
+    path = Path(folder).expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir():
+        return f"{path} is a file"
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return None
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"

@@ -1,0 +1,87 @@
+"""Settings that no run can use, refused before a model is loaded: absurd sizes, more tokens than the base can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.core.reading import parse_json, read_text
+from mafrt.core.shipped import TEACHING_BASE
+
+MOST: dict[str, float] = {
+    "seed": 2**63 - 1,  # seeds are hashed as 64-bit integers
+    "iterations": 10**9,
+    "n_rollout_threads": 2**16,
+    "n_samples": 2**16,
+    "tree_samples": 2**10,
+    "episode_length": 10**6,
+    "max_new_tokens": 2**24,
+    "context_window": 2**26,
+    "max_batch_rows": 2**16,
+    "top_k": 2**24,
+    "temperature": 100.0,
+    "lr": 10.0,
+    "critic_lr": 10.0,
+    "weight_decay": 100.0,
+    "ppo_epoch": 10**4,
+    "critic_epoch": 10**6,
+    "num_mini_batch": 10**6,
+    "critic_hidden_size": 2**16,
+    "replay_steps": 10**8,
+    "micro_batch_tokens": 2**30,
+    "lora_rank": 4096,
+    "lora_alpha": 10**6,
+    "eval_episodes": 10**7,
+    "eval_samples": 10**5,
+    "coach_concurrency": 10**4,
+    "vllm_concurrency": 10**5,
+    "tensor_parallel_size": 4096,
+}
+"""Largest value of a setting that any machine could use; a larger one is a slip of the keyboard."""
+
+
+def check_limits(config: TrainConfig, team: Team, model: str) -> None:
+    """Raise ConfigError for a setting that is absurdly large, or too large for the base's configuration.
+
+    `model` is the folder or name of the base; one that has to be fetched first is not looked at.
+    """
+    flat = config.flat()
+    for name, most in MOST.items():
+        value = flat.get(name)
+        if value is not None and value > most:
+            raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
+    base = base_config(model)
+    width, positions = base.get("hidden_size"), base.get("max_position_embeddings")
+    if isinstance(width, int):
+        for agent in team.agents:
+            rank = agent.lora.rank if agent.lora is not None else config.team.lora_rank
+            if rank > width:
+                raise ConfigError(
+                    f"lora_rank is {rank} (agent {agent.name}), but the layers of {model} are {width} wide; a higher "
+                    "rank adds nothing, choose a smaller one."
+                )
+    if isinstance(positions, int):
+        window = min(positions, config.play.context_window or positions)
+        for agent in team.agents:
+            tokens = agent.max_new_tokens or config.play.max_new_tokens
+            if tokens >= window:
+                raise ConfigError(
+                    f"max_new_tokens is {tokens} (agent {agent.name}), but prompt and answer together have {window} "
+                    f"tokens on {model}; choose a smaller value."
+                )
+
+
+def base_config(model: str) -> dict[str, Any]:
+    """config.json of a base that is a local folder, text part only; empty if it cannot be read."""
+    folder = TEACHING_BASE if model == "teaching-base" else Path(model).expanduser()
+    try:
+        found = parse_json(read_text(folder / "config.json"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    text = found.get("text_config")
+    return text if isinstance(text, dict) else found

@@ -1,0 +1,197 @@
+"""Wrong input typed at the command line: one sentence each, at once, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mafrt.config.team import Team
+from mafrt.core.atomic_files import load_json
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.reading import parse_json, parse_yaml, read_file
+from mafrt.scripts import evaluate, train, train_math, train_sft
+from mafrt.scripts.cli.command import read_yaml
+from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
+
+DEEP = "[" * 100_000
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys, main, *argv):
+    capsys.readouterr()
+    assert main([str(word) for word in argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error") and said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["--seed", "12345678901234567890123"], "seed is"),
+        (["--n_rollout_threads", "1000000000"], "n_rollout_threads is"),
+        (["--lora_rank", "100000"], "lora_rank is"),
+        (["--lora_rank", "500"], "128 wide"),
+        (["--lr", "1e99"], "lr is"),
+        (["--max_new_tokens", "100000"], "2048 tokens"),
+        (["--max_new_tokens", "200", "--context_window", "200"], "200 tokens"),
+        (["--iterations", "10000000000"], "iterations is"),
+        (["--run_dir", "/proc/none/run"], "cannot be written"),
+        (["--run_dir", "file/run"], "is a file"),
+        (["--profile_path", "/dev/zero"], "is a device or a pipe"),
+        (["--profile_path", "pipe"], "is a device or a pipe"),
+        (["--config", "pipe"], "is a device or a pipe"),
+        (["--config", "/dev/zero"], "is a device or a pipe"),
+        (["--config", "deep.yaml"], "nested deeper"),
+        (["--config", "twice.yaml"], "'lr' appears twice"),
+        (["--profile_path", "deep.json"], "nested too deeply"),
+        (["--profile_path", "twice.json"], "'role' appears twice"),
+        (["--profile_path", "large.json"], "larger than 64 MiB"),
+    ],
+)
+def test_refused_before_a_model_is_loaded(capsys, monkeypatch, workdir, words, named):
+    monkeypatch.setattr("mafrt.scripts.cli.train.load_base", lambda *_: pytest.fail("the model was loaded"))
+    Path("file").write_text("")
+    Path("deep.yaml").write_text("lr: " + DEEP)
+    Path("deep.json").write_text(DEEP)
+    Path("twice.yaml").write_text("lr: 1\nlr: 2\n")
+    Path("twice.json").write_text('[{"role": "reasoner", "role": "actor"}]')
+    if "large.json" in words:
+        with open("large.json", "wb") as file:
+            file.truncate(65 << 20)
+    os.mkfifo("pipe")
+    before = sorted(workdir.iterdir())
+    assert named in refused(capsys, train_math.main, *words)
+    assert sorted(workdir.iterdir()) == before
+
+
+def test_an_output_is_checked_before_the_work(capsys, monkeypatch):
+    monkeypatch.setattr(evaluate, "load_base", lambda *_: pytest.fail("the model was loaded"))
+    Path("numbers.json").write_text("mine")
+    assert "--overwrite" in refused(capsys, evaluate.main, "--output", "numbers.json")
+    assert Path("numbers.json").read_text() == "mine"
+    assert "cannot be written" in refused(capsys, evaluate.main, "--output", "/proc/numbers.json")
+    assert "there is no none" in refused(capsys, evaluate.main, "--output", "none/numbers.json")
+
+
+@pytest.mark.parametrize("main", [train_math.main, evaluate.main, train_sft.main])
+def test_a_hub_id_fails_at_once_where_no_hub_is(capsys, monkeypatch, main):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    Path("r.jsonl").write_text('{"agent": "a", "prompt": "x", "response": "y"}\n')
+    words = ["--records_path", "r.jsonl"] if main is train_sft.main else []
+    started = time.monotonic()
+    said = refused(capsys, main, *words, "--model_name_or_path", "Nobody/no-such-model")
+    assert "cannot be reached" in said and "local cache" in said
+    assert time.monotonic() - started < 10  # the limit that users are promised, not a measurement
+
+
+@pytest.mark.parametrize(
+    "flag, right",
+    [
+        ("learning_rate", "lr"),
+        ("max_steps", "iterations"),
+        ("warmup_ratio", "lr_warmup"),
+        ("num_generations", "n_samples"),
+        ("adv_estimator", "algorithm"),
+        ("gradient_cp_steps", "micro_batch_tokens"),
+        ("experiment_name", "run_dir"),
+        ("beta", "kl_coef"),
+    ],
+)
+def test_flags_of_other_libraries_are_answered_with_the_right_one(capsys, flag, right):
+    assert f"here it is --{right}." in refused(capsys, train_math.main, f"--{flag}", "1")
+    assert f"here it is --{right}." in refused(capsys, train_math.main, f"--{flag.replace('_', '-')}=1")
+    Path("c.yaml").write_text(f"{flag}: 1\n")
+    assert f"here it is --{right}." in refused(capsys, train_math.main, "--config", "c.yaml")
+
+
+def test_every_synonym_names_a_flag_that_exists():
+    known = {**train_math.COMMAND.settings(), **train.COMMAND.settings(), **train_sft.COMMAND.settings()}
+    for name in SYNONYMS:
+        meant = synonym(name)
+        assert meant.flag is None or meant.flag in known, name
+    assert synonym("no_such_flag") is None
+
+
+def test_a_typing_error_in_another_librarys_flag_is_understood(capsys):
+    assert "here it is --lr." in refused(capsys, train_math.main, "--learnig_rate", "1")
+
+
+def test_dashes_are_taken_for_underscores(capsys):
+    settings = train_math.COMMAND.read(
+        ["--max-new-tokens", "7", "--eval-samples=3", "--no-log-episodes", "--lr", "-1e-4"]
+    )
+    assert settings["max_new_tokens"] == 7 and settings["eval_samples"] == 3 and settings["log_episodes"] is False
+    assert settings["lr"] == -1e-4
+
+
+def test_usage_names_the_console_command(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: mafrt train ")
+
+
+# --------------------------------------------------------------------------------------------- reading in general
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in ((tmp_path, "folder"), (tmp_path / "pipe", "device or a pipe"), ("/dev/zero", "device or a pipe")):
+        with pytest.raises(OSError, match=why):
+            read_file(path)
+    (tmp_path / "f").write_bytes(b"x" * 2000)
+    with pytest.raises(OSError, match="larger than"):
+        read_file(tmp_path / "f", most_mib=0.001)
+    assert read_file(tmp_path / "f") == b"x" * 2000
+
+
+@pytest.mark.parametrize("text", [DEEP, "{" * 5000, "- " * 5000 + "x", "a: &x [1]\na: *x", "? [1]\n: 2\n? [1]\n: 3"])
+def test_yaml_that_is_no_settings_ends_in_a_yaml_error(text):
+    with pytest.raises(yaml.YAMLError):
+        parse_yaml(text)
+
+
+def test_yaml_aliases_and_merges_still_work():
+    assert parse_yaml("a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2}") == {"a": {"b": 1}, "c": {"b": 1}, "d": {"b": 1, "e": 2}}
+
+
+def test_json_with_a_key_twice_or_too_deep_is_no_json(tmp_path):
+    for text in ('{"a": 1, "a": 2}', DEEP, '{"a": [{"b": 1, "b": 1}]}'):
+        with pytest.raises(ValueError):
+            parse_json(text)
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+            load_json(tmp_path / "x.json")
+        with pytest.raises(ConfigError, match="team file"):
+            Team.load(tmp_path / "x.json")
+    assert parse_json('{"a": {"b": 1}, "b": 1}') == {"a": {"b": 1}, "b": 1}
+
+
+def test_a_pipe_as_manifest_holds_nothing_up(tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_000001").mkdir(parents=True)
+    os.mkfifo(run / "checkpoints" / "step_000001" / "manifest.json")
+    (run / "args.yaml").write_text("{}")
+    (run / "run.json").write_text("{}")
+    assert train_math.main(["--load_path", str(run)]) == 2
+    assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_settings_files_that_hold_something_else(tmp_path):
+    for text, why in (("- 1", "a list"), ("3", "a int"), ("a: [", "not valid YAML")):
+        (tmp_path / "c.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=why):
+            read_yaml(tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not text"):
+        read_yaml(tmp_path / "c.yaml")
