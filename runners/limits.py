@@ -43,10 +43,14 @@ MOST: dict[str, float] = {
 """Largest value of a setting that any machine could use; a larger one is a slip of the keyboard."""
 
 
-def check_limits(config: TrainConfig, team: Team, model: str) -> None:
+def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: bool = True) -> None:
     """Raise ConfigError for a setting that is absurdly large, or too large for the base's configuration.
 
-    `model` is the folder or name of the base; one that has to be fetched first is not looked at.
+    Args:
+        config: of the run.
+        team: its agents; their own settings go before the run's.
+        model: folder or name of the base; one that has to be fetched first is not looked at.
+        tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
     """
     flat = config.flat()
     for name, most in MOST.items():
@@ -66,7 +70,7 @@ def check_limits(config: TrainConfig, team: Team, model: str) -> None:
     if isinstance(positions, int):
         window = min(positions, config.play.context_window or positions)
         for agent in team.agents:
-            tokens = agent.max_new_tokens or config.play.max_new_tokens
+            tokens = agent.max_new_tokens or (config.play.max_new_tokens if tokens_given else 0)
             if tokens >= window:
                 raise ConfigError(
                     f"max_new_tokens is {tokens} (agent {agent.name}), but prompt and answer together have {window} "

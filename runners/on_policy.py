@@ -102,7 +102,7 @@ class OnPolicy:
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
         place_adapters(base, team, spec, config.run.seed)
         check_team(env, team)
-        check_limits(config, team, base.name)
+        check_limits(config, team, base.name, tokens_given=False)
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
         refuse_changes(resume, self.record, accept=accept_changes)
         window = check_window(config.play.context_window, base.context_window)

@@ -80,7 +80,12 @@ def evaluate(argv: Sequence[str]) -> int:
             raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")
     env, team = environment(settings, loaded)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
-    check_limits(config, team, settings["model_name_or_path"])
+    check_limits(
+        config,
+        team,
+        settings["model_name_or_path"],
+        tokens_given="max_new_tokens" in settings.given,
+    )
     work_offline_if_unreachable(settings["model_name_or_path"])
     print(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def place(tmp_path, monkeypatch):
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
+    monkeypatch.delitem(sys.modules, "my_echo_game", raising=False)  # of another test, in another folder
     Path("my_echo_game.py").write_text(GAME)
     Path("team.json").write_text(json.dumps(TEAM))
     Path("sums.json").write_text(json.dumps(RECORDS))

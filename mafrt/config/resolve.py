@@ -25,6 +25,10 @@ _LIBRARY = Path(__file__).resolve().parents[1]
 _PYTHON = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 
 
+_ADDED: set[str] = set()
+"""Folders that an import from here has added to the end of `sys.path`."""
+
+
 class Registry:
     """Names of one kind of object, such as environments.
 
@@ -146,9 +150,10 @@ def add_source_folder(path: str, file: str | None) -> None:
 
 def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
     here = os.getcwd()
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+    # First for this import: a folder that an earlier import left at the end must not hide this one's module.
+    ours = here not in sys.path or here in _ADDED
+    if ours:
+        sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
     try:
         importlib.invalidate_caches()
         return importlib.import_module(module_name)
@@ -163,10 +168,11 @@ def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
             f"{path}: importing the module raised {type(failure).__name__}: {failure}{user_line(failure)}"
         ) from failure
     finally:
-        if added:
+        if ours:
             # Moved to the end: later imports of the module still work, and no installed package is hidden.
             sys.path.remove(here)
             sys.path.append(here)
+            _ADDED.add(here)
 
 
 def user_line(failure: BaseException) -> str:

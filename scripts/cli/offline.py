@@ -145,7 +145,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
     config, task = TrainConfig.of(**own), prepare(settings)
     source = read(settings, task)
-    check_limits(config, source.team, settings["model_name_or_path"])
+    check_limits(config, source.team, settings["model_name_or_path"], tokens_given=False)
     work_offline_if_unreachable(settings["model_name_or_path"])
     run_dir = choose_run_dir(settings, loaded, rule_name(command))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}

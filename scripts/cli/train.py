@@ -57,7 +57,12 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
 
     config = train_config(settings)
     stage = prepare(settings)
-    check_limits(config, stage.team, settings["model_name_or_path"])
+    check_limits(
+        config,
+        stage.team,
+        settings["model_name_or_path"],
+        tokens_given="max_new_tokens" in settings.given,
+    )
     work_offline_if_unreachable(settings["model_name_or_path"])
     now = describe_run(stage.team, settings.values, command=command.name, env=stage.env, eval_env=stage.eval_env)
     refuse_changes(loaded, now, accept=settings["accept_changes"])
