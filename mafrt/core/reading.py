@@ -107,10 +107,13 @@ def parse_yaml(text: str) -> Any:
                     seen.add(key)
             return super().construct_mapping(node, deep)
 
+    loader = Loader(text)
     try:
-        return yaml.load(text, Loader)
+        return loader.get_single_data()
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+    finally:
+        loader.dispose()
 
 
 def is_writable(folder: str | os.PathLike[str]) -> str | None:
