@@ -19,6 +19,8 @@ _PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,4
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*\(?([A-Za-z][A-Za-z \-']*)\)?\s*\}")
 _BARE_WORDS = re.compile(r"\(?([A-Za-z][A-Za-z \-']*)\)?")
 
+LONGEST_NUMBER = 120
+"""Characters; Python refuses to read numbers of more than 4,300 digits, and no answer has them."""
 TOLERANCE = Fraction(1, 10**6)
 """Decimals closer than this may round to the same number; such pairs are left to math-verify."""
 
@@ -65,7 +67,7 @@ def tidy(answer: str) -> str:
 
 def plain_number(answer: str) -> Fraction | None:
     """The value of a plain integer or decimal such as `-3`, `1,234.50` or `.5`; None for anything else."""
-    match = _PLAIN.fullmatch(answer)
+    match = _PLAIN.fullmatch(answer) if len(answer) <= LONGEST_NUMBER else None
     if match is None or not answer.strip("+-."):
         return None
     whole = (match[2] or "0").replace(",", "")
@@ -101,3 +103,82 @@ def quick_verdict(given: str, reference: str) -> bool | None:
     if left == right:
         return True
     return None if abs(left - right) <= TOLERANCE else False
+
+
+_RELATIONS = re.compile(
+    r"\\(?:equiv|approx|sim|simeq|cong|neq?|to|rightarrow|Rightarrow|implies|iff)(?![A-Za-z])|[≡≈≠→⇒]|:="
+)
+_EQUALS = re.compile(r"(?<![<>!:])=+(?![<>])")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z0-9, ]*\))?")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%)\s*\}|(?<![A-Za-z])percent)\s*")
+_SIGNS = ("\\pm", "\\mp", "±")
+"""Stand for two answers in one."""
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def comparable(given: str, reference: str) -> list[str] | None:
+    """What of `given` has to equal `reference`, every part of it; None where it cannot be the same answer.
+
+    math-verify takes the last side of `3=4`, drops the sign of `3\\%`, and compares sets, tuples and lists by what they
+    hold. Here every side of an equation must be right but for a name (`x = 4`), a percentage is a hundredth unless
+    the reference is one, and sets, tuples and lists must be of one kind and size.
+    """
+    if _RELATIONS.search(given) and not _RELATIONS.search(reference):
+        return None
+    parts = [given]
+    if _EQUALS.search(given) and not _EQUALS.search(reference):
+        parts = [part.strip() for part in _EQUALS.split(given)]
+        if _NAME.fullmatch(parts[0]):
+            parts = parts[1:]
+        if not parts or not all(parts):
+            return None
+    if _PERCENT.search(given) and not _PERCENT.search(reference):
+        parts = [f"\\frac{{{_PERCENT.sub('', part)}}}{{100}}" if _PERCENT.search(part) else part for part in parts]
+    kind, size = _collection(reference)
+    for part in parts:
+        own, count = _collection(part)
+        signs = any(sign in text for sign in _SIGNS for text in (part, reference))
+        if {own, kind} == {"set", "tuple"} or (count != size and not signs):
+            return None
+    return parts
+
+
+def _collection(answer: str) -> tuple[str, int]:
+    """`set`, `tuple`, `list` or `one`, and how many things it holds; those of a set that are equal count once."""
+    text = answer.strip().replace("\\left", "").replace("\\right", "").strip()
+    if "=" in text and _NAME.match(text):
+        text = text[text.rindex("=") + 1 :].strip()
+    if re.match(r"[A-Za-z] *\\in(?![a-z])", text):
+        text = re.sub(r"^[A-Za-z] *\\in\s*", "", text)
+    kind = "list"
+    if text.startswith("\\{") and text.endswith("\\}"):
+        kind, text = "set", text[2:-2]
+    elif text[:1] in ("(", "[") and text[-1:] in (")", "]") and _whole(text):
+        kind, text = "tuple", text[1:-1]
+    if kind == "list" and plain_number(text) is not None:
+        return "one", 1
+    parts = _split(text)
+    if len(parts) == 1 and kind != "set":
+        return "one", 1
+    return kind, len(set(parts)) if kind == "set" else len(parts)
+
+
+def _whole(text: str) -> bool:
+    """Whether the bracket that opens a text is closed by its last character only."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth == 0:
+            return place == len(text) - 1
+    return False
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character in ",;" and depth <= 0:
+            parts.append(text[start:place])
+            start = place + 1
+    return ["".join(part.split()) for part in (*parts, text[start:])]

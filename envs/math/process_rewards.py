@@ -23,6 +23,7 @@ from mafrt.envs.math.workflows.base import Right
 
 _NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
 _STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
+_ANY_STATED = re.compile(rf"=\s*({_NUMBER})")
 _STEP = re.compile(rf"(?<![\d.])({_NUMBER})\s*([-+*/])\s*({_NUMBER})\s*=\s*({_NUMBER})(?!\.?\d)")
 _FIRST = (
     (re.compile(rf"\badd ({_NUMBER}) (?:and|to) ({_NUMBER})", re.IGNORECASE), "+", False),
@@ -32,6 +33,10 @@ _FIRST = (
 )
 _THEN = re.compile(rf"[\s,;.]*(?:and )?(?:then )?(add|subtract|multiply by|divide by) ({_NUMBER})", re.IGNORECASE)
 _THEN_SIGN = {"add": "+", "subtract": "-", "multiply by": "*", "divide by": "/"}
+MOST_GUESSES = 2
+"""Results that a plan may state without a step that gives them."""
+MOST_BITS = 256
+"""Of the result of a plan that is carried out; a longer one is no answer."""
 _EXPRESSION = re.compile(r"(?!.*(?<!\\)\b[A-Za-z]{4}).{1,200}")
 """A line that may be an answer by itself: no words in it but LaTeX commands."""
 
@@ -42,6 +47,10 @@ def plan(text: str, right: Right) -> Scored | None:
         return Scored(0.0, "The plan is empty.")
     stated = extract_answer(text)
     if stated is None and (equals := _STATED.findall(text)):
+        # A list of guesses states no result; results of steps on the way are none.
+        guesses = set(_ANY_STATED.findall(text)) - {result for *_, result in _STEP.findall(text)}
+        if len(guesses) > MOST_GUESSES:
+            return Scored(1.0, f"The plan states {len(guesses)} results.")
         stated = equals[-1]
     if stated is not None:
         good = right(f"\\boxed{{{stated}}}")
@@ -69,7 +78,9 @@ def carried_out(text: str) -> Fraction | None:
     while value is not None and (then := _THEN.match(text, place)):
         value, place = _apply(_THEN_SIGN[then[1].lower()], value, Fraction(then[2])), then.end()
     # Numbers that the steps left over mean that the plan was not understood.
-    return value if value is not None and not re.search(r"\d", text[place:]) else None
+    if value is None or re.search(r"\d", text[place:]):
+        return None
+    return value if max(abs(value.numerator), value.denominator).bit_length() <= MOST_BITS else None
 
 
 def program(ran: Ran, right: Right) -> Scored:
@@ -109,24 +120,41 @@ def report(text: str, printed: str | None, right: Right) -> Scored:
     return Scored(0.0, "The report gives neither the right number nor what was printed.")
 
 
-def answer(text: str, right: Right) -> Scored:
-    """The team's answer, and whether it is worked out or only stated."""
+def answer(text: str, right: Right, problem: str = "") -> Scored:
+    """The team's answer, and whether it is worked out (from the numbers of `problem`, if given) or only stated."""
     given = extract_answer(text)
     if given is None:
         return Scored(0.0, "No answer is boxed.")
-    worked = worked_out(text, given)
+    worked = worked_out(text, given, problem)
     if right(text):
         return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
     return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")
 
 
-def worked_out(text: str, given: str) -> bool:
-    """Whether a text writes steps `12 - 5 = 7` that all hold, the last of which leads to the answer that it gives."""
-    steps = _STEP.findall(text)
-    values = [_apply(sign, Fraction(left), Fraction(right)) for left, sign, right, _ in steps]
-    if not steps or any(value != Fraction(stated) for value, (*_, stated) in zip(values, steps, strict=True)):
-        return False
-    return plain_number(tidy(given)) == values[-1]
+def worked_out(text: str, given: str, problem: str = "") -> bool:
+    """Whether a text writes steps `12 - 5 = 7` that all hold, the last of which leads to the answer that it gives.
+
+    A step that changes nothing (`7 * 1`, `7 + 0`) is none. Where the problem is given, every step starts from one of
+    its numbers or from the result of an earlier step.
+    """
+    known = {Fraction(number) for number in re.findall(_NUMBER, problem.replace(",", ""))}
+    last = None
+    for left, sign, right, stated in _STEP.findall(text):
+        first, second = Fraction(left), Fraction(right)
+        last = _apply(sign, first, second)
+        if last != Fraction(stated) or _neutral(sign, first, second):
+            return False
+        if problem and not {first, second} & known:
+            return False
+        known.add(last)
+    return last is not None and plain_number(tidy(given)) == last
+
+
+def _neutral(sign: str, left: Fraction, right: Fraction) -> bool:
+    """Whether a step gives back one of its numbers whatever the other is."""
+    if sign in "+-":
+        return right == 0 or (sign == "+" and left == 0)
+    return right == 1 or (sign == "*" and left == 1)
 
 
 def verdict(said: str | None, proposed_right: bool) -> Scored:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mafrt.core.errors import EnvError, MissingExtraError
-from mafrt.envs.math.answers import boxed, extract_answer, quick_verdict, tidy
+from mafrt.envs.math.answers import boxed, comparable, extract_answer, quick_verdict, tidy
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
 
@@ -101,19 +101,27 @@ class Verifier:
             if verdict is not None:
                 self.stats.quick += 1
                 return verdict
-            key = (given, reference)
-            if key in self._cache:
-                self.stats.cached += 1
-                self._cache.move_to_end(key)
-                return self._cache[key]
-            verdict = self._ask(given, reference)
-            if verdict is None:
+            parts = comparable(given, reference)
+            if parts is None:
+                self.stats.quick += 1
                 return False
-            self.stats.parsed += 1
-            self._cache[key] = verdict
-            if len(self._cache) > self.cache_size:
-                self._cache.popitem(last=False)
-            return verdict
+            return all(self._equal(part, reference) for part in parts)
+
+    def _equal(self, given: str, reference: str) -> bool:
+        """math-verify's verdict on one pair, remembered; a pair that it cannot decide is not right."""
+        key = (given, reference)
+        if key in self._cache:
+            self.stats.cached += 1
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        verdict = self._ask(given, reference)
+        if verdict is None:
+            return False
+        self.stats.parsed += 1
+        self._cache[key] = verdict
+        if len(self._cache) > self.cache_size:
+            self._cache.popitem(last=False)
+        return verdict
 
     def _ask(self, given: str, reference: str) -> bool | None:
         """math-verify's verdict, or None if it could not be had (which is counted)."""

@@ -48,5 +48,6 @@ class Chain:
     def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
         """The turn of whoever spoke: an answer, or a plan."""
         name, text = after.said[len(before.said)]
-        judge = process_rewards.answer if name in self.answering else process_rewards.plan
-        return {name: Evidence(rules=judge(text, right))}
+        if name in self.answering:
+            return {name: Evidence(rules=process_rewards.answer(text, right, before.problem))}
+        return {name: Evidence(rules=process_rewards.plan(text, right))}
