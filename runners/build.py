@@ -17,6 +17,8 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
+from mafrt.engines import is_foreign
+from mafrt.engines.registry import SHIPPED, own_engine
 from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.player import Feedback, Player
@@ -183,18 +185,23 @@ def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
         return make_local_engine(base, config)
     from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary
 
+    if config.engine.engine not in SHIPPED:
+        engine = own_engine(config.engine.engine, base, config, window)
+        if is_foreign(engine):
+            log.info("%s", summary({config.engine.engine: self_check(engine, base, config.engine.engine)}))
+        return engine
     found: dict[str, SelfCheck] = {}
     if not config.engine.vllm_servers:
         from mafrt.engines.vllm.in_process import VllmEngine
 
-        engine = VllmEngine(base, config.engine, window=window)
+        colocated = VllmEngine(base, config.engine, window=window)
         try:
-            found["vLLM"] = self_check(engine, base)
+            found["vLLM"] = self_check(colocated, base)
         except BaseException:
-            engine.close()
+            colocated.close()
             raise
         log.info("%s", summary(found))
-        return engine
+        return colocated
     from mafrt.engines.vllm.server import ServerEngine
 
     # All processes of a run hand over the same adapters, under the same names.

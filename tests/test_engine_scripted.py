@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers_models import tiny_tokenizer
 
@@ -47,3 +49,78 @@ def test_an_adapter_without_answers_is_an_error_that_says_who_has_some():
     for name in ("critic", "mute"):
         with pytest.raises(ConfigError, match=f"'{name}'.*solver"):
             engine.generate([request(name)])
+
+
+# --- an engine of one's own ------------------------------------------------------------------------------------------
+
+OWN = """
+class Parrot:
+    def __init__(self, base, config, window):
+        self.base, self.window, self.calls = base, window, 0
+
+    def generate(self, requests):
+        from mafrt.core.types import Completion
+        self.calls += 1
+        ids = self.base.tokenizer.encode("7", add_special_tokens=False)
+        return [Completion(ids, [-0.5] * len(ids), "eos", "7", 0) for _ in requests]
+
+class Mute:
+    def __init__(self, base, config, window): pass
+
+class Fails:
+    def __init__(self, base, config, window): {}["gpu"]
+"""
+
+
+def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
+    import sys
+
+    import toy
+
+    from mafrt.core.errors import ConfigError
+    from mafrt.engines.checks import check_engine
+    from mafrt.runners.build import make_engine
+
+    (tmp_path / "my_engine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    runner = toy.make(engine="my_engine:Parrot", iterations=1, eval_episodes=0)
+    summary = runner.run()
+    assert summary.iterations == 1 and runner.engine.calls > 0
+    for name, words in [
+        ("my_engine:Mute", "made a Mute, which has no generate"),
+        ("my_engine:Fails", r"KeyError: 'gpu' \(.*my_engine.py, line 16\)"),
+        ("my_engine:Parot", "did you mean 'Parrot'"),
+        ("no_engine:X", "no module 'no_engine'"),
+        ("vlm", "did you mean 'vllm'"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            make_engine(runner.base, toy.settings(engine=name), 100)
+        assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
+    with pytest.raises(ConfigError, match="reads no settings of vLLM"):
+        check_engine(toy.settings(engine="my_engine:Parrot", max_loras=2).engine, {}, {})
+
+
+def test_a_coach_provider_of_one_s_own_is_registered_by_name(monkeypatch):
+    from mafrt.coach import Case, make_coach
+    from mafrt.coach.providers import PROVIDERS, Reply, register_provider
+    from mafrt.config.train_config import CoachConfig
+    from mafrt.core.types import Scored
+
+    class House:
+        where = "house"
+
+        def __init__(self, model, base_url, max_tokens, timeout_s):
+            self.model = model
+
+        async def ask(self, ask):
+            return Reply('{"score": 6, "reason": "' + self.model + '"}', False, 1, 1)
+
+        async def close(self):
+            pass
+
+    monkeypatch.setattr(PROVIDERS, "_known", dict(PROVIDERS._known))
+    register_provider("house", House)
+    coach = make_coach(CoachConfig(coach="house:m1", coach_cache=None))
+    assert coach.judge([Case("a", "x")]) == [Scored(6.0, "m1")]
+    coach.close()

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from mafrt.coach.base import Case, Coach, RulesCoach
+from mafrt.coach.providers import PROVIDERS, make_provider
 from mafrt.coach.rubric import load_rubric
 from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
@@ -17,7 +18,13 @@ from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraE
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
-_NAMES = ("none", "rules", "local", "openai", "anthropic", "google", "vertex")
+WITHOUT_MODEL = ("none", "rules", "local")
+"""Coaches that are no model behind an API; the providers of those are in `mafrt.coach.providers.PROVIDERS`."""
+
+
+def coach_names() -> tuple[str, ...]:
+    """All names that `--coach` takes."""
+    return (*WITHOUT_MODEL, *PROVIDERS.names())
 
 
 def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
@@ -28,15 +35,15 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         MissingExtraError: the provider's SDK is not installed.
     """
     kind, colon, model = config.coach.partition(":")
-    if kind not in _NAMES:
+    if kind not in coach_names():
         return _own(config.coach, kind)
-    if kind in ("none", "rules", "local") and colon:
+    if kind in WITHOUT_MODEL and colon:
         raise ConfigError(f"coach is {config.coach!r}, but {kind} takes no model; write --coach {kind}.")
-    if kind not in ("none", "rules", "local") and not model:
+    if kind not in WITHOUT_MODEL and not model:
         raise ConfigError(f"coach is {config.coach!r}; name the model as well, as in {kind}:MODEL.")
     if config.coach_adapter is not None and kind != "local":
         raise ConfigError(f"coach_adapter is for coach local, and coach is {config.coach}; leave it out.")
-    if config.coach_base_url is not None and kind in ("none", "rules", "local"):
+    if config.coach_base_url is not None and kind in WITHOUT_MODEL:
         raise ConfigError(f"coach_base_url is for a coach behind an API, and coach is {config.coach}; leave it out.")
     if config.coach_rubric is not None and kind == "rules":
         raise ConfigError(
@@ -52,8 +59,6 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         from mafrt.coach.local_coach import LocalCoach
 
         return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
-    from mafrt.coach.providers import make_provider
-
     provider = make_provider(kind, model, config.coach_base_url, config.coach_max_tokens, config.coach_timeout)
     try:
         from mafrt.coach.retry import Breaker, Retry
@@ -83,12 +88,12 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
 def _own(path: str, kind: str) -> Coach:
     """A coach from `package.module:Class`."""
     if ":" not in path:
-        raise ConfigError(f"{unknown('coach', path, _NAMES)} (One's own is given as package.module:Class.)")
+        raise ConfigError(f"{unknown('coach', path, coach_names())} (One's own is given as package.module:Class.)")
     try:
         made = load_object(path)
     except ConfigError as error:
         if "." not in kind and "no module" in str(error):  # as likely a provider's name, mistyped
-            raise ConfigError(f"{unknown('coach', kind, _NAMES)} (As package.module:Class: {error}.)") from error
+            raise ConfigError(f"{unknown('coach', kind, coach_names())} (As package.module:Class: {error}.)") from error
         raise ConfigError(f"coach {error}") from error
     try:
         coach = made()

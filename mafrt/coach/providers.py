@@ -15,10 +15,19 @@ from urllib.parse import urlsplit
 
 from mafrt.coach.api_errors import CallFailedError, failed
 from mafrt.coach.judge_prompt import Ask
-from mafrt.config.schema import unknown
+from mafrt.config.resolve import Registry
 from mafrt.core.errors import ConfigError, MissingExtraError
 
-PROVIDERS = ("openai", "anthropic", "google", "vertex")
+PROVIDERS = Registry(
+    "coach provider",
+    {
+        "openai": "mafrt.coach.providers:OpenAIProvider",
+        "anthropic": "mafrt.coach.providers:AnthropicProvider",
+        "google": "mafrt.coach.providers:GoogleProvider",
+        "vertex": "mafrt.coach.providers:VertexProvider",
+    },
+)
+"""The one list of providers. Each is called with (model, base_url, max_tokens, timeout_s)."""
 
 _MOST_TOKENS = 10**9
 """Tokens of one call, at most; a larger count is taken for none."""
@@ -60,23 +69,24 @@ def make_provider(name: str, model: str, base_url: str | None, max_tokens: int, 
         ConfigError: an unknown name, no model, no key, or an address that cannot be one.
         MissingExtraError: its SDK is not installed.
     """
-    if name not in PROVIDERS:
-        raise ConfigError(unknown("coach", name, (*PROVIDERS, "local", "rules", "none")))
     if not model or any(c.isspace() for c in model):
         raise ConfigError(f"coach {name}:{model} names no model; give one, as in {name}:MODEL.")
     _check_url(base_url)
-    makers: dict[str, Callable[[str, str | None, int, float], Provider]] = {
-        "openai": OpenAIProvider,
-        "anthropic": AnthropicProvider,
-        "google": GoogleProvider,
-        "vertex": VertexProvider,
-    }
+    factory = PROVIDERS.resolve(name)
     try:
-        return makers[name](model, base_url, max_tokens, timeout_s)
+        provider: Provider = factory(model, base_url, max_tokens, timeout_s)
+        return provider
     except ImportError as error:
         raise MissingExtraError(
             f"coach {name}:{model} needs the package {error.name or name}: pip install 'mafrt[coach]'"
         ) from error
+
+
+def register_provider(name: str, factory: Callable[[str, str | None, int, float], Provider]) -> None:
+    """Make `factory` available as `--coach name:MODEL`. Raises ConfigError for a name that is taken."""
+    if not callable(factory):
+        raise ConfigError(f"the factory of coach provider {name!r} must be a class or function, found {factory!r}")
+    PROVIDERS.register(name, factory)
 
 
 class OpenAIProvider:

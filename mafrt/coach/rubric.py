@@ -46,10 +46,6 @@ class Rubric:
         """12 hex digits that change with any edit."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
-    @property
-    def shows_truth(self) -> bool:
-        return "truth" in _PLACEHOLDER.findall(self.text)
-
     def fill(self, values: Mapping[str, str]) -> str:
         """The text with every placeholder replaced, in one pass: what is filled in is not searched again."""
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)

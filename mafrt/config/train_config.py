@@ -222,8 +222,8 @@ class CoachConfig:
 class EngineConfig:
     """What samples the turns (docs/scale.md)."""
 
-    engine: Literal["local", "vllm"] = "local"
-    """what samples: local, the shared base itself; vllm, a process of its own beside it, or --vllm_servers"""
+    engine: str = "local"
+    """local (the shared base itself), vllm (a process of its own, or --vllm_servers), or own package.module:Class"""
     vllm_servers: tuple[str, ...] = ()
     """addresses of vLLM servers that share the sampling, such as http://127.0.0.1:8001; token: MAFRT_VLLM_TOKEN"""
     vllm_adapter_dir: str | None = None

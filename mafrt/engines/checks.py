@@ -17,6 +17,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.shipped import TEACHING_BASE
+from mafrt.engines.registry import ENGINES, SHIPPED
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,13 @@ def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mappin
         if config.vllm_servers:
             raise ConfigError(f"vllm_servers is {config.vllm_servers[0]}, but engine is local; add --engine vllm.")
         _refuse(config, OF_VLLM, "engine is local, which has no use for it; add --engine vllm, or leave it out")
+        return
+    if config.engine not in SHIPPED:
+        ENGINES.resolve(config.engine)
+        why = f"engine is {config.engine}, which reads no settings of vLLM; leave it out"
+        _refuse(config, OF_VLLM, why)
+        if config.vllm_servers:
+            raise ConfigError(f"vllm_servers is {config.vllm_servers[0]}, but {why}.")
         return
     if config.vllm_servers:
         _check_servers(config)
