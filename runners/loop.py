@@ -79,6 +79,8 @@ class Summary:
     """name of the signal that ended the run early, or the reason why the coach or the engine could not go on"""
     paused: bool = False
     """whether the user must fix the coach or the engine before the run can go on"""
+    findings: tuple[str, ...] = ()
+    """diagnoses of the run (`mafrt.runners.doctor`), one sentence each"""
 
 
 class Training(Protocol[B]):
@@ -109,6 +111,9 @@ class Training(Protocol[B]):
 
     def save(self, disk: RunDir | None) -> None:
         """Write a checkpoint of the iteration. All processes call it; `disk` is None in all but one."""
+
+    def findings(self) -> Sequence[str]:
+        """Diagnoses so far, one sentence each."""
 
     def finish(self, disk: RunDir | None) -> None:
         """Called once after the last iteration of this process, before its last checkpoint."""
@@ -196,7 +201,16 @@ class Loop(Generic[B]):
             self.progress(Progress(training.iteration, training.iterations, ended - started, learnt.metrics, timings))
         training.finish(self._disk)
         self._checkpoint()
-        return Summary(training.before, after, training.iteration, seconds, run_dir, self.stop.reason, self.paused)
+        return Summary(
+            training.before,
+            after,
+            training.iteration,
+            seconds,
+            run_dir,
+            self.stop.reason,
+            self.paused,
+            tuple(training.findings()),
+        )
 
     @staticmethod
     def _timings(learnt: Learnt, collecting_s: float, learning_s: float) -> dict[str, float]:

@@ -28,6 +28,7 @@ from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, Ahead, check_async
 from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
 from mafrt.runners.collect import Batch, Playing
+from mafrt.runners.doctor import Doctor
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Coaching, prepare_coach
@@ -141,6 +142,7 @@ class OnPolicy:
         )
         self.learning = Learning(base, team, config, self.rule, sampling, self.engine, context, self.coaching)
         self.state = RunState()
+        self.doctor = Doctor(team.names if "all" not in config.team.freeze else ())
         if resume is not None:
             restore(resume, self.state, base, team, self.learning.valuation, self.learning.learner)
             self.learning.kl_coef = self.state.kl_coef
@@ -215,7 +217,13 @@ class OnPolicy:
                 interrupted=lambda: self.stop.requested,
                 processes=self.processes,
             )
-        return None if evaluation is None else evaluation.metrics()
+        if evaluation is None:
+            return None
+        metrics = evaluation.metrics()
+        if self.processes.main:
+            tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
+            self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
+        return metrics
 
     def collect(self) -> Batch:
         """Play and judge the episodes of the next iteration."""
@@ -230,6 +238,8 @@ class OnPolicy:
         metrics = self.learning.learn(batch.episodes, batch.stats, self.state.iteration)
         self.state.iteration, self.state.drawn = self.state.iteration + 1, batch.drawn
         self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.learning.kl_coef
+        if self.processes.main:
+            self.doctor.look(self.state.iteration, metrics, batch.episodes)
         run = self.config.run
         return Learnt(
             metrics,
@@ -247,6 +257,9 @@ class OnPolicy:
         ahead, learning = self.playing.ahead, self.learning
         extra = {} if ahead is None else {STATE: ahead.state()}
         save(disk, self.state, self.base, self.team, learning.valuation, learning.learner, self.config.run, extra)
+
+    def findings(self) -> list[str]:
+        return self.doctor.lines()
 
     def finish(self, disk: RunDir | None) -> None:
         self.playing.wait()

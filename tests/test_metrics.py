@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from mafrt.core.errors import MissingExtraError
 from mafrt.storage import checkpoint, load_path
 from mafrt.storage.metrics import GLOSSARY, MetricsWriter, explain, glossary_markdown
 from mafrt.storage.run_dir import RunDir
@@ -153,55 +149,3 @@ def test_a_board_that_breaks_does_not_end_the_run(tmp_path, caplog):
         writer.write(2, {"score": 0.5})
     assert len(lines(run, "metrics")) == 2
     assert caplog.text.count("TensorBoard cannot be written any more") == 1
-
-
-def test_wandb_only_if_asked_for_and_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with (
-        RunDir.open(tmp_path / "a", {}) as run,
-        pytest.raises(MissingExtraError, match=r"not installed; run: pip install wandb"),
-    ):
-        MetricsWriter(run, tensorboard=False, wandb="project")
-    monkeypatch.undo()
-    # A stand-in that records calls: the real one wants a server.
-    (tmp_path / "wandb.py").write_text(
-        textwrap.dedent("""
-            import json
-            def say(**what):
-                print(json.dumps(what))
-            def init(**settings):
-                say(init=settings)
-                class Run:
-                    log = staticmethod(lambda values, step: say(log=values, step=step))
-                    finish = staticmethod(lambda: say(finish=True))
-                return Run
-        """)
-    )
-    code = f"""
-        from mafrt.storage.metrics import MetricsWriter
-        from mafrt.storage.run_dir import RunDir
-        with RunDir.open({str(tmp_path / "b")!r}, {{}}) as run:
-            with MetricsWriter(run, tensorboard=False, wandb="project") as writer:
-                writer.write(1, {{"score": 0.5, "kl/a": float("nan")}}, {{"seconds_play": 1.0}})
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert said[0]["init"] == {
-        "project": "project",
-        "name": "b",
-        "id": "b",
-        "dir": str(tmp_path / "b"),
-        "resume": "allow",
-    }
-    assert said[1:] == [
-        {"log": {"score": 0.5, "nonfinite_values": 1, "seconds_play": 1.0}, "step": 1},
-        {"finish": True},
-    ]
-
-
-if __name__ == "__main__":
-    text = DOCS.read_text(encoding="utf-8")
-    head, tail = text.split(BEGIN)[0], text.split(END.strip())[1]
-    DOCS.write_text(head + BEGIN + glossary_markdown() + END + tail, encoding="utf-8")

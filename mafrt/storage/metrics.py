@@ -167,14 +167,13 @@ _PATTERNS = {_compile(pattern): meaning for pattern, meaning in GLOSSARY.items()
 
 
 class MetricsWriter:
-    """Writes the numbers of an iteration to `metrics.jsonl`, `timings.jsonl` and TensorBoard (and W&B if asked for)."""
+    """Writes the numbers of an iteration to `metrics.jsonl`, `timings.jsonl` and TensorBoard."""
 
-    def __init__(self, run: RunDir, *, tensorboard: bool = True, wandb: str | None = None) -> None:
-        """`wandb` is the project to log to, None for none. Raises MissingExtraError if what is asked for is missing."""
+    def __init__(self, run: RunDir, *, tensorboard: bool = True) -> None:
+        """Raises MissingExtraError if TensorBoard is asked for and not installed."""
         self.run = run
         self._unknown: set[str] = set()
         self._board: Any = _open_board(run) if tensorboard else None
-        self._wandb: Any = _open_wandb(run, wandb) if wandb else None
 
     def write(
         self, iteration: int, metrics: Mapping[str, float | None], timings: Mapping[str, float | None] | None = None
@@ -218,8 +217,6 @@ class MetricsWriter:
                 # The numbers are safe in metrics.jsonl; a picture of them is not worth the run.
                 log.error("TensorBoard cannot be written any more (%s); metrics.jsonl goes on", error)
                 self._board = None
-        if self._wandb is not None:
-            self._wandb.log(finite, step=iteration)
 
     def _check(self, name: str) -> None:
         if name not in self._unknown:
@@ -232,8 +229,6 @@ class MetricsWriter:
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -256,12 +251,3 @@ def _open_board(run: RunDir) -> Any:
         raise MissingExtraError(f"TensorBoard is missing ({error}); run: pip install tensorboard") from error
     # Events of the iterations that are played again are hidden.
     return SummaryWriter(str(run.tensorboard), purge_step=None if run.step is None else run.step + 1)
-
-
-def _open_wandb(run: RunDir, project: str) -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise MissingExtraError("Weights & Biases is asked for but not installed; run: pip install wandb") from error
-    name = run.path.resolve().name
-    return wandb.init(project=project, name=name, id=name, dir=str(run.path), resume="allow")

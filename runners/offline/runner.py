@@ -135,6 +135,9 @@ class Offline:
         self.iteration += 1
         return Learnt(dict(sorted(metrics.items())))
 
+    def findings(self) -> list[str]:
+        return []
+
     def finish(self, disk: RunDir | None) -> None:
         """Save the adapters as initial weights for later runs, if training is complete."""
         if disk is not None and self.iteration == self.iterations:

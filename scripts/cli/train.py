@@ -183,6 +183,8 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
             print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
         print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
         return PAUSED if summary.paused else 0
+    for finding in summary.findings:
+        print(f"Diagnosis: {finding}")
     before, after = summary.before or {}, summary.after or {}
     report.write_summary(
         run_dir,
@@ -194,6 +196,7 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
             "train_seconds": round(summary.seconds, 3),
             "seed": seed,
             "iterations": summary.iterations,
+            "findings": list(summary.findings),
         },
     )
     print()
