@@ -13,6 +13,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import RunConfig
 from mafrt.core import atomic_files, rng_state
 from mafrt.core.errors import CheckpointError
+from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir
@@ -96,6 +97,7 @@ def _write(
         state.iteration,
         writers,
         meta={"base": base.fingerprint(), "team": list(team.names)},
+        sandbox_tier=tiers_in_use(),
         keep_last=run.keep_last,
         keep_every=run.keep_every,
     )

@@ -15,7 +15,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
-from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, REQUIRED, ROLES, says_done
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.tasks import Task
 from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, Shape
@@ -37,6 +37,10 @@ class Stage:
     """its words and the answers to them, after the opening message"""
     said: tuple[tuple[str, str], ...] = ()
     """(agent, last message) of those who are through"""
+    pending: str | None = None
+    """the program that has to be run before the turn is over"""
+    done: bool = False
+    """whether the agent has just said that its stage is done"""
 
     @property
     def role(self) -> str:
@@ -132,14 +136,27 @@ class DSBenchEnv(Env):
         self.opening = self._opening(self.stage)
         return self._observations(), info
 
+    def transition(self, state: Stage, actions: dict[str, str]) -> Stage:
+        """The stage after its agent spoke: its words are in the conversation, and a program in them is pending."""
+        text = actions[state.role]
+        found = find_code(text)
+        return replace(
+            state,
+            turns=state.turns + 1,
+            chat=(*state.chat, {"role": "assistant", "content": text}),
+            pending=found if isinstance(found, str) else None,
+            done=says_done(text, self.word),
+        )
+
     def step(self, actions: dict[str, str]) -> StepResult:
         role, text = self.stage.role, actions[self.stage.role]
+        after = self.transition(self.stage, actions)
         code, status, output, changed = self._run(text)
         # What a program has deleted is gone.
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in self.files} | changed
         work = self._work(scored=role == ANALYST)
-        missing, done = work.missing(role), says_done(text, self.word)
-        left = self.turns - self.stage.turns - 1
+        missing, done = work.missing(role), after.done
+        left = self.turns - after.turns
         evidence = {role: self._evidence(role, work, status, code, done, output)}
         if (done and not missing) or not left:
             self.handed.append(work)
@@ -153,10 +170,10 @@ class DSBenchEnv(Env):
                 if self.style == "brief"
                 else prompts.full_answer(output, changed, missing, done, left)
             )
-            chat = (*self.stage.chat, {"role": "assistant", "content": text}, tool_message(answer))
-            self.stage = replace(self.stage, turns=self.stage.turns + 1, chat=chat)
+            self.stage = replace(after, chat=(*after.chat, tool_message(answer)), pending=None, done=False)
         if not self.stage.over:
-            return StepResult(self._observations(), {}, False, False, {"evidence": evidence})
+            info = {"evidence": evidence, "state": self.stage}
+            return StepResult(self._observations(), {}, False, False, info)
         return self._end(work, evidence)
 
     def _end(self, work: process_rewards.Work, evidence: dict[str, Evidence]) -> StepResult:
@@ -166,6 +183,7 @@ class DSBenchEnv(Env):
         if score.value is not None:
             measures[self.task.answers.metric.name] = score.value
         info: dict[str, Any] = {"outcome": score.normalised, "measures": measures, "evidence": evidence}
+        info["state"] = self.stage
         if (found := process_rewards.root_cause(self.handed)) is not None:
             blamed, why = found
             reason = f"The team failed, and this is why: {why}."
@@ -195,7 +213,10 @@ class DSBenchEnv(Env):
             probe = self.bench.probe(self.files)
         given = self.files.get(SUBMISSION) if scored else None
         score = None if given is None else self.bench.score(self.task.answers, given)
-        return process_rewards.Work(self.task, dict(self.shapes), probe, score)
+        tables = all(self.shapes[name].rows for name in REQUIRED[ENGINEER][:2] if name in self.shapes)
+        there = tables and set(REQUIRED[ENGINEER][:2]) <= self.files.keys() & self.shapes.keys()
+        features = self.bench.features(self.files) if there else None
+        return process_rewards.Work(self.task, dict(self.shapes), probe, score, features)
 
     def _evidence(
         self, role: str, work: process_rewards.Work, status: str | None, code: str | None, done: bool, output: str

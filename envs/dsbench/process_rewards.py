@@ -29,8 +29,6 @@ from mafrt.envs.dsbench.tasks import Task
 from mafrt.envs.dsbench.workspace import Shape
 
 _PEEKS = re.compile(r"test_answer|answer_dir|/answers?\b|\.\./|/proc/|/etc/|\bos\.walk\(\s*['\"]/")
-MODEL_PACKAGES = ("sklearn", "xgboost", "lightgbm", "catboost", "statsmodels", "torch")
-"""Whose classes may stand at the top of model.pkl, besides those of the program itself."""
 DANGEROUS = frozenset({"os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "pty", "importlib", "runpy"})
 
 
@@ -44,6 +42,8 @@ class Work:
     """what model.pkl made of X_test.pkl, if both are there"""
     score: Score | None = None
     """of submission.csv, if it is there"""
+    features: Mapping[str, Any] | None = None
+    """`idle` and `copies` of the Data Engineer's tables, if they are there"""
 
     def missing(self, role: str) -> tuple[str, ...]:
         """Files that this agent has to make and that are not there."""
@@ -67,6 +67,8 @@ def data_defect(work: Work) -> str | None:
         return f"X_train.pkl has {x.columns} columns, X_test.pkl {test.columns}"
     if leaked := [name for name in targets if name in x.names]:
         return f"X_train.pkl holds the target {leaked[0]!r}, which gives the answers away"
+    if work.features and (copies := work.features.get("copies")) is not None:
+        return f"the column {copies!r} of X_train.pkl is the target under another name, which gives the answers away"
     return None
 
 
@@ -78,6 +80,8 @@ def data_flaw(work: Work) -> str | None:
             return f"{name} holds words, such as column {shape.words[0]!r}"
         if shape is not None and shape.missing:
             return f"{name} has {shape.missing} missing values"
+    if work.features and work.features.get("idle"):
+        return "X_train.pkl holds nothing but constants and row numbers"
     return None
 
 

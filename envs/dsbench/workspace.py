@@ -195,6 +195,19 @@ class Bench:
         except Undecided as undecided:
             return {"error": str(undecided)}
 
+    def features(self, files: Mapping[str, bytes]) -> dict[str, Any]:
+        """Of the training tables: `idle`, no feature tells anything; `copies`, the name of one that is a target."""
+        given = {name: files[name] for name in ("X_train.pkl", "y_train.pkl")}
+        try:
+            found = self._judge((*LOOKING[:2], "features.py"), ("features", "main", ()), given)
+        except Undecided:
+            return {}
+        copies = found.get("copies")
+        return {
+            "idle": found.get("idle") is True,
+            "copies": None if copies is None else readable_name(str(copies))[:60],
+        }
+
     def score(self, answers: Answers, submission: bytes) -> Score:
         """What submission.csv is worth."""
         ours = sources(*SCORING)

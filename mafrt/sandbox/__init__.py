@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mafrt.core.errors import SandboxError
-from mafrt.sandbox.factory import open_sandbox, shared_sandbox
+from mafrt.sandbox.factory import open_sandbox, shared_sandbox, tiers_in_use
 from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox, Status
 from mafrt.sandbox.workspace import Workspace
 
@@ -16,4 +16,5 @@ __all__ = [
     "Workspace",
     "open_sandbox",
     "shared_sandbox",
+    "tiers_in_use",
 ]

@@ -44,6 +44,12 @@ def shared_sandbox(name: str = "bwrap") -> Sandbox:
         return sandbox
 
 
+def tiers_in_use() -> str:
+    """Tiers of the sandboxes that this process shares, with commas between them; `none` if it has opened none."""
+    with _lock:
+        return ", ".join(sorted({sandbox.tier for _, sandbox in _shared.values()})) or "none"
+
+
 def _close_shared() -> None:
     with _lock:
         for _, sandbox in _shared.values():

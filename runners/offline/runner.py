@@ -27,6 +27,7 @@ from mafrt.runners.loop import Learnt, Loop, Progress, Summary
 from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
+from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir
@@ -192,7 +193,13 @@ class Offline:
         writers["state/run.json"] = lambda path: atomic_files.save_json(path, state)
         meta = {"base": base.fingerprint(), "team": list(self.team.names), "rule": self.rule.name}
         checkpoint.save(
-            disk.checkpoints, self.iteration, writers, meta=meta, keep_last=run.keep_last, keep_every=run.keep_every
+            disk.checkpoints,
+            self.iteration,
+            writers,
+            meta=meta,
+            sandbox_tier=tiers_in_use(),
+            keep_last=run.keep_last,
+            keep_every=run.keep_every,
         )
 
     def _restore(self, loaded: Loadable) -> None:

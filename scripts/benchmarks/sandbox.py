@@ -14,7 +14,6 @@ import argparse
 import os
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 from mafrt.engines.vllm.watchdog import descendants
 from mafrt.sandbox import bwrap
+from mafrt.sandbox.image import executable
 from mafrt.sandbox.inside import confine
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 from mafrt.scripts.benchmarks import _measure
@@ -137,8 +137,13 @@ def _warm(sandbox: WarmSandbox, code: str) -> str:
 def _fresh(code: str) -> str:
     """The same walls, and an interpreter that imports everything itself."""
     program = ["bwrap", "--unshare-all", *bwrap.root(), "--tmpfs", confine.WORKDIR, "--chdir", confine.WORKDIR]
-    command = [*program, os.path.abspath(sys.executable), "-s", "-B", "-c", code]
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [*program, executable(), "-s", "-B", "-c", code]
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "PYTHONPATH": bwrap.PACKAGES,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
 
 
