@@ -8,10 +8,11 @@ from typing import Literal
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
+from mafrt.config.algorithm import CriticSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
-from mafrt.runners.schedules import Schedule, make_schedule
+from mafrt.runners.schedules import Delayed, Schedule, make_schedule
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
     settings = config.algorithm
     if not isinstance(settings, Algorithm):
         raise ConfigError(f"algorithm {settings.name}: the class has no credit(); inherit from Algorithm.")
+    _check_temperatures(config, team)
     tree = _tree_samples(settings, config)
     if settings.tree_samples is not None and settings.outcome_to is None:
         settings = replace(settings, outcome_to="all" if tree == 1 else "end")
@@ -115,7 +117,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
     interval = settings.agent_iteration_interval
     frozen = config.team.freeze
     by_turns = "round_robin" if interval and settings.schedule == "concurrent" else settings.schedule
-    return make_schedule(
+    schedule = make_schedule(
         by_turns,
         team.names,
         interval=interval if by_turns in ("round_robin", "swap") else 1,
@@ -123,3 +125,16 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
         frozen=team.names if frozen == ("all",) else frozen,
         adapters={agent.name: agent.adapter for agent in team.agents},
     )
+    warmup = settings.warmup_steps if isinstance(settings, CriticSettings) else 0
+    return Delayed(schedule, warmup) if warmup else schedule
+
+
+def _check_temperatures(config: TrainConfig, team: Team) -> None:
+    """Refuse to learn from greedy samples: their probabilities under temperature 0 are 0 or 1, without a gradient."""
+    frozen = team.names if "all" in config.team.freeze else config.team.freeze
+    for agent in team.agents:
+        if agent.temperature is not None and agent.temperature <= 0 and agent.name not in frozen:
+            raise ConfigError(
+                f"agent {agent.name!r} has temperature {agent.temperature:g} and is to learn, but greedy answers teach "
+                "nothing; give it a temperature above 0 in the team file, or freeze it (--freeze)."
+            )

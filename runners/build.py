@@ -24,6 +24,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.player import Feedback, Player
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import Rule
+from mafrt.storage.load_path import Loadable
 from mafrt.training.critic import Valuation
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import pace_of
@@ -38,10 +39,22 @@ if TYPE_CHECKING:
     from mafrt.engines.local.engine import LocalEngine
 
 
-def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int) -> None:
-    """Add an adapter to `base` for every adapter of the team that is not there yet."""
+def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, initial: Loadable | None = None) -> None:
+    """Add an adapter to `base` for every adapter of the team that is not there yet.
+
+    A folder of adapters in `initial` that is no run of ours brings its own shape (`adapter_config.json`), whatever the
+    settings say. Raises CheckpointError for one that cannot be loaded.
+    """
+    foreign = initial is not None and initial.kind == "adapters" and initial.checkpoint is None
     for name in team.adapters:
-        if name not in base.adapters:
+        if name in base.adapters:
+            continue
+        if foreign and initial is not None:
+            base.load_adapter(name, initial.adapter(name))
+            found, wanted = base.records[name], team.lora_for(name, default)
+            if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
+                log.warning("adapter %s has rank %d and alpha %g, as its folder says", name, found.rank, found.alpha)
+        else:
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 

@@ -101,7 +101,7 @@ class OnPolicy:
         # Nothing here draws from the global generators, but an environment or a library may.
         seed_random_state(config.run.seed)
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
-        place_adapters(base, team, spec, config.run.seed)
+        place_adapters(base, team, spec, config.run.seed, resume)
         check_team(env, team)
         check_limits(config, team, base.name, tokens_given=False)
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)

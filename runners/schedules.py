@@ -150,6 +150,19 @@ class Swap:
         return Plan((learning,) if learning else (), adapters)
 
 
+@dataclass(frozen=True)
+class Delayed:
+    """Nobody learns in the first iterations, while the critic warms up; then another schedule begins at its start."""
+
+    schedule: Schedule
+    iterations: int
+
+    def plan(self, iteration: int) -> Plan:
+        if iteration < self.iterations:
+            return Plan((), self.schedule.plan(0).adapters)
+        return self.schedule.plan(iteration - self.iterations)
+
+
 SCHEDULES = ("concurrent", "round_robin", "sequential", "swap")
 
 

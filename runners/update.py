@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from mafrt import algorithms, engines
 from mafrt.algorithms import CreditContext
 from mafrt.algorithms.happo import CompoundRatio
-from mafrt.config.algorithm import CriticSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode, SamplingParams, Turn
@@ -106,8 +105,7 @@ class Learning:
         if self.coaching is None or not self.coaching.too_few(episodes):
             if rule.critic is not None:
                 metrics |= self.valuation.update(features, iteration)
-            if not isinstance(settings, CriticSettings) or iteration >= settings.warmup_steps:
-                metrics |= self._update(learnt, plan, iteration)
+            metrics |= self._update(learnt, plan, iteration)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))

@@ -79,10 +79,10 @@ def test_action_level_takes_one_value_for_a_long_turn():
 
 
 def test_spans_pay_in_the_middle_of_a_turn():
-    # 3 tokens "abc", V=0, gamma=1, lambda=1, span "a" 5/10 at token 0, span "c" 10/10 at token 2 -> [1.5, 1, 1]
-    one = turn("a", 0, [0.0] * 3, coach=Scored(0.0, spans=(("a", 5.0), ("c", 10.0))))
+    # 3 tokens "abc", V=0, gamma=1, lambda=1; 9/10 in all, a third of it at "a" (5 of 15), the rest at "c"
+    one = turn("a", 0, [0.0] * 3, coach=Scored(9.0, spans=(("a", 5.0), ("c", 10.0))))
     one.action_ids = [97, 98, 99]
-    assert run([one], gae_lambda=1.0, decode=lambda ids: bytes(ids).decode()) == [pytest.approx([1.5, 1.0, 1.0])]
+    assert run([one], gae_lambda=1.0, decode=lambda ids: bytes(ids).decode()) == [pytest.approx([0.9, 0.6, 0.6])]
 
 
 def test_unjudged_turn_cuts_the_chain_at_its_value():

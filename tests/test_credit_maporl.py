@@ -48,7 +48,7 @@ def test_one_round_is_ppo():
 
 def bonuses(*rounds: tuple[float, ...], alpha: str) -> list[float]:
     """What a weight of 1 for one alpha adds to each turn."""
-    with_it, without = worth(*rounds, **{alpha: 1.0}), worth(*rounds)
+    with_it, without = worth(*rounds, bonus_rule="proportional", **{alpha: 1.0}), worth(*rounds)
     return [a - b for a, b in zip(with_it, without, strict=True)]
 
 
@@ -89,11 +89,42 @@ def test_nobody_changes_nobody_earns_and_nobody_pays(alpha):
 
 def test_an_episode_with_an_unknown_score_leaves_and_the_others_do_not_change():
     good, bad = debate((0.0, 1.0), (1.0, 0.5)), debate((0.0, 1.0), (math.nan, 0.5), id="1")
-    metrics = assign([good, bad], "maporl", round_gamma=0.5, alpha1=1.0)
+    metrics = assign([good, bad], "maporl", round_gamma=0.5, alpha1=1.0, bonus_rule="proportional")
     assert [t.advantages for t in bad.turns] == [None] * 4 and metrics["turns_nonfinite"] == 4.0
     # a: .25; 1 + 0 (its peer was right, alpha0 is 0). b: .9167; .5 + (.5 - 1) = 0 (its peer a was wrong).
     assert [t.advantages[0] for t in good.turns] == pytest.approx([0.25, 0.9166667, 1.0, 0.0])
     assert metrics["round_bonus"] == pytest.approx(-0.5 / 4)
+
+
+ALPHAS = {"alpha0": 1.0, "alpha1": 10.0, "alpha2": 100.0, "alpha3": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "a", "b"),
+    [
+        # Two agents a and b over two rounds (1 right, 0 wrong); the bonus of a's second turn, its own change, and of
+        # a's first turn, its influence on b.
+        ((1, 1), (0, 1), -10, 0),  # a spoils, b was right
+        ((1, 0), (0, 0), -1, 0),  # a spoils, b was wrong
+        ((0, 0), (1, 0), 10, 0),  # a corrects itself, b was wrong
+        ((0, 1), (1, 1), 1, 0),  # a corrects itself, b was right
+        ((1, 0), (1, 1), 0, 1000),  # b becomes right, a was right
+        ((0, 0), (0, 1), 0, 100),  # b becomes right, a was wrong but useful
+        ((0, 1), (0, 0), 0, -1000),  # b becomes wrong, a was wrong
+        ((1, 1), (1, 0), 0, -100),  # b becomes wrong, a was right
+        ((1, 0), (1, 0), 0, 0),  # nothing changes
+    ],
+)
+@pytest.mark.parametrize("outcome", [None, 1.0])
+def test_every_case_of_the_authors_table(before, now, a, b, outcome):
+    def returns(**alphas):
+        episode = debate(before, now)
+        episode.outcome = outcome
+        assign([episode], "maporl", gae_lambda=1.0, **alphas)
+        return [t.returns[0] for t in episode.turns]
+
+    got = [with_it - without for with_it, without in zip(returns(**ALPHAS), returns(), strict=True)]
+    assert got[2] == pytest.approx(a) and got[0] == pytest.approx(b)
 
 
 def test_an_outcome_is_added_to_every_reward():

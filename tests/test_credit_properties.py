@@ -86,7 +86,7 @@ def test_nothing_that_is_not_finite_comes_out(rule, episodes):
             assert len(t.advantages) == len(t.returns or ()) == len(t.action_ids)
             assert all(map(math.isfinite, t.advantages)) and all(map(math.isfinite, t.returns or ()))
             assert isinstance(t.coach, Scored) and (t.reward is None or math.isfinite(t.reward))
-    assert dropped == metrics["turns_unjudged"] + metrics["turns_nonfinite"]
+    assert dropped == sum(metrics[f"turns_{why}"] for why in ("unjudged", "nonfinite", "no_outcome"))
     assert all(map(math.isfinite, metrics.values()))
 
 

@@ -88,12 +88,12 @@ def test_veto_leaves_blame_and_the_environments_reward():
 
 
 def test_spans_are_paid_on_their_last_token():
-    # "2+2=4 so 5": "2+2=4" ends at token 4, "so 5" at token 9. 8/10 and 1/10; the environment's 1 on the last token.
+    # "2+2=4 so 5": "2+2=4" ends at token 4, "so 5" at token 9. 3/10, of which 8 of 9 and 1 of 9; the environment's 1 on
+    # the last token.
     coach = Scored(3.0, spans=(("2+2=4", 8.0), ("so 5", 1.0)))
-    rows, lost = reward_rows(
-        [Episode("e", "g", [turn("a", 0, text="2+2=4 so 5", reward=1.0, coach=coach)])], decode=decode
-    )
-    assert rows[0][0].token_rewards == pytest.approx({4: 0.8, 9: 1.1})
+    episode = Episode("e", "g", [turn("a", 0, text="2+2=4 so 5", reward=1.0, coach=coach)])
+    rows, lost = reward_rows([episode], decode=decode)
+    assert rows[0][0].token_rewards == pytest.approx({4: 0.3 * 8 / 9, 9: 1 + 0.3 / 9})
     assert rows[0][0].reward == pytest.approx(1.3)
     assert lost == 0
 
@@ -102,7 +102,7 @@ def test_a_span_that_is_not_there_falls_back_to_the_last_token():
     coach = Scored(3.0, spans=(("nowhere", 8.0), ("", 2.0), ("ab", 5.0)))
     episode = Episode("e", "g", [turn("a", 0, text="abcd", coach=coach)])
     rows, lost = reward_rows([episode], decode=decode)
-    assert rows[0][0].token_rewards == pytest.approx({1: 0.5, 3: 1.0})
+    assert rows[0][0].token_rewards == pytest.approx({1: 0.1, 3: 0.2})
     assert lost == 2
     assert assign([episode], "reinforce_pp")["spans_unlocated"] == 3.0  # no decode: none can be found
 
@@ -110,7 +110,7 @@ def test_a_span_that_is_not_there_falls_back_to_the_last_token():
 def test_span_ends_where_its_token_ends():
     # Tokens of several characters: "ab" | "cd" | "ef"; "bc" is complete with the second token.
     pieces = ["ab", "cd", "ef"]
-    one = turn("a", 0, tokens=3, coach=Scored(0.0, spans=(("bc", 10.0),)))
+    one = turn("a", 0, tokens=3, coach=Scored(10.0, spans=(("bc", 10.0),)))
     rows, _ = reward_rows([Episode("e", "g", [one])], decode=lambda ids: "".join(pieces[i] for i in ids))
     assert rows[0][0].token_rewards == pytest.approx({1: 1.0, 2: 0.0})
 
@@ -118,7 +118,7 @@ def test_span_ends_where_its_token_ends():
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=9), st.text("ab", min_size=1, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_a_span_is_found_where_reading_on_token_by_token_finds_it(pieces, quote):
-    one = turn("a", 0, tokens=len(pieces), coach=Scored(0.0, spans=((quote, 10.0),)))
+    one = turn("a", 0, tokens=len(pieces), coach=Scored(10.0, spans=((quote, 10.0),)))
     rows, lost = reward_rows([Episode("e", "g", [one])], decode=lambda ids: "".join(pieces[i] for i in ids))
     ends = [i for i in range(len(pieces)) if quote in "".join(pieces[: i + 1])]
     assert lost == (not ends)

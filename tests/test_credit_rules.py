@@ -101,11 +101,11 @@ def test_a_chain_of_similar_anchors_is_cut_the_same_way_whatever_comes_first():
 def test_reinforce_pp_by_hand():
     # kl_coef=.5, gamma=.5. logpi - logpi_ref = [.2, -.4]; reward 3 clipped to 1 on the last token.
     # r = [-.1, .2 + 1] = [-.1, 1.2] ; A = [-.1 + .5*1.2, 1.2] = [.5, 1.2]
-    # mean .85, population deviation .35 -> [-1, 1]
+    # mean .85. Its deviation, .35, is of the divergence alone, since there is one reward, and is not scaled up to 1.
     one = turn("a", 0, 3.0, tokens=2, old_logprobs=[-0.8, -1.4], ref_logprobs=[-1.0, -1.0])
     assign([Episode("0", "p", [one])], "reinforce_pp", kl_coef=0.5, gamma=0.5, reward_clip=1.0)
     assert one.returns == pytest.approx([0.5, 1.2])
-    assert one.advantages == pytest.approx([-1.0, 1.0], abs=1e-6)
+    assert one.advantages == pytest.approx([-0.35, 0.35], abs=1e-6)
 
 
 def test_reinforce_pp_normalises_by_token_and_by_agent():
@@ -132,15 +132,25 @@ def test_baseline_is_the_problems_mean():
     assert [e.turns[0].returns[0] for e in episodes] == [1.0, 0.0, 4.0, 4.0]
 
 
+def test_the_baseline_counts_a_trajectory_once_however_often_it_speaks():
+    # First: one turn of 1. Second: three turns of 0. One number each, 1 and 0: baseline .5, deviation .5 -> +-1. Over
+    # turns the mean would be .25, over tokens less.
+    first = Episode("0", "p", [turn("a", 0, 1.0, tokens=2)])
+    second = Episode("1", "p", [turn("a", i, 0.0, tokens=9) for i in range(3)])
+    assign([first, second], "reinforce_pp_baseline")
+    assert first.turns[0].returns[0] == 0.5 and first.turns[0].advantages == pytest.approx([1.0] * 2)
+    assert all(t.advantages == pytest.approx([-1.0] * 9) for t in second.turns)
+
+
 def test_spans_lose_the_baseline_once():
-    # First: spans 8/10 at token 0 and 4/10 at token 1, together 1.2. Second: .2 in all. Mean .7, so the returns from
-    # the first token on are 1.2 - .7 = .5 and .2 - .7 = -.5; half of .7 is taken from each span: .4 - .35 = .05.
-    first = turn("a", 0, coach=Scored(0.0, spans=(("x", 8.0), ("y", 4.0))))
+    # First: .9 in all, two thirds at token 0 and a third, .3, at token 1. Second: .3. Mean .6, so the returns from the
+    # first token on are .9 - .6 = .3 and .3 - .6 = -.3; half of .6 is taken from each span: .3 - .3 = 0.
+    first = turn("a", 0, coach=Scored(9.0, spans=(("x", 8.0), ("y", 4.0))))
     first.action_ids = [ord("x"), ord("y")]
-    second = turn("a", 0, coach=Scored(2.0))
+    second = turn("a", 0, coach=Scored(3.0))
     episodes = [Episode("0", "p", [first]), Episode("1", "p", [second])]
     assign(episodes, "reinforce_pp_baseline", decode=lambda ids: "".join(map(chr, ids)))
-    assert first.returns == pytest.approx([0.5, 0.05]) and second.returns == pytest.approx([-0.5])
+    assert first.returns == pytest.approx([0.3, 0.0]) and second.returns == pytest.approx([-0.3])
 
 
 def test_reference_is_needed_only_with_beta():
@@ -202,6 +212,25 @@ def test_old_logprobs_go_before_the_samplers():
 def test_clamp_must_hold_one(clamp):
     with pytest.raises(ConfigError):
         CompoundRatio([], low=clamp[0], high=clamp[1])
+
+
+def test_happo_has_one_advantage_for_a_joint_step():
+    # Two rounds of a and b, V = .1, .2 and .3, .4, rewards 1, 0 and 0, 1; gamma = 1, lambda = .5. A step is worth what
+    # it earned: second round 1 - .3 = .7; first 1 + .3 - .1 + .5 * .7 = 1.55, for both of its speakers.
+    values, rewards = (0.1, 0.2, 0.3, 0.4), (1.0, 0.0, 0.0, 1.0)
+    turns = [turn("ab"[i % 2], i, rewards[i], tokens=2, values=[values[i]] * 2) for i in range(4)]
+    assign([Episode("0", "p", turns)], "happo", gae_lambda=0.5)
+    assert [t.advantages for t in turns] == [pytest.approx([want] * 2) for want in (1.55, 1.55, 0.7, 0.7)]
+    assert [t.returns[0] for t in turns] == pytest.approx([1.65, 1.65, 1.0, 1.0])
+
+
+def test_happo_normalises_over_both_speakers_of_a_step():
+    episodes = [
+        Episode(str(i), "p", [turn("a", 0, 0.0, values=[0.0]), turn("b", 1, reward, tokens=5, values=[0.0] * 5)])
+        for i, reward in enumerate((1.0, 0.0))
+    ]
+    assign(episodes, "happo", normalize_advantages="batch")
+    assert [t.advantages[0] for e in episodes for t in e.turns] == pytest.approx([1.0, 1.0, -1.0, -1.0])
 
 
 # -- the registry --------------------------------------------------------------------------------------------------

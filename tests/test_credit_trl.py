@@ -144,7 +144,7 @@ def test_kl_in_the_loss_is_trl_s(grpo):
     def ours():
         return (
             flat(data, denominator=TOKENS)[0]
-            + (kl_loss(data.new[MASK], data.ref[MASK], coef=0.3, denominator=TOKENS)[0])
+            + (kl_loss(data.new[MASK], data.ref[MASK], coef=0.3, denominator=TOKENS, kind="k3")[0])
         )
 
     both(data, grpo, {"beta": 0.3}, ours)

@@ -161,7 +161,7 @@ def test_kl_in_the_loss_has_the_gradient_of_k3():
     for turn in turns:
         turn.advantages = [0.0] * len(turn.action_ids)
         turn.ref_logprobs = (-3 + torch.randn(len(turn.action_ids), generator=generator)).tolist()
-    seen, found = gradients(turns, kl_coef=0.3)
+    seen, found = gradients(turns, kl_coef=0.3, kl_estimator="k3")
     for name, heat in (("ann", 1.0), ("bob", 0.7)):
         terms = []
         for turn in (t for t in turns if t.agent == name):

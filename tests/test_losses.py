@@ -274,7 +274,7 @@ def test_kl_by_hand():
     # log pi = -1, log pi_ref = -1.5: k1 = .5 ; d = -.5: e^-.5 + .5 - 1 = .1065307
     assert kl_k1(t(-1.0), t(-1.5)).item() == 0.5
     assert kl_k3(t(-1.0), t(-1.5)).item() == pytest.approx(0.1065307)
-    loss, stats = kl_loss(t(-1.0, -1.0, grad=True), t(-1.5, -math.inf), coef=0.1, denominator=2)
+    loss, stats = kl_loss(t(-1.0, -1.0, grad=True), t(-1.5, -math.inf), coef=0.1, denominator=2, kind="k3")
     loss.backward()
     assert loss.item() == pytest.approx(0.1 * 0.1065307 / 2)
     assert mean_stats([stats])["kl"] == pytest.approx(0.1065307) and int(stats["nonfinite"]) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mafrt import algorithms
-from mafrt.config.team import Team
+from mafrt.config.team import AgentSpec, Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.runners.algorithm import resolve_rule
@@ -43,6 +43,19 @@ def test_clip_ranges():
 def test_an_interval_makes_it_agent_by_agent():
     plan = resolve(agent_iteration_interval=3).schedule.plan
     assert [plan(i).agents for i in (0, 2, 3, 5, 6)] == [("a",), ("a",), ("b",), ("b",), ("a",)]
+
+
+def test_warm_up_trains_nobody_and_takes_nobodys_turn():
+    plan = resolve(agent_iteration_interval=1, warmup_steps=3).schedule.plan
+    assert [plan(i).agents for i in range(6)] == [(), (), (), ("a",), ("b",), ("a",)]
+    assert plan(0).adapters == {"a": "a", "b": "b"}
+
+
+def test_greedy_samples_are_not_learnt_from():
+    team = Team((AgentSpec(name="a", temperature=0.0), AgentSpec(name="b")))
+    with pytest.raises(ConfigError, match="'a' has temperature 0 and is to learn"):
+        resolve(team)
+    assert resolve(team, freeze=("a",)).schedule.plan(0).agents == ("b",)
 
 
 def test_freezing():

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
-from mafrt.algorithms.normalize import credit_metrics, normalize
+from mafrt.algorithms.normalize import credit_metrics, normalize, observed_returns
 from mafrt.algorithms.rewards import CreditContext, Row, reward_rows
 from mafrt.algorithms.stats import mean, no_spread
 from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
@@ -97,15 +97,16 @@ def assign(
     trajectories, spans_lost = reward_rows(
         episodes, chosen, about, kl_coef=kl_coef if chosen.kl_in == "reward" else 0.0
     )
+    observed = observed_returns(trajectories)
     metrics = _credit(chosen, trajectories, about)
     rows = [row for trajectory in trajectories for row in trajectory]
     for row in rows:
         numbers = (*(row.turn.advantages or ()), *(row.turn.returns or ()))
         if not all(map(math.isfinite, numbers)):
             row.drop("nonfinite")
-    metrics |= credit_metrics(rows) | {"spans_unlocated": float(spans_lost)}
+    metrics |= credit_metrics(rows, observed) | {"spans_unlocated": float(spans_lost)}
     # After the metrics: a normalised deviation is 1 and carries no information.
-    normalize(rows, chosen.normalize_advantages, by_turn=_by_turn(chosen))
+    normalize(rows, chosen.normalize_advantages, by_turn=_by_turn(chosen), observed=observed)
     return metrics
 
 
@@ -124,7 +125,8 @@ def _credit(chosen: Algorithm, trajectories: Trajectories, context: CreditContex
 
 def _by_turn(chosen: Algorithm) -> bool:
     """Whether all tokens of a turn share one advantage, so that turns are weighed alike and not tokens."""
-    return chosen.level == "action" and chosen.critic is not None and chosen.mixer is None
+    shared = chosen.level == "action" or getattr(chosen, "joint_advantage", False)
+    return shared and chosen.critic is not None and chosen.mixer is None
 
 
 def groups_without_spread(

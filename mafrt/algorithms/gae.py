@@ -13,7 +13,8 @@ same agent's next turn, `"team"` the next turn of anybody in speaking order (MAR
 
 Deviations: a turn whose reward is unknown cuts the chain. Its predecessor bootstraps from that turn's value, since
 any number put in its place, 0 included, would be learnt as if it had been observed. A turn without tokens is no
-step: its reward is paid at the step before it. Advantages are float64 and are not normalised here.
+step: its reward is paid at the step before it. Advantages are float64 and are not normalised here. After the last turn
+of a truncated episode stands the critic's value at that turn's last step, the nearest one that the critic is asked for.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from mafrt.algorithms.base import Algorithm, Trajectories
+from mafrt.algorithms.base import Algorithm, Trajectories, structural
+from mafrt.algorithms.happo import joint_steps_of
 from mafrt.algorithms.rewards import CreditContext, Row
-from mafrt.algorithms.stats import explained_variance
+from mafrt.algorithms.stats import explained_variance, total
 from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
@@ -41,7 +43,10 @@ class Gae(Algorithm, ValueHeadSettings):
     """lambda of generalised advantage estimation: 0 trusts the critic, 1 the rewards"""
     bootstrap: Literal["none", "agent", "team"] = "team"
     """successor of a turn: none, the same agent's next turn, or the team's"""
+    truncation: Literal["bootstrap", "mask", "terminate"] = "bootstrap"
     normalize_advantages: Literal["none", "batch", "agent"] = "agent"
+    joint_advantage: bool = structural(False)
+    """one advantage for all turns of a joint step (HAPPO)"""
 
     critic: ClassVar[Literal["context", "transcript"] | None] = "context"
 
@@ -60,8 +65,13 @@ def gae(trajectories: Sequence[Sequence[Row]], settings: Gae) -> dict[str, float
         ConfigError: a turn has no values (`gae` needs a critic), or not one per action token.
     """
     for rows in trajectories:
+        if settings.bootstrap == "none":
+            _pay_empty_turns(rows)
+        if settings.joint_advantage:
+            _walk_joint_steps(rows, settings)
+            continue
         for chain in _chains(rows, settings.bootstrap):
-            _walk(chain, settings)
+            _walk(chain, settings, cut_off=any(row.cut_off for row in rows))
     return _explained(trajectories, settings.level)
 
 
@@ -95,8 +105,11 @@ def _values(row: Row, level: str) -> list[float]:
     return values
 
 
-def _walk(chain: list[Row], settings: Gae) -> None:
-    """Backwards over one chain. `next_value` is None where the value that follows is not known."""
+def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
+    """Backwards over one chain. `next_value` is None where the value that follows is not known.
+
+    With `cut_off` the episode was truncated, and the critic's value stands for what would have followed.
+    """
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
     for row in reversed(chain):
@@ -105,14 +118,19 @@ def _walk(chain: list[Row], settings: Gae) -> None:
             if row.dropped is None:
                 carried += row.reward
                 row.fill([], [])
+            else:  # its reward is unknown, so the turn before it bootstraps from the value after it
+                next_advantage = carried = 0.0
             continue
         values = _values(row, settings.level)
         finite = all(map(math.isfinite, values))
         if row.dropped or not finite or next_value is None:
+            cut_off = False
             row.drop("nonfinite")
             next_value, next_advantage, carried = (values[0] if math.isfinite(values[0]) else None), 0.0, 0.0
             continue
         steps = len(values)
+        if cut_off:
+            next_value, cut_off = values[-1], False
         token_level = settings.level == "token"
         advantages = [0.0] * steps
         for step in reversed(range(steps)):
@@ -126,6 +144,50 @@ def _walk(chain: list[Row], settings: Gae) -> None:
         if settings.level == "action":
             advantages, returns = advantages * tokens, returns * tokens
         row.fill(advantages, returns)
+
+
+def _pay_empty_turns(rows: Sequence[Row]) -> None:
+    """Move the rewards of turns without tokens to the turn spoken before, where each turn is a chain of its own."""
+    before: Row | None = None
+    for row in rows:
+        if row.turn.action_ids:
+            before = row
+        elif row.dropped is None and before is not None:
+            last = len(before.turn.action_ids) - 1
+            before.reward += row.reward
+            before.token_rewards[last] = before.token_rewards.get(last, 0.0) + row.reward
+            row.reward, row.token_rewards = 0.0, {}
+
+
+def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
+    """Backwards over joint steps: one reward, one value (before its first turn), one advantage for all of its turns."""
+    steps: dict[int, list[Row]] = {}
+    for row, step in zip(rows, joint_steps_of([row.turn.agent for row in rows]), strict=True):
+        steps.setdefault(step, []).append(row)
+    next_value: float | None = 0.0
+    next_advantage = carried = 0.0
+    for members in reversed(steps.values()):
+        spoken = [row for row in members if row.turn.action_ids]
+        reward = total([row.reward for row in members]) + carried
+        gone = next((row.dropped for row in members if row.dropped), None)
+        if not spoken:
+            carried = 0.0 if gone else reward
+            continue
+        value = _values(spoken[0], "action")[0]
+        known = math.isfinite(value)
+        if gone or not known or next_value is None:
+            for row in members:
+                row.drop(gone or "nonfinite")
+            next_value, next_advantage, carried = (value if known else None), 0.0, 0.0
+            continue
+        if members[-1].cut_off:
+            next_value = value
+        delta = reward + settings.gamma * next_value - value
+        next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
+        next_value, carried = value, 0.0
+        for row in members:
+            tokens = len(row.turn.action_ids)
+            row.fill([next_advantage] * tokens, [next_advantage + value] * tokens)
 
 
 def _explained(trajectories: Sequence[Sequence[Row]], level: str) -> dict[str, float]:

@@ -80,7 +80,10 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
     fold = mean if settings.unit == "row" or settings.reduce == "mean" else total
     for group_rows in members.values():
         rewards = [fold([row.reward for row in rows]) for rows in group_rows]
-        advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps)
+        # A spread that only the KL penalty makes is not scaled up to 1.
+        bare = [fold([row.reward - total(row.kl_rewards) for row in rows]) for rows in group_rows]
+        floor = 1.0 if no_spread(bare) else 0.0
+        advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps, floor=floor)
         tally.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
         for rows, reward, advantage in zip(group_rows, rewards, advantages, strict=True):
             for row in rows:
@@ -89,7 +92,9 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
     return tally.metrics()
 
 
-def relative(rewards: Sequence[float], *, scale: bool, baseline: str = "mean", eps: float = 1e-6) -> list[float]:
+def relative(
+    rewards: Sequence[float], *, scale: bool, baseline: str = "mean", eps: float = 1e-6, floor: float = 0.0
+) -> list[float]:
     """Advantages of one group's samples, in their order; zeros for a group of one or without spread."""
     n = len(rewards)
     if n < 2 or no_spread(rewards):
@@ -97,7 +102,7 @@ def relative(rewards: Sequence[float], *, scale: bool, baseline: str = "mean", e
     centre = mean(rewards)
     factor = n / (n - 1) if baseline == "leave_one_out" else 1.0
     if scale:
-        spread = std(rewards, unbiased=True) + eps
+        spread = max(std(rewards, unbiased=True), floor) + eps
         # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
         factor = factor / spread if spread else 0.0
     return [(reward - centre) * factor for reward in rewards]
@@ -144,5 +149,5 @@ def drop_incomplete(trajectories: Trajectories) -> None:
 
 def _key(row: Row, group: str) -> tuple[Hashable, ...]:
     """Identity of the row's group."""
-    own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.turn.turn)}
+    own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}
     return (row.group, *own[group])

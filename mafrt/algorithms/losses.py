@@ -185,15 +185,49 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return d.exp() - d - 1.0
 
 
+def kl_k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """(log pi - log pi_ref)^2 / 2 per token: biased as an estimate, and as a loss on the policy's own samples of the
+    exact gradient of KL(pi || ref)."""
+    return 0.5 * (logprobs - ref_logprobs) ** 2
+
+
 def kl_loss(
-    logprobs: Tensor, ref_logprobs: Tensor, *, coef: float, denominator: float, kind: Literal["k1", "k3"] = "k3"
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    *,
+    coef: float,
+    denominator: float,
+    kind: Literal["k1", "k2", "k3", "k3_corrected"] = "k2",
+    old_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, Stats]:
-    """coef * sum of KL estimates / denominator, over tokens [n]. Sums: `count`, `kl`, `nonfinite`."""
+    """coef * sum of KL terms / denominator, over tokens [n].
+
+    | `kind` | gradient, in expectation over the policy's samples |
+    |---|---|
+    | `k1` | 0 |
+    | `k2` | that of KL(pi || ref) |
+    | `k3` | that of KL(ref || pi), to first order near the reference |
+    | `k3_corrected` | that of KL(pi || ref): rho k3 with rho = pi / pi_old differentiable (2510.01555) |
+
+    `old_logprobs` [n] are those of the policy that sampled. `k2` is weighted by rho without gradient, so that it holds
+    in later passes over a batch too. Sums: `count`, `kl` (the k3 estimate of KL(pi || ref), whatever the loss is),
+    `nonfinite`.
+    """
     check_denominator(denominator)
-    good = finite(logprobs, ref_logprobs)
-    estimate = {"k1": kl_k1, "k3": kl_k3}[kind]
-    terms = blank(estimate(blank(logprobs, good), blank(ref_logprobs, good)), good)
-    stats = {"count": good.sum(), "kl": terms.detach().sum(), "nonfinite": (~good).sum()}
+    good = finite(logprobs, ref_logprobs, old_logprobs)
+    own, ref = blank(logprobs, good), blank(ref_logprobs, good)
+    old = own.detach() if old_logprobs is None else blank(old_logprobs, good)
+    rho = (own - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if kind == "k2":
+        terms = rho.detach() * kl_k2(own, ref)
+    elif kind == "k3_corrected":
+        terms = rho * kl_k3(own, ref)
+    else:
+        terms = {"k1": kl_k1, "k3": kl_k3}[kind](own, ref)
+    terms = blank(terms, good)
+    with torch.no_grad():
+        estimate = blank(kl_k3(own, ref), good).sum()
+    stats = {"count": good.sum(), "kl": estimate, "nonfinite": (~good).sum()}
     return coef * terms.sum() / denominator, stats
 
 

@@ -1,26 +1,32 @@
 """`maporl`: a debate in rounds, where a turn is worth what it and all later rounds score.
 
     R_{t,a} = [V_{t,a} + sum_{t'>t} g^{t'-t} mean_j V_{t',j}] / sum_{t'>=t} g^{t'-t}        g = round_gamma
-            + own_t * (V_{t,a} - V_{t-1,a}) + peers_t * mean_{j != a}(V_{t+1,j} - V_{t,j})
-
-    own_t   = alpha0 where most peers were right in round t-1, alpha1 where they were not
-    peers_t = alpha2 where most peers were right in round t,   alpha3 where they were not
+            + own_{t,a} + influence_{t,a}
 
 V_{t,a} is the reward of agent a's turn in round t, R the reward that `gae` then works with, turn by turn
-(`bootstrap="none"`). Peers are "right" where their mean V exceeds `right_above`. With positive alphas all bonuses
-favour help: correcting oneself and peers who get better next earn, spoiling an answer and peers who get worse cost.
-alpha0 pays for taking over what right peers said, alpha1 for standing against wrong ones, alpha2 costs whoever leads
-right peers astray, alpha3 pays for setting wrong ones right.
+(`bootstrap="none"`). With an answer right where its score exceeds `right_above`, and others right where their mean
+does, the bonuses of the authors (`bonus_rule`) are:
+
+| own answer, a round before and now | others were right before | others were wrong |
+|---|---|---|
+| right -> wrong | -alpha1 | -alpha0 |
+| wrong -> right | +alpha0 | +alpha1 |
+
+| the others, now and in the next round | the agent is right now | the agent is wrong now |
+|---|---|---|
+| wrong -> right | +alpha3 | +alpha2 (wrong but useful) |
+| right -> wrong | -alpha2 | -alpha3 |
+
+`bonus_rule="proportional"` is this project's own: weight times the change of the score, alpha0 or alpha1 (own) and
+alpha2 or alpha3 (influence) by whether most peers were right or wrong.
 
 Source: MAPoRL (2502.18439), section on the multi-turn reward and its incentives. A round is a joint step as HAPPO
 sees it (`mafrt.algorithms.happo`): agents that speak at the same time, or each once in turn.
 
-Deviations: the paper's bonuses are for changes between wrong and right; here they are in proportion to the change, the
-same for scores of 0 and 1, and defined for those in between. An agent that was silent in the round before or after
-has no change there. An episode with a turn of unknown reward leaves the loss as a whole, since no reward that runs
-over that turn is known. A task's outcome is added to every V (`outcome_to="all"` in the preset), so to every R, and
-changes no bonus but through `right_above`. All alphas are 0 by default: `credit.assign` takes them as settings. Which
-of a pair of alphas applies is read from this project's rules, not checked against the paper's own table.
+Deviations: the sign of the influence terms in the published code is inverted; here helping is positive. An agent that
+was silent in the round before or after has no change there. An episode with a turn of unknown reward leaves the loss as
+a whole, since no reward that runs over that turn is known. A task's outcome is added to every V (`outcome_to="all"` in
+the preset), so to every R, and changes no bonus. All alphas are 0 by default.
 """
 
 from __future__ import annotations
@@ -49,16 +55,18 @@ class MaporlBase(Gae):
     bootstrap: Literal["none", "agent", "team"] = "none"
     round_gamma: float = 1.0
     """discount per round, in [0, 1]"""
+    bonus_rule: Literal["authors", "proportional"] = "authors"
+    """the authors' table of right and wrong, or bonuses in proportion to the change of the score"""
     alpha0: float = 0.0
-    """weight of an agent's own change where most peers were right the round before"""
+    """own change against or with the others: spoiling what they had wrong too, correcting what they had right"""
     alpha1: float = 0.0
-    """weight of an agent's own change where most peers were wrong"""
+    """own change: spoiling what the others had right, correcting what they had wrong"""
     alpha2: float = 0.0
-    """weight of the peers' next change where most of them are right now"""
+    """influence on the others' next answer: wrong but useful, or right and yet harmful"""
     alpha3: float = 0.0
-    """weight of the peers' next change where most of them are wrong now"""
+    """influence on the others' next answer: right and useful, or wrong and harmful"""
     right_above: float = 0.5
-    """mean score of the peers from which they count as right"""
+    """score from which an answer counts as right, or the mean of several"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,10 +85,12 @@ def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]
             continue
         at = joint_steps_of([row.turn.agent for row in rows])
         rounds: list[Round] = [{} for _ in range(at[-1] + 1)]
+        scores: list[Round] = [{} for _ in range(at[-1] + 1)]
         for row, t in zip(rows, at, strict=True):
             rounds[t][row.turn.agent] = row.reward - total(row.kl_rewards)
+            scores[t][row.turn.agent] = rounds[t][row.turn.agent] - row.outcome_reward
         for row, t in zip(rows, at, strict=True):
-            bonus = _bonus(rounds, t, row.turn.agent, settings)
+            bonus = _bonus(scores, t, row.turn.agent, settings)
             bonuses.append(bonus)
             score = _ahead(rounds, t, row.turn.agent, settings.round_gamma) + bonus
             # A divergence from the reference is the turn's own: no other round is paid for it.
@@ -97,17 +107,48 @@ def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:
 
 
 def _bonus(rounds: Sequence[Round], t: int, agent: str, settings: MaporlBase) -> float:
-    """What the agent earns for how its own answer changed and how its peers' answers change next."""
+    """The agent's bonus for its own change, and for how its peers' answers change next.
+
+    The rounds hold scores without the outcome and the KL penalty, which say nothing of a single answer.
+    """
+    proportional = settings.bonus_rule == "proportional"
     bonus = 0.0
     if t > 0 and agent in rounds[t - 1] and (peers := _others(rounds[t - 1], agent)):
-        right = mean(list(peers.values())) > settings.right_above
-        bonus += (settings.alpha0 if right else settings.alpha1) * (rounds[t][agent] - rounds[t - 1][agent])
+        peers_right = mean(list(peers.values())) > settings.right_above
+        before, now = rounds[t - 1][agent], rounds[t][agent]
+        if proportional:
+            bonus += (settings.alpha0 if peers_right else settings.alpha1) * (now - before)
+        else:
+            bonus += _own_change(before > settings.right_above, now > settings.right_above, peers_right, settings)
     if t + 1 < len(rounds) and (peers := _others(rounds[t], agent)):
-        right = mean(list(peers.values())) > settings.right_above
-        changes = [rounds[t + 1][name] - score for name, score in peers.items() if name in rounds[t + 1]]
-        if changes:
-            bonus += (settings.alpha2 if right else settings.alpha3) * mean(changes)
+        peers_right = mean(list(peers.values())) > settings.right_above
+        stayed = [name for name in peers if name in rounds[t + 1]]
+        if stayed and proportional:
+            change = mean([rounds[t + 1][name] - peers[name] for name in stayed])
+            bonus += (settings.alpha2 if peers_right else settings.alpha3) * change
+        elif stayed:
+            now_right = mean([peers[name] for name in stayed]) > settings.right_above
+            next_right = mean([rounds[t + 1][name] for name in stayed]) > settings.right_above
+            bonus += _influence(now_right, next_right, rounds[t][agent] > settings.right_above, settings)
     return bonus
+
+
+def _own_change(before: bool, now: bool, peers_right: bool, settings: MaporlBase) -> float:
+    """The authors' bonus for an agent that was and is right or wrong, by what its peers were before."""
+    if before and not now:
+        return -settings.alpha1 if peers_right else -settings.alpha0
+    if now and not before:
+        return settings.alpha0 if peers_right else settings.alpha1
+    return 0.0
+
+
+def _influence(peers_now: bool, peers_next: bool, right: bool, settings: MaporlBase) -> float:
+    """The authors' bonus for peers that change next, by whether the agent itself is right now."""
+    if peers_next and not peers_now:
+        return settings.alpha3 if right else settings.alpha2
+    if peers_now and not peers_next:
+        return -settings.alpha2 if right else -settings.alpha3
+    return 0.0
 
 
 def _others(scores: Round, agent: str) -> Round:

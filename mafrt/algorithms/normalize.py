@@ -1,21 +1,68 @@
-"""What happens to finished advantages: the metrics everybody reads, and an optional normalisation."""
+"""Metrics of finished advantages, and their optional normalisation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from mafrt.algorithms.rewards import Row
-from mafrt.algorithms.stats import mean, standardise, std, total
+from mafrt.algorithms.rewards import Dropped, Row
+from mafrt.algorithms.stats import mean, no_spread, standardise, std, total
 from mafrt.core.types import Turn
 
+NOISE = 0.1
+"""Advantages whose deviation is below this share of the returns' own are not scaled up any further."""
 
-def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, eps: float = 1e-8) -> None:
+
+@dataclass(frozen=True)
+class ObservedReturns:
+    """Rewards seen from each turn of an agent to the end of its episode, without the critic and the KL penalty."""
+
+    flat: bool
+    """they, and the turns' own rewards, are the same at every position: nothing tells one turn from another"""
+    spread: float
+    """population deviation over all turns"""
+
+
+def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, ObservedReturns]:
+    """Per agent, over its turns of known reward. Read before credit, which may reshape rewards."""
+    seen: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for rows in trajectories:
+        rest: list[float] = []
+        for row in reversed(rows):
+            if row.dropped is None:
+                own = row.reward - total(row.kl_rewards)
+                rest.append(own)
+                seen.setdefault(row.turn.agent, {}).setdefault(row.own_turn, []).append((own, total(rest)))
+    found = {}
+    for agent, positions in seen.items():
+        pairs = [pair for some in positions.values() for pair in some]
+        alike = list(positions.values())
+        if max(map(len, alike)) < 2:
+            alike = [pairs]  # one turn at each position: they are all that can be compared
+        flat = all(no_spread([own for own, _ in some]) and no_spread([to_end for _, to_end in some]) for some in alike)
+        every = [to_end for _, to_end in pairs]
+        found[agent] = ObservedReturns(flat, std(every, unbiased=False))
+    return found
+
+
+def normalize(
+    rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping[str, ObservedReturns], eps: float = 1e-8
+) -> None:
     """Centre and scale the advantages of the rows in the loss; returns stay as they are.
 
-    `how`: "none", "batch" (all agents together) or "agent" (each on its own, so that one agent's reward scale does
-    not set another's step size; Dr. MAS's argument). Every action token counts alike, or every turn (`by_turn`, for
-    action-level rules whose tokens share one advantage). Population deviation + eps; no spread gives zeros.
+    Every action token counts alike, or every turn (`by_turn`, for rules whose tokens share one advantage). Population
+    deviation + eps; no spread gives zeros. Where the observed returns of all agents of a group are flat, the spread of
+    advantages is the critic's noise, and they become 0 (with a KL penalty in the reward they are only centred and never
+    scaled up). Elsewhere the divisor is at least `NOISE` times the deviation of the observed returns.
+
+    Args:
+        rows: of the batch.
+        how: "none", "batch" (all agents together) or "agent" (each on its own, so that one agent's reward scale does
+            not set another's step size; Dr. MAS's argument).
+        by_turn: count turns instead of tokens.
+        observed: of each agent.
+        eps: added to the deviation.
     """
     if how == "none":
         return
@@ -25,18 +72,27 @@ def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, eps: float = 1e-8
             groups.setdefault(row.turn.agent if how == "agent" else "", []).append(row)
     for members in groups.values():
         lists = [(row.turn.advantages or [])[: 1 if by_turn else None] for row in members]
-        flat = standardise([a for one in lists for a in one], eps=eps)
+        flat = [advantage for own in lists for advantage in own]
+        returns = [observed[agent] for agent in {row.turn.agent for row in members} if agent in observed]
+        if all(one.flat for one in returns) and returns:
+            penalised = any(row.kl_rewards for row in members)
+            scaled = standardise(flat, eps=eps, floor=1.0) if penalised else [0.0] * len(flat)
+        else:
+            scaled = standardise(flat, eps=eps, floor=NOISE * max((one.spread for one in returns), default=0.0))
         start = 0
-        for row, one in zip(members, lists, strict=True):
-            own = flat[start : start + len(one)]
-            start += len(one)
-            row.turn.advantages = own * len(row.turn.action_ids) if by_turn else own
+        for row, own in zip(members, lists, strict=True):
+            mine = scaled[start : start + len(own)]
+            start += len(own)
+            row.turn.advantages = mine * len(row.turn.action_ids) if by_turn else mine
 
 
-def credit_metrics(rows: Sequence[Row]) -> dict[str, float]:
-    """Per agent: mean reward of its turns, mean and deviation of its advantages over tokens, mean divergence from the
-    reference per token (k3) where that is filled. Of all turns: how many there are, and how many of them are out of
-    the loss and why."""
+def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns]) -> dict[str, float]:
+    """Metrics of the finished credit.
+
+    Per agent: mean reward of its turns, mean and deviation of its advantages over tokens, whether its returns are
+    flat, mean KL(policy || base) per token (k3) where the reference is filled. Of all turns: how many there are, and
+    how many of them are out of the loss and why.
+    """
     rewards: dict[str, list[float]] = {}
     advantages: dict[str, list[float]] = {}
     divergence: dict[str, list[float]] = {}
@@ -48,13 +104,16 @@ def credit_metrics(rows: Sequence[Row]) -> dict[str, float]:
     out: dict[str, float] = {}
     for agent in sorted(rewards):
         out[f"reward/{agent}"] = mean(rewards[agent])
+        if agent in observed:
+            out[f"flat_returns/{agent}"] = float(observed[agent].flat)
         if advantages[agent]:
             out[f"advantage_mean/{agent}"] = mean(advantages[agent])
             out[f"advantage_std/{agent}"] = std(advantages[agent], unbiased=False)
         if divergence[agent]:
             out[f"ref_kl/{agent}"] = mean(divergence[agent])
     out["turns"] = float(len(rows))
-    for why in ("unjudged", "nonfinite"):
+    reasons: tuple[Dropped, ...] = ("unjudged", "nonfinite", "truncated", "no_outcome", "cut_by_length")
+    for why in reasons:
         out[f"turns_{why}"] = float(total(row.dropped == why for row in rows))
     return out
 

@@ -81,6 +81,9 @@ class Mappo(Gae):
 class Happo(Gae):
     """MAPPO one agent after the other, later agents weighted by how the earlier ones moved."""
 
+    joint_advantage: bool = structural(True)
+    normalize_advantages: Literal["none", "batch", "agent"] = "batch"
+
     paper: ClassVar[str] = "Kuba 2022 (2109.11251)"
     schedule: ClassVar[Schedule] = "sequential"
     critic: ClassVar[CriticInput] = "transcript"

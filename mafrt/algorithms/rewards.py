@@ -5,7 +5,8 @@
 The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to all turns of the step that ended
 it (`"end"`, which `mafrt.rollout.tree_player` scores alternatives by), to the last turn of every agent (`"each"`) or to
 every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's reward"). Rules that see
-tokens place a verdict's spans on the last token of each span instead of its overall score.
+tokens pay a verdict's overall score on the last tokens of its spans, each by its share of the spans' scores: spans say
+where a turn is paid, and never how much.
 
 With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome is one summand then: it is
 counted once, whatever `outcome_to` says, since a sum over "all" would weigh it by the number of turns.
@@ -21,7 +22,10 @@ So is the divergence from the reference, with `kl_coef` above 0: every action to
 `old_logprobs`, or the sampler's where that is None.
 
 A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
-coach is on (`None` and `Unscored` alike), or a part of its reward is NaN or infinite. It never becomes a number.
+coach is on (`None` and `Unscored` alike), a part of its reward is NaN or infinite, or its episode was cut before any
+verdict: `outcome` is None although others of its group have one, or in a truncated episode although others of the batch
+have one. It never becomes a number. `truncation="mask"` takes truncated episodes out, `mask_cut_turns` turns
+that were cut by their token limit.
 A part whose weight is 0 is not read at all.
 """
 
@@ -58,6 +62,10 @@ class CreditContext:
     """(turn, values in the place of its Q_i) -> Q_tot for each; needed by `qmix`."""
 
 
+Dropped = Literal["unjudged", "nonfinite", "truncated", "no_outcome", "cut_by_length"]
+"""Reasons for which a turn is out of the loss."""
+
+
 @dataclass
 class Row:
     """One turn with its reward, as every rule reads it."""
@@ -69,11 +77,16 @@ class Row:
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
     token_rewards: dict[int, float] = field(default_factory=dict)
-    """Token index -> reward without the KL penalty, for rules that see tokens; they add up to `reward` less the
-    penalty unless a verdict has spans."""
+    """Token index -> reward without the KL penalty, for rules that see tokens; they add up to `reward` less it."""
     kl_rewards: list[float] = field(default_factory=list)
     """The KL penalty's part of `reward`, one number per action token; empty without such a penalty."""
-    dropped: Literal["unjudged", "nonfinite"] | None = None
+    outcome_reward: float = 0.0
+    """The outcome's part of `reward`."""
+    own_turn: int = 0
+    """How many turns the agent had before this one in its episode."""
+    cut_off: bool = False
+    """The last turn of an episode that was truncated, whose future is bootstrapped."""
+    dropped: Dropped | None = None
     """Why the turn is out of the loss; None if it is in."""
 
     def paid(self, token: int) -> float:
@@ -85,7 +98,7 @@ class Row:
         """Write one advantage and one return per action token."""
         self.turn.advantages, self.turn.returns = advantages, returns
 
-    def drop(self, why: Literal["unjudged", "nonfinite"]) -> None:
+    def drop(self, why: Dropped) -> None:
         """Take the turn out of the loss; the first reason stays."""
         self.dropped = self.dropped or why
         self.turn.advantages = self.turn.returns = None
@@ -109,13 +122,28 @@ def reward_rows(
     )
     spans_lost = 0
     trajectories = []
+    judged = {episode.group for episode in episodes if episode.outcome is not None and settings.outcome_weight != 0.0}
+    # Where nothing follows a turn (IPPO, MAPoRL), nothing can be cut off.
+    future = settings.truncation == "bootstrap" and getattr(settings, "bootstrap", "none") != "none"
     for index, episode in enumerate(episodes):
+        truncated = episode.info.get("ended") == "truncated"
+        spoken: dict[str, int] = {}
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
         for position, turn in enumerate(episode.turns):
-            row = Row(turn, index, episode.group)
+            row = Row(turn, index, episode.group, own_turn=spoken.get(turn.agent, 0))
+            spoken[turn.agent] = row.own_turn + 1
+            row.cut_off = truncated and future and position == len(episode.turns) - 1
             turn.advantages = turn.returns = None
             spans_lost += _pay(row, episode, settings, context, coached=coached, outcome=position in payees)
+            if truncated and settings.truncation == "mask":
+                row.drop("truncated")
+            if settings.mask_cut_turns and turn.stop == "length":
+                row.drop("cut_by_length")
+            # Unknown, which is not 0: others of the group have a verdict, or the episode was cut before its own.
+            missing = episode.outcome is None and (episode.group in judged or (truncated and bool(judged)))
+            if missing and position in payees and not row.cut_off:
+                row.drop("no_outcome")
             rows.append(row)
         if settings.share == "sum":
             _share(rows)
@@ -151,7 +179,8 @@ def _pay(
     if turn.reward is not None and settings.reward_weight != 0.0:
         base += settings.reward_weight * turn.reward
     if outcome and episode.outcome is not None and settings.outcome_weight != 0.0:
-        base += settings.outcome_weight * episode.outcome
+        row.outcome_reward = settings.outcome_weight * episode.outcome
+        base += row.outcome_reward
     row.reward, row.token_rewards = base, {last: base}
     lost = 0
     if coached:
@@ -164,15 +193,35 @@ def _pay(
             paid = settings.process_weight * score / 10.0
             return min(paid, 0.0) if veto and not math.isnan(paid) else paid
 
-        row.reward += process(turn.coach.score)
-        for quote, score in turn.coach.spans or (("", turn.coach.score),):
-            where = _last_token(turn, quote, context.decode) if turn.coach.spans else last
-            lost += where is None
-            where = last if where is None else where
-            row.token_rewards[where] = row.token_rewards.get(where, 0.0) + process(score)
+        earned = process(turn.coach.score)
+        row.reward += earned
+        lost, shares = _span_shares(turn, turn.coach, context.decode, last)
+        for where, share in shares.items():
+            row.token_rewards[where] = row.token_rewards.get(where, 0.0) + share * earned
     if not all(map(math.isfinite, (row.reward, *row.token_rewards.values()))):
         row.drop("nonfinite")
     return lost
+
+
+def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) -> tuple[int, dict[int, float]]:
+    """Spans that were not located, and the share of the overall score that each token is paid; they add up to 1.
+
+    A span's share is its score among the scores of all spans, so spans move the payment and never change its sum. The
+    share of one that is not found goes to the last token, as all of it does without spans.
+    """
+    if not verdict.spans:
+        return 0, {last: 1.0}
+    scores = [score for _, score in verdict.spans]
+    whole = total(scores)
+    if not all(map(math.isfinite, scores)):
+        return 0, {last: math.nan}
+    weights = [score / whole for score in scores] if whole > 0.0 else [1.0 / len(scores)] * len(scores)
+    lost, found = 0, dict[int, list[float]]()
+    for (quote, _), weight in zip(verdict.spans, weights, strict=True):
+        where = _last_token(turn, quote, decode)
+        lost += where is None
+        found.setdefault(last if where is None else where, []).append(weight)
+    return lost, {where: total(some) for where, some in found.items()}
 
 
 def _share(rows: list[Row]) -> None:

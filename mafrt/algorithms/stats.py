@@ -35,14 +35,14 @@ def std(numbers: Sequence[float], *, unbiased: bool) -> float:
     return math.sqrt(squares / (len(numbers) - 1 if unbiased else len(numbers)))
 
 
-def standardise(numbers: Sequence[float], *, eps: float) -> list[float]:
-    """(x - mean) / (std + eps) with the deviation of the population (divided by n); zeros if there is no spread.
+def standardise(numbers: Sequence[float], *, eps: float, floor: float = 0.0) -> list[float]:
+    """(x - mean) / (max(std, floor) + eps) with the population's deviation (divided by n); zeros without spread.
 
     The form of OpenRLHF's and verl's masked whitening, where the batch *is* the population.
     """
     if not numbers or no_spread(numbers):
         return [0.0] * len(numbers)
-    centre, scale = mean(numbers), std(numbers, unbiased=False) + eps
+    centre, scale = mean(numbers), max(std(numbers, unbiased=False), floor) + eps
     return [(x - centre) / scale if scale else 0.0 for x in numbers]
 
 

@@ -74,6 +74,10 @@ class RewardSettings(Checked):
     """last share of max_new_tokens, in which the overlong penalty grows; 0 for none"""
     overlong_penalty: float = 1.0
     """reward that a turn loses which uses max_new_tokens up"""
+    truncation: Literal["bootstrap", "mask", "terminate"] = "terminate"
+    """an episode cut at max_steps: its future is the critic's value, it leaves the loss, or it counts as ended"""
+    mask_cut_turns: bool = False
+    """leave turns that were cut by max_new_tokens out of the loss"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +104,9 @@ class PolicyLossSettings(Checked):
     kl_coef: float = 0.0
     """weight of the KL penalty to the base without adapter"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """apply the KL penalty in the loss (k3) or in every token's reward (k1)"""
+    """apply the KL penalty in the loss (kl_estimator) or in every token's reward (k1)"""
+    kl_estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k2"
+    """in the loss: k2 or k3_corrected have the gradient of KL(policy, base), k3 that of KL(base, policy), k1 none"""
     kl_target: float | None = None
     """KL in nats per token that kl_coef is steered to, up or down after every iteration; default: kl_coef is fixed"""
     kl_horizon: float = 10000.0
@@ -171,7 +177,9 @@ class ValueHeadSettings(CriticSettings):
     """A critic that predicts returns with a value head."""
 
     value_clip: float | None = 0.2
-    """clip range of the value update; none switches it off"""
+    """clip range of the value update, in standard deviations of the returns with value_norm; none switches it off"""
+    value_norm: bool = True
+    """fit the critic to returns in standard deviations from their running mean (ValueNorm, Yu 2022)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +233,11 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.truncation == "bootstrap" and (self.critic is None or self.mixer is not None):
+            raise ConfigError(
+                f"truncation is bootstrap, which needs a critic, and algorithm {algorithm_name(type(self))!r} has "
+                "none; choose mask or terminate."
+            )
         for item in dataclasses.fields(self):
             if item.name in self.unused and getattr(self, item.name) != item.default:
                 raise _not_used(algorithm_name(type(self)), item.name)

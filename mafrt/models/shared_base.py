@@ -134,6 +134,12 @@ class SharedBase:
                 f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
                 "expected all weights of a causal language model; take another copy, or a model with a language head"
             )
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and not parameter.isfinite().all():
+                raise ModelError(
+                    f"the model {name_or_path!r} is damaged: found NaN or infinity in {name}, expected finite weights; "
+                    "take another copy"
+                )
         if bits:
             keep_differentiable(model)
         return cls(model if bits else model.to(device), tokenizer, path)

@@ -33,11 +33,40 @@ class ValueHead(nn.Module):
         for layer, gain in ((self.inner, math.sqrt(2)), (self.out, 0.01)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
+        self.centre: Tensor
+        self.scale: Tensor
+        self.batches: Tensor
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("batches", torch.zeros(()))
 
     def forward(self, features: Tensor) -> Tensor:
-        """`features` `[..., d]` of any float type -> values `[...]` float32."""
+        """`features` `[..., d]` of any float type -> values `[...]` float32, in the unit of the rewards."""
+        return self.normalised(features) * self.scale + self.centre
+
+    def normalised(self, features: Tensor) -> Tensor:
+        """The same in deviations from the running mean of the returns: (value - centre) / scale."""
         features = nn.functional.layer_norm(features.float(), (self.hidden_size,))
         return self.out(torch.tanh(self.inner(features))).squeeze(-1)
+
+    @torch.no_grad()
+    def follow(self, returns: Tensor, decay: float = 0.9) -> None:
+        """Take a batch of returns `[n]` into the running mean and deviation, which the values follow at once.
+
+        ValueNorm (Yu 2022, 2103.01955) with debiased averages, so that the first batch counts in full. The last layer
+        is not corrected for it (PopArt): values then start at 0 again, far from returns of 10. The deviation is kept
+        above a thousandth of the mean's size and .01, so that equal returns do not blow errors up.
+        """
+        if not len(returns):
+            return
+        weight = (1.0 - decay) / (1.0 - decay ** (float(self.batches) + 1.0))
+        square = (1.0 - weight) * (self.scale**2 + self.centre**2) + weight * (returns.float() ** 2).mean()
+        centre = (1.0 - weight) * self.centre + weight * returns.float().mean()
+        floor = torch.clamp(1e-3 * centre.abs(), min=1e-2)
+        scale = torch.maximum((square - centre**2).clamp(min=0.0).sqrt(), floor)
+        self.centre.copy_(centre)
+        self.scale.copy_(scale)
+        self.batches += 1.0
 
 
 def save_critic(head: ValueHead, path: str | Path) -> None:
@@ -63,7 +92,8 @@ def load_critic(path: str | Path, *, hidden_size: int | None = None, device: str
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         head = ValueHead(int(content["hidden_size"]), int(content["hidden"]))
-        head.load_state_dict(content["state"])
+        known = {name: value for name, value in head.state_dict().items() if name in ("centre", "scale", "batches")}
+        head.load_state_dict({**known, **content["state"]})  # heads without value normalisation have none of these
     except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{path}: found something that is no critic ({type(error).__name__}), expected a file that save_critic "

@@ -65,6 +65,12 @@ GLOSSARY: dict[str, Meaning] = {
     "anchors_of_one": Meaning("states that were met once", "groups"),
     "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
     "anchors_no_spread/AGENT": Meaning("the same of the agent's steps", "0..1"),
+    "flat_returns/AGENT": Meaning("1 if the agent's turns all earned the same, so that they teach nothing", "0 or 1"),
+    "turns_truncated": Meaning(
+        "turns out of the loss whose episode was truncated (--truncation mask)", "turns"
+    ),
+    "turns_no_outcome": Meaning("turns out of the loss because their episode was cut before its verdict", "turns"),
+    "turns_cut_by_length": Meaning("turns out of the loss because they were cut (--mask_cut_turns)", "turns"),
     "turns_unjudged": Meaning("turns out of the loss because a judgement that they need failed", "turns"),
     "turns_nonfinite": Meaning("turns out of the loss because a reward, value or advantage was not finite", "turns"),
     "coach_score/AGENT": Meaning("mean score that the coach gave the agent's turns", "0..10"),
@@ -84,7 +90,7 @@ GLOSSARY: dict[str, Meaning] = {
     "trained/AGENT": Meaning("1 if the agent learnt in this iteration, 0 if it was frozen"),
     "policy_loss/AGENT": Meaning("loss of the adapter, summed over micro-batches, mean over steps"),
     "kl/AGENT": Meaning("estimated KL from the policy that sampled to the one being updated", "nats per token"),
-    "ref_kl/AGENT": Meaning("estimated KL from the policy to the base without adapter", "nats per token"),
+    "ref_kl/AGENT": Meaning("estimate (k3) of KL(policy || base without adapter)", "nats per token"),
     "kl_coef": Meaning("weight of that KL in the iteration, where a target steers it"),
     "importance_weight_mean/AGENT": Meaning("mean weight min(p_trainer / p_engine, cap) where another engine sampled"),
     "importance_weight_clipped/AGENT": Meaning("share of those ratios that exceed the cap", "0..1"),

@@ -176,6 +176,10 @@ class Valuation:
         place = torch.full((len(returns),), -1, device=device)
         place[here] = torch.arange(len(here), device=device)
         place, returns, old = place[sound], returns[sound], old[sound]
+        old = (old - self.head.centre) / self.head.scale  # the clip is around the head's output before the update
+        if self.critic.value_norm:
+            self.head.follow(returns)
+        targets = (returns - self.head.centre) / self.head.scale
         first: list[Tensor] = []
         norms: list[float] = []
         for epoch in range(self.critic.critic_epoch):
@@ -185,9 +189,9 @@ class Valuation:
                     continue
                 mine = piece[place[piece] >= 0] if processes.size > 1 else piece
                 loss, _ = value_loss(
-                    self.head(x[place[mine]]),
+                    self.head.normalised(x[place[mine]]),
                     old[mine],
-                    returns[mine],
+                    targets[mine],
                     clip=self.critic.value_clip,
                     huber_delta=self.critic.huber_delta,
                     denominator=len(piece),

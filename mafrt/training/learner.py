@@ -146,8 +146,11 @@ class Learner:
                 break
         for name in adapters:
             if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
-                self._roll_back(name, before[name])
-                tally.rollbacks += 1
+                if all(torch.isfinite(p).all() for p in before[name]):
+                    self._roll_back(name, before[name])
+                    tally.rollbacks += 1
+                else:
+                    log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
         return tally.metrics() | {"epochs": float(epochs)}
 
     def rate(self, adapter: str, iteration: int) -> float:
@@ -183,7 +186,8 @@ class Learner:
         spoke = [name for name in adapters if counts[name].turns]
         for name, norm in self.steps.step(spoke, self.learn.max_grad_norm).items():
             if torch.isfinite(norm):
-                self.base.bump(name)
+                if norm > 0.0:
+                    self.base.bump(name)
                 tally.add_norm(name, norm)
             else:
                 tally.skipped += 1

@@ -61,7 +61,8 @@ class PlainSteps:
         norms = {}
         for name in names:
             norms[name] = norm = nn.utils.clip_grad_norm_(self.base.adapter_parameters(name), max_norm)
-            if torch.isfinite(norm):
+            # A gradient of exactly 0 teaches nothing: momentum and weight decay alone must not move the weights.
+            if torch.isfinite(norm) and norm > 0.0:
                 self.optimizers[name].step()
         return norms
 
@@ -122,15 +123,19 @@ class ZeroSteps:
     def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
         if max_norm != self.learn.max_grad_norm:
             raise ValueError(f"found max_norm {max_norm}, expected {self.learn.max_grad_norm}, as DeepSpeed was told")
-        bad = torch.zeros(len(names), device=self.base.device)
+        bad, some = torch.zeros(len(names), device=self.base.device), torch.zeros(len(names), device=self.base.device)
         for place, name in enumerate(names):
             grads = [p.grad for p in self.base.adapter_parameters(name) if p.grad is not None]
             bad[place] = float(not all(torch.isfinite(grad).all() for grad in grads))
-        self.base.processes.sum([bad])
+            some[place] = float(any(grad.any() for grad in grads))
+        self.base.processes.sum([bad, some])
         norms: dict[str, Tensor] = {}
-        for name, sick in zip(names, bad.tolist(), strict=True):
+        for name, sick, moves in zip(names, bad.tolist(), some.tolist(), strict=True):
             if sick:
                 norms[name] = torch.tensor(torch.inf)
+                continue
+            if not moves:
+                norms[name] = torch.tensor(0.0)
                 continue
             engine = self._ready(name)
             # DeepSpeed takes the mean over the processes; the gradient is a sum.

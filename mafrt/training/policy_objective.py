@@ -128,7 +128,14 @@ class PolicyLoss:
             part.tally.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None:
-                extra, stats = kl_loss(logprobs[at], reference[at], coef=part.kl_coef, denominator=count.tokens)
+                extra, stats = kl_loss(
+                    logprobs[at],
+                    reference[at],
+                    coef=part.kl_coef,
+                    denominator=count.tokens,
+                    kind=settings.kl_estimator,
+                    old_logprobs=old[at],
+                )
                 part.tally.add(name, "reference", stats)
                 loss = loss + extra
             part.tally.add_loss(name, loss)

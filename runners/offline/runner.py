@@ -93,7 +93,7 @@ class Offline:
         self.args = dict(args) if args is not None else config.flat()
         self.progress = progress
         spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
-        place_adapters(base, team, spec, config.run.seed)
+        place_adapters(base, team, spec, config.run.seed, resume)
         self.record = describe_run(team, self.args, command=command, base=base)
         refuse_changes(resume, self.record, accept=accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)

@@ -1,0 +1,78 @@
+"""Rewards that are not known, or not yet: no verdict, a truncated episode, a turn cut by length, a silent turn."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_credit import assign
+
+from mafrt.algorithms import algorithm
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Episode, Scored, Turn
+
+
+def turn(agent="a", index=0, reward=None, values=(0.0,), stop="eos") -> Turn:
+    n = len(values)
+    return Turn(agent, [1], [2] * n, [-1.0] * n, stop, "x", index, index, 0, reward=reward, values=list(values))
+
+
+def test_no_verdict_is_unknown_and_not_0():
+    # GRPO over outcomes 1, 0, None: the third sample is in no mean. Mean .5, deviation .7071.
+    episodes = [Episode(str(i), "p", [turn()], outcome) for i, outcome in enumerate((1.0, 0.0, None))]
+    metrics = assign(episodes, "grpo")
+    got = [e.turns[0].advantages[0] for e in episodes[:2]]
+    assert got == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert episodes[2].turns[0].advantages is None and metrics["turns_no_outcome"] == 1.0
+    # In an environment that gives no outcomes at all, nothing is missing.
+    paid = [Episode(str(i), "p", [turn(reward=reward)]) for i, reward in enumerate((1.0, 0.0))]
+    assert assign(paid, "grpo")["turns_no_outcome"] == 0.0
+
+
+def test_truncation_by_hand():
+    def after(mode: str) -> list[list[float] | None]:
+        turns = [turn("a", 0, 0.0, (0.5,)), turn("b", 1, 1.0, (0.25,))]
+        episode = Episode("0", "p", turns, None, {"ended": "truncated"})
+        assign([episode, Episode("1", "q", [turn()], 1.0)], "gae", gae_lambda=1.0, truncation=mode)
+        return [one.advantages for one in turns]
+
+    # bootstrap: b: 1 + V(.25) - .25 = 1; a: 0 + .25 - .5 + 1 = .75. terminate: b's outcome is unknown, so a's future is
+    # b's value: .25 - .5. mask: none of it is learnt from.
+    assert after("bootstrap") == [[0.75], [1.0]]
+    assert after("terminate") == [[-0.25], None]
+    assert after("mask") == [None, None]
+
+
+def test_truncation_bootstraps_by_default_with_a_critic_and_cannot_without():
+    assert algorithm("ppo").truncation == "bootstrap" and algorithm("grpo").truncation == "terminate"
+    with pytest.raises(ConfigError, match="needs a critic"):
+        algorithm("grpo", truncation="bootstrap")
+
+
+def test_turns_cut_by_length_can_be_masked():
+    stops = ("eos", "length", "eos")
+    episodes = [Episode(str(i), "p", [turn(reward=float(i), stop=stop)]) for i, stop in enumerate(stops)]
+    metrics = assign(episodes, "grpo", mask_cut_turns=True)
+    assert episodes[1].turns[0].advantages is None and metrics["turns_cut_by_length"] == 1.0
+    assign(episodes, "grpo")
+    assert episodes[1].turns[0].advantages == [0.0]
+
+
+def test_an_empty_turn_without_judgement_cuts_the_chain():
+    # c's reward is unknown and c said nothing: b bootstraps from d's value .5: 0 + .5 - .25; d: 1 - .5.
+    turns = [turn("b", 0, 0.0, (0.25,)), turn("c", 1, 9.0, ()), turn("d", 2, 1.0, (0.5,))]
+    turns[0].coach, turns[2].coach = Scored(0.0), Scored(0.0)
+    assign([Episode("0", "p", turns)], "gae", gae_lambda=1.0)
+    assert turns[0].advantages == [0.25] and turns[2].advantages == [0.5]
+
+
+def test_the_reward_of_an_empty_turn_is_not_lost_where_each_turn_stands_alone():
+    turns = [turn("b", 0, 0.0, (0.25,)), turn("c", 1, 3.0, ())]
+    assign([Episode("0", "p", turns)], "ippo")
+    assert turns[0].returns == [3.0]
+
+
+def test_at_grpo_compares_an_agents_own_nth_turns():
+    # b speaks second in one sample and first in the other, where a is silent: still b's first turn in both.
+    first = Episode("0", "p", [turn("a", 0, 0.0), turn("b", 1, 1.0)])
+    second = Episode("1", "p", [turn("b", 0, 0.0)])
+    metrics = assign([first, second], "at_grpo")
+    assert first.turns[1].advantages == pytest.approx([0.7071], abs=1e-4) and metrics["groups_of_one"] == 1.0

@@ -1,0 +1,49 @@
+"""Weights from elsewhere: PEFT folders of another shape, a critic that is none of ours, and damaged files."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from helpers_models import tiny_base, tiny_model, tiny_tokenizer
+from toy import make
+
+from mafrt.config.team import LoraSpec
+from mafrt.core.errors import ModelError
+from mafrt.models.shared_base import SharedBase
+
+
+def foreign(folder):
+    """Adapters of rank 3 on q_proj and v_proj, as MARFT writes them, and a critic of another kind."""
+    base = tiny_base()
+    for name in ("first", "second"):
+        base.add_adapter(name, LoraSpec(3, 7.0, ("q_proj", "v_proj")), seed=5)
+        base.save_adapter(name, folder / name)
+    torch.save({"v_head.weight": torch.zeros(3)}, folder / "critic.pth")
+    return base
+
+
+def test_folders_of_another_shape_load_by_their_own_configuration(tmp_path, caplog):
+    given = foreign(tmp_path / "marft")
+    with caplog.at_level(logging.WARNING, logger="mafrt"):
+        logging.getLogger("mafrt").propagate = True
+        runner = make(None, tmp_path / "marft", iterations=1, eval_episodes=0)
+    record = runner.base.records["first"]
+    assert (record.rank, record.alpha) == (3, 7.0)
+    assert {path.rsplit(".", 1)[-1] for path in record.layers} == {"q_proj", "v_proj"}
+    for key, value in given.adapter_state("first").items():
+        assert torch.equal(runner.base.adapter_state("first")[key], value)
+    said = caplog.text
+    assert "the critic is set aside" in said and "rank 3 and alpha 7" in said
+    runner.run()
+
+
+def test_weights_that_are_not_finite_are_found_when_a_base_is_loaded(tmp_path):
+    model = tiny_model()
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = float("nan")
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="damaged: found NaN or infinity in"):
+        SharedBase.load(str(tmp_path))
