@@ -49,7 +49,7 @@ def gradients(turns, config=CONFIG, weight=None, cut=frozenset(), **settings):
 
 
 def largest(grads) -> float:
-    return max(float(g.abs().max()) for of in grads.values() for g in of)
+    return max((float(g.abs().max()) for of in grads.values() for g in of), default=0.0)  # no step: no gradient
 
 
 def by_the_trainer(turns):

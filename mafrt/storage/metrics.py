@@ -66,9 +66,7 @@ GLOSSARY: dict[str, Meaning] = {
     "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
     "anchors_no_spread/AGENT": Meaning("the same of the agent's steps", "0..1"),
     "flat_returns/AGENT": Meaning("1 if the agent's turns all earned the same, so that they teach nothing", "0 or 1"),
-    "turns_truncated": Meaning(
-        "turns out of the loss whose episode was truncated (--truncation mask)", "turns"
-    ),
+    "turns_truncated": Meaning("turns out of the loss whose episode was truncated (--truncation mask)", "turns"),
     "turns_no_outcome": Meaning("turns out of the loss because their episode was cut before its verdict", "turns"),
     "turns_cut_by_length": Meaning("turns out of the loss because they were cut (--mask_cut_turns)", "turns"),
     "turns_unjudged": Meaning("turns out of the loss because a judgement that they need failed", "turns"),
