@@ -1,9 +1,9 @@
 """One step off-policy: the next batch is sampled while this one is learnt from (`--async_steps 1`).
 
-A thread plays with copies of the adapters as they were before the update that runs beside it, so what is learnt in
-iteration i+1 was said by the weights that iteration i began with. The base is shared; the adapters are there twice.
-Before it is learnt from, the trainer reads the batch with its own weights, and each token counts with the truncated
-weight min(pi_old / pi_sampler, cap) of `mafrt.algorithms.losses`, as if another engine had sampled it.
+A thread plays with copies of the adapters as they were before the update that runs beside it, so iteration i+1 learns
+from turns that were sampled with the weights at the beginning of iteration i. The base is shared; the adapters are
+there twice. Before it is learnt from, the trainer reads the batch with its own weights, and each token counts with the
+truncated weight min(pi_old / pi_sampler, cap) of `mafrt.algorithms.losses`, as if another engine had sampled it.
 
 A checkpoint keeps the copies too. The batch that was being played is lost and played again from them, so a resumed run
 repeats an uninterrupted one (as long as the environment does not draw from the global random generators).
@@ -52,7 +52,7 @@ class Ahead(Generic[T]):
         self.take()
 
     def take(self) -> None:
-        """Let the copies be what the adapters are now."""
+        """Copy the present weights of the adapters."""
         import torch
 
         with torch.no_grad():
@@ -68,7 +68,7 @@ class Ahead(Generic[T]):
         return {agent: self.copies[name] for agent, name in cast.items()}
 
     def start(self, play: Callable[[], T]) -> None:
-        """Play the next batch beside whatever comes now."""
+        """Start to play the next batch in a thread."""
         import torch
 
         threads, batch = torch.get_num_threads(), Future[T]()
@@ -84,12 +84,12 @@ class Ahead(Generic[T]):
         threading.Thread(target=work, name="sampler", daemon=True).start()
 
     def wait(self) -> None:
-        """Until nobody plays. What went wrong is told by `batch`."""
+        """Block until the background rollout ends; its errors are raised by `batch`."""
         if self._batch is not None:
             self._batch.exception()
 
     def batch(self, play: Callable[[], T]) -> T:
-        """The batch that was started, or what `play` gives now if none was."""
+        """The batch that was started, or the result of `play` if none was."""
         if self._batch is None:
             return play()
         batch, self._batch = self._batch, None
@@ -104,7 +104,7 @@ class Ahead(Generic[T]):
         }
 
     def load(self, path: Path) -> None:
-        """Take the copies from a checkpoint; of a run that had none, they are what the adapters are."""
+        """Take the copies from a checkpoint; in a run that had none they equal the adapters."""
         self.take()
         if not path.is_file():
             return

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """What an iteration learns from."""
+    """The batch of one iteration."""
 
     episodes: list[Episode]
     stats: PlayStats
-    """what else happened"""
+    """other counts"""
     drawn: int
     """the position in the data afterwards"""
 
 
 class Playing:
-    """Who plays the batches of a run, and with what.
+    """Plays and judges the batches of a run.
 
     Args:
         env: its siblings are played, one for each slot of this process.
@@ -88,7 +88,7 @@ class Playing:
 
         Raises:
             EnvError: not one episode was finished.
-            CoachError, EngineDownError: whoever should judge or sample cannot.
+            CoachError, EngineDownError: the coach or the engine cannot go on.
         """
         play = partial(self.play, iteration, drawn)
         return play() if self.ahead is None else self.ahead.batch(play)
@@ -100,7 +100,7 @@ class Playing:
             self.ahead.start(partial(self.play, iteration, drawn))
 
     def wait(self) -> None:
-        """Until nobody plays: an engine has one voice."""
+        """Block until the background rollout ends; engines are not thread-safe."""
         if self.ahead is not None:
             self.ahead.wait()
 

@@ -1,7 +1,7 @@
-"""The coach's place in a run: turns into cases, verdicts back onto turns, and what became of them as metrics.
+"""The coach's place in a run: turns into cases, verdicts back onto turns, and metrics of the verdicts.
 
 play -> coach -> value -> credit -> learn. With `--coach_feedback` the turns of an episode that goes on are judged while
-it is played, and whoever acts next is shown the reason; everything else is judged when play is over, all at once.
+it is played, and the agents that act next are shown the reason; all other turns are judged in one call after play.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN = 600
 """Characters of a reason that agents are shown: it takes room from their own words."""
 
 COUNTS = "coach.json"
-"""In the run's folder: who judged, and what that took so far."""
+"""In the run's folder: the coach's name, and its counts so far."""
 
 
 class Coaching:
@@ -65,7 +65,7 @@ class Coaching:
         self.spans = level == "token"
         self.weight = config.algorithm.process_weight
         self.credit: dict[str, Any] = {"coach": True, "decode": self._decode}
-        """what the credit settings have to know of it"""
+        """fields of the credit context that depend on the coach"""
         self.before: dict[str, float] = {}
         self.seconds = 0.0
         self.alarmed = False
@@ -74,12 +74,12 @@ class Coaching:
 
     def judge(self, episodes: Sequence[Episode]) -> None:
         """Fill `turn.coach` of every turn that has no score yet. Raises CoachError."""
-        if self.coach.interrupted():  # then the episodes are not whole, and nobody will learn from them
+        if self.coach.interrupted():  # then the episodes are not whole, and nothing is learnt from them
             raise CoachInterruptedError("the run was asked to stop")
         self._fill([(episode, turn) for episode in episodes for turn in episode.turns])
 
     def feedback(self, said: Sequence[tuple[Episode, Turn]]) -> list[str]:
-        """Judge turns in the middle of play; what those who act next are told of each, empty for nothing."""
+        """Judge turns in the middle of play; a note on each for the agents that act next, empty for none."""
         self._fill(said)
         return [_told(turn) for _, turn in said]
 
@@ -144,7 +144,7 @@ class Coaching:
         return found | agreement | {"coach_alarm": float(alarm is not None)}
 
     def taken(self) -> dict[str, float]:
-        """What judging took since the last call, by metric name. Depends on caches, so it belongs to the timings."""
+        """Cost of judging since the last call, by metric name. Depends on caches, so it belongs to the timings."""
         counts = dict(self.coach.counts())
         since = {f"coach_{name}": value - self.before.get(name, 0.0) for name, value in counts.items()}
         since["seconds_coach"], self.seconds = self.seconds, 0.0
@@ -214,7 +214,7 @@ def unscored_share(episodes: Sequence[Episode]) -> float:
 
 
 def _checked(verdict: Any, coach: Coach) -> Verdict:
-    """What a coach gave, if it is a verdict; a score that is none becomes Unscored, never another number."""
+    """A coach's verdict, checked; a score out of range becomes Unscored, never another number."""
     if isinstance(verdict, Unscored):
         return verdict
     if not isinstance(verdict, Scored):
@@ -231,7 +231,7 @@ def _in_range(score: Any) -> bool:
 
 
 def _told(turn: Turn) -> str:
-    """What whoever acts next is told about a turn: nothing if nobody could judge it."""
+    """The note on a turn for the agents that act next; empty if it has no score."""
     if not isinstance(turn.coach, Scored):
         return ""
     reason = turn.coach.reason

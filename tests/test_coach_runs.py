@@ -90,7 +90,8 @@ def lines(run: Path, name: str = "metrics") -> list[dict]:
 
 def weights(runner: OnPolicy) -> list[torch.Tensor]:
     names = runner.team.adapters
-    critic = list(runner.learning.valuation.critic.parameters()) if hasattr(runner.learning.valuation, "critic") else []
+    head = getattr(runner.learning.valuation, "head", None)
+    critic = [] if head is None else list(head.parameters())
     return [p.detach().clone() for n in names for p in runner.base.adapter_parameters(n)] + [
         p.detach().clone() for p in critic
     ]

@@ -587,7 +587,7 @@ def test_the_gap_between_engine_and_trainer_by_hand():
         (["--engine", "vllm", "--vllm_servers", "http://127.0.0.1:9"], "No vLLM server answers"),
         (["--vllm_servers", "http://127.0.0.1:9"], "add --engine vllm"),
         (["--max_lora_rank", "16"], "max_lora_rank is 16, but engine is local"),
-        (["--engine", "vllm", "--vllm_servers", "http://127.0.0.1:9", "--lora_rank", "640"], "rank 640, above"),
+        (["--engine", "vllm", "--vllm_servers", "http://127.0.0.1:9", "--lora_rank", "640"], "lora_rank is 640"),
     ],
 )
 def test_scripts_refuse_in_one_sentence_and_write_nothing(words, said, tmp_path, capsys, monkeypatch):

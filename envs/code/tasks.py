@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError
+from mafrt.core.text import brief
 from mafrt.envs.code.inside.moving import CannotMove, encode
 
 SHIPPED = Path(__file__).parent / "data"
@@ -144,7 +145,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: is not JSON ({str(error).splitlines()[0]})") from error
         if not isinstance(record, dict):
-            raise DataError(f"{where}: expected an object, found {_brief(record)}")
+            raise DataError(f"{where}: expected an object, found {brief(record)}")
         yield where, record
 
 
@@ -190,13 +191,13 @@ def _mbpp(where: str, record: Mapping[str, Any], name: str) -> CodeTask:
     statement = _statement(where, record)
     listed = record["test_list"]
     if not isinstance(listed, list) or not listed or not all(isinstance(item, str) for item in listed):
-        raise DataError(f"{where}: 'test_list' must be a list of asserts that is not empty, found {_brief(listed)}")
+        raise DataError(f"{where}: 'test_list' must be a list of asserts that is not empty, found {brief(listed)}")
     setup = record.get("test_setup_code") or record.get("test_imports") or ""
     setup = "\n".join(setup) if isinstance(setup, list) else str(setup)
     source = "\n".join([*([setup] if setup else []), *listed])
     tree = _parsed(where, "test_list", source)
     for item in listed:
-        _parsed(where, f"the test {_brief(item)}", item)
+        _parsed(where, f"the test {brief(item)}", item)
     reference = record.get("code") or record.get("solution")
     reference = reference if isinstance(reference, str) else None
     names = _called(tree)
@@ -346,11 +347,6 @@ def _statement(where: str, record: Mapping[str, Any]) -> str:
 def _text(where: str, record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
-        has = f"found {_brief(value)}" if key in record else f"it has the keys {', '.join(map(repr, record))}"
+        has = f"found {brief(value)}" if key in record else f"it has the keys {', '.join(map(repr, record))}"
         raise DataError(f"{where}: {key!r} must be a text that is not empty, {has}")
     return value
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

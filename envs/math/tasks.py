@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError, MissingExtraError
+from mafrt.core.text import brief
 from mafrt.envs.math.answers import boxed, hash_answer
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -89,14 +90,14 @@ def _make_tasks(
     for number, (where, record) in enumerate(records):
         here = f"{shown}, {where}"
         if not isinstance(record, Mapping):
-            raise DataError(f"{here}: expected an object with a problem and an answer, found {_brief(record)}")
+            raise DataError(f"{here}: expected an object with a problem and an answer, found {brief(record)}")
         problem_key = _field(here, record, "problem", problem_field, PROBLEM_FIELDS)
         answer_key = _field(here, record, "answer", answer_field, ANSWER_FIELDS)
         problem = _problem_text(here, problem_key, record[problem_key])
         answer = answer_text(record[answer_key])
         if not answer:
             raise DataError(
-                f"{here}: no answer can be read from {answer_key!r}: {_brief(record[answer_key])} "
+                f"{here}: no answer can be read from {answer_key!r}: {brief(record[answer_key])} "
                 "(expected a number, a text, one with \\boxed{...}, or one that ends in '#### N')"
             )
         meta = {k: v for k, v in record.items() if k not in (problem_key, answer_key)}
@@ -147,7 +148,7 @@ def _problem_text(here: str, key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)) and value and all(isinstance(m, Mapping) and "content" in m for m in value):
         value = next((m["content"] for m in reversed(value) if m.get("role") == "user"), value[-1]["content"])
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{here}: the problem {key!r} must be a text that is not empty, found {_brief(value)}")
+        raise DataError(f"{here}: the problem {key!r} must be a text that is not empty, found {brief(value)}")
     return value.strip()
 
 
@@ -202,7 +203,7 @@ def _json_records(path: Path, data: Any) -> Records:
                 f"{path}: holds several lists ({', '.join(map(repr, lists))}); keep the one with the records"
             )
     if not isinstance(data, list):
-        raise DataError(f"{path}: expected a list of records, found {_brief(data)}")
+        raise DataError(f"{path}: expected a list of records, found {brief(data)}")
     return ((f"record {number}", record) for number, record in enumerate(data, start=1))
 
 
@@ -247,8 +248,3 @@ def _hub_records(source: str, split: str) -> Records:
         first = (str(error).splitlines() or [""])[0]
         raise DataError(f"data set {source} cannot be loaded: {type(error).__name__}: {first}") from error
     return ((f"record {number}", dict(row)) for number, row in enumerate(rows, start=1))
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -47,11 +47,11 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         raise ConfigError(f"coach_base_url is for a coach behind an API, and coach is {config.coach}; leave it out.")
     if config.coach_rubric is not None and kind == "rules":
         raise ConfigError(
-            "coach_rubric is what a judge that reads goes by, and coach rules goes by the environment's own verifier; "
+            "coach_rubric is for a judge that reads texts, and coach rules reads the environment's own verifier; "
             "leave it out, or take a judge such as local or openai:MODEL."
         )
     if kind == "none":
-        raise ConfigError("coach is none, so there is nobody to judge.")
+        raise ConfigError("coach is none, so there is no judge.")
     if kind == "rules":
         return RulesCoach()
     criteria = load_rubric(config.coach_rubric, rubric)
@@ -71,11 +71,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     return RemoteCoach(
         provider,
         criteria,
-        name=config.coach,
-        parameters={"max_tokens": config.coach_max_tokens},
-        max_tokens=config.coach_max_tokens,
-        concurrency=config.coach_concurrency,
-        timeout_s=config.coach_timeout,
+        config,
         retry=Retry(config.coach_deadline),
         breaker=Breaker(config.coach_deadline),
         budget=Budget(

@@ -1,4 +1,4 @@
-"""Does the coach agree with the task's verdict? A judge that is gamed pays for what the verifier rejects.
+"""Does the coach agree with the task's verdict? A judge that is gamed rewards turns that the verifier rejects.
 
 Two signs set off the alarm, both within one batch:
 - *upside down*: an agent's scores fall as the outcome rises, by a correlation beyond two standard errors (2 / sqrt(n));
@@ -19,7 +19,7 @@ LEAST = 16
 
 
 def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[dict[str, float], str | None]:
-    """`coach_correlation/AGENT`, `coach_rejected_score` and `coach_accepted_score`, and what is alarming, if anything.
+    """`coach_correlation/AGENT`, `coach_rejected_score` and `coach_accepted_score`, and the alarm, if there is one.
 
     A number that the batch cannot tell (no outcome, no spread) is left out.
     """

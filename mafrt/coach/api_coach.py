@@ -1,4 +1,4 @@
-"""A judge behind an API: many calls at once, none of them twice, none beyond what the run may spend.
+"""A judge behind an API: many calls at once, none of them twice, none beyond the run's budget.
 
 `judge` may be called from any thread. The calls run on an event loop in a thread of its own, which lives as long as
 the coach, so that connections are kept.
@@ -22,6 +22,7 @@ from mafrt.coach.parse_reply import UnreadableError, read_reply
 from mafrt.coach.providers import Provider, Reply
 from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import Rubric
+from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachDownError, CoachInterruptedError
 from mafrt.core.types import Scored, Unscored, Verdict
 
@@ -37,15 +38,12 @@ class RemoteCoach(Coach):
     """Asks a model behind an API.
 
     Args:
-        provider: who is asked.
-        rubric: what for.
-        name: for logs, `openai:gpt-5-mini`.
-        parameters: what the verdict depends on besides the prompt: part of the cache's key.
-        max_tokens: a reply's limit, reserved for each call.
-        concurrency: calls under way at the same time.
-        timeout_s: one call's limit.
+        provider: the judge's model.
+        rubric: the criteria.
+        settings: name, limits and concurrency. Its token limit is part of the cache's key, since the verdict may depend
+            on it; its timeout is one call's.
         retry, breaker: when to try again.
-        budget: what may be spent.
+        budget: limits of calls and money.
         cache: of verdicts, None for none.
     """
 
@@ -53,22 +51,19 @@ class RemoteCoach(Coach):
         self,
         provider: Provider,
         rubric: Rubric,
+        settings: CoachConfig,
         *,
-        name: str,
-        parameters: Mapping[str, Any],
-        max_tokens: int,
-        concurrency: int,
-        timeout_s: float,
         retry: Retry,
         breaker: Breaker,
         budget: Budget,
         cache: VerdictCache | None = None,
     ) -> None:
         self.provider, self.rubric, self.cache = provider, rubric, cache
-        self.name = f"{name}, rubric {rubric.name} {rubric.version}"
-        self._short = name
-        self._parameters = dict(parameters)
-        self._max_tokens, self._concurrency, self._timeout_s = max_tokens, concurrency, timeout_s
+        self.name = f"{settings.coach}, rubric {rubric.name} {rubric.version}"
+        self._short = settings.coach
+        self._parameters = {"max_tokens": settings.coach_max_tokens}
+        self._max_tokens, self._timeout_s = settings.coach_max_tokens, settings.coach_timeout
+        self._concurrency = settings.coach_concurrency
         self._retry, self._breaker, self._budget = retry, breaker, budget
         self._slots: asyncio.Semaphore | None = None
         self._flights: dict[str, asyncio.Task[Verdict]] = {}
@@ -173,7 +168,7 @@ class RemoteCoach(Coach):
         return await self._retry.run(lambda: self._call(self._plain(case, ask)))
 
     def _plain(self, case: Case, ask: Ask) -> Ask:
-        """The same question with the text form; what was added to ask again stays."""
+        """The same question with the text form; the note of a second question stays."""
         return Ask(make_ask(self.rubric, case, structured=False).system, ask.user, None)
 
     async def _call(self, ask: Ask) -> Reply:
@@ -202,7 +197,7 @@ class RemoteCoach(Coach):
                 if error.kind == "transient":
                     self._breaker.failed(str(error))
                 else:
-                    self._breaker.succeeded()  # somebody is there, and answers
+                    self._breaker.succeeded()  # the judge is there, and answers
                 raise
             except BaseException:
                 share.unknown()
@@ -249,7 +244,7 @@ class _Loop:
 
 
 async def _quietly(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Closing a connection that broke may fail, and nobody needs it any more."""
+    """Closing a connection that broke may fail, which does no harm."""
     try:
         await work()
     except Exception as error:

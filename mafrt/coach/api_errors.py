@@ -1,4 +1,4 @@
-"""What can go wrong with one call to a judge, sorted by what to do about it. Standard library only."""
+"""Failures of a call to a judge, sorted by their remedy. Standard library only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CallFailedError(Exception):
 
 
 def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> CallFailedError:
-    """The failure that an HTTP status and what came with it stand for.
+    """The failure that an HTTP status, its headers and its body stand for.
 
     Args:
         status: of the reply.
@@ -56,9 +56,9 @@ def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> 
     if no_money or (status == 429 and _PER_DAY.search(details)):
         return CallFailedError("dead", f"its quota or credit is used up ({said})", status=status)
     if status in _DEAD:
-        what = {401: "it does not accept the key", 402: "it wants to be paid", 403: "it denies access"}
+        meaning = {401: "it does not accept the key", 402: "it wants to be paid", 403: "it denies access"}
         return CallFailedError(
-            "dead", f"{what.get(status, 'it does not know the model or the address')} ({said})", status=status
+            "dead", f"{meaning.get(status, 'it does not know the model or the address')} ({said})", status=status
         )
     if status in _TRANSIENT or status >= 500:
         return CallFailedError("transient", said, status=status, retry_after_s=retry_after(headers, body))

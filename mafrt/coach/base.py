@@ -1,4 +1,4 @@
-"""What a coach is asked, and what a coach is."""
+"""Base class of coaches, and the case that a coach judges."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Case:
     role: str = ""
     """the agent's role prompt"""
     saw: str = ""
-    """what the agent was shown, its role prompt included"""
+    """the agent's prompt, its role prompt included"""
     evidence: Evidence | None = None
-    """what the environment found out: tool output, facts, the rules' own judgement"""
+    """findings of the environment: tool output, facts, the rules' own judgement"""
     truth: str | None = None
     """the reference answer; None if there is none, or if the judge must not know it"""
     spans: bool = False
@@ -35,18 +35,18 @@ class Coach:
     """Base class of coaches. A subclass defines `judge`.
 
     A verdict is `Scored`, with a score in 0..10, or `Unscored`, with the reason why there is none. There is no number
-    for a judgement that failed. What nobody could judge raises a `CoachError`, and the run pauses.
+    for a judgement that failed. A fault that no later case would escape raises a `CoachError`, and the run pauses.
     """
 
     name: str = ""
-    """what the run's log and its coach.json call it"""
+    """its name in the run's log and coach.json"""
     reads: bool = True
     """whether it reads `Case.saw`; a coach that does not is spared the decoding of every prompt"""
     interrupted: Callable[[], bool] = staticmethod(lambda: False)
     """whether to give up at once, by CoachInterruptedError; `begin` sets it"""
 
     def load(self, base: SharedBase) -> None:
-        """Called once, before an engine is made: put onto the base what judging needs, such as an adapter."""
+        """Called once, before an engine is made: load onto the base an adapter that judging needs."""
 
     def begin(self, base: SharedBase, engine: Engine, interrupted: Callable[[], bool]) -> None:
         """Called once before the first case; calls `bind`."""
@@ -61,14 +61,14 @@ class Coach:
         raise NotImplementedError(f"{type(self).__name__} lacks judge(self, cases); define it")
 
     def counts(self) -> Mapping[str, float]:
-        """What judging has taken so far: any of calls, cached, retries, tokens_in, tokens_out, cost."""
+        """Cost of judging so far: any of calls, cached, retries, tokens_in, tokens_out, cost."""
         return {}
 
     def restore(self, counts: Mapping[str, float]) -> None:
-        """Go on counting from what an earlier part of the run took."""
+        """Go on from the counts of an earlier part of the run."""
 
     def close(self) -> None:
-        """Release what the coach holds. May be called more than once."""
+        """Release resources. May be called more than once."""
 
 
 class RulesCoach(Coach):

@@ -1,6 +1,6 @@
-"""What a run may spend on its coach: reserved before each call, settled by what the provider says was used.
+"""Budget of a run's coach: reserved before each call, settled by the usage that the provider reports.
 
-A call whose use is not known (no reply in time, a connection that broke) counts as what was reserved for it: the
+A call of unknown usage (no reply in time, a connection that broke) counts as its reservation: the
 provider may well have charged for it. A call that the provider refused costs nothing.
 """
 
@@ -23,7 +23,7 @@ class Prices:
     written: float | None = None
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
-        """Dollars. What has no price costs nothing here."""
+        """Dollars. Tokens without a price cost nothing here."""
         return ((self.read or 0.0) * tokens_in + (self.written or 0.0) * tokens_out) / MILLION
 
     @property
@@ -49,7 +49,7 @@ class Budget:
         self._settled = asyncio.Event()
 
     async def reserve(self, tokens_in: int, tokens_out: int) -> Reservation:
-        """Set aside what a call may cost at most, waiting for others to be settled if there is too little left.
+        """Set aside the most that a call may cost, waiting for others to be settled if there is too little left.
 
         Raises:
             BudgetSpentError: too little is left, and no call is under way that might free some.
@@ -85,14 +85,14 @@ class Budget:
         self._settled.set()
 
     def counts(self) -> dict[str, float]:
-        """What was used so far; the cost only where the prices are known."""
+        """Usage so far; the cost only where the prices are known."""
         found = {"calls": self.calls, "tokens_in": self.tokens_in, "tokens_out": self.tokens_out}
         return {name: float(value) for name, value in found.items()} | (
             {"cost": self.spent} if self.prices.known else {}
         )
 
     def restore(self, counts: Mapping[str, float]) -> None:
-        """Go on from what an earlier part of the run used."""
+        """Go on from the usage of an earlier part of the run."""
         self.calls, self.tokens_in, self.tokens_out = (
             int(counts.get(name, 0)) for name in ("calls", "tokens_in", "tokens_out")
         )
@@ -100,7 +100,7 @@ class Budget:
 
 
 class Reservation:
-    """What was set aside for one call. Settled exactly once, by whichever method comes first."""
+    """The reservation of one call. Settled exactly once, by whichever method comes first."""
 
     def __init__(self, budget: Budget, number: int, tokens_in: int, tokens_out: int) -> None:
         self._budget, self._number = budget, number
@@ -108,7 +108,7 @@ class Reservation:
         self._open = True
 
     def used(self, tokens_in: int | None, tokens_out: int | None) -> None:
-        """The provider says what was used; a number that it does not give counts as what was reserved."""
+        """Settle by the provider's usage; a number that it does not give counts as reserved."""
         self._settle(
             self._most[0] if tokens_in is None else tokens_in, self._most[1] if tokens_out is None else tokens_out
         )
@@ -118,7 +118,7 @@ class Reservation:
         self._settle(0, 0)
 
     def unknown(self) -> None:
-        """Nobody knows whether the call was charged for."""
+        """It is not known whether the call was charged for."""
         self._settle(*self._most)
 
     def _settle(self, tokens_in: int, tokens_out: int) -> None:

@@ -1,4 +1,4 @@
-"""How a judge is asked: the criteria, and what agents and tools wrote as quotations that it cannot take for orders.
+"""A judge's prompt: the criteria, and the texts of agents and tools as quotations that it cannot take for orders.
 
 Every quotation stands between `<data-CODE>` and `</data-CODE>`, where CODE is a hash of all that is quoted: a text
 that contained its own closing tag would have to contain its own hash.
@@ -67,9 +67,9 @@ def make_ask(
 
     Args:
         rubric: its criteria.
-        case: what is judged.
+        case: the turn to judge.
         structured: whether the reply is to be JSON; else the text form.
-        guard: applied to everything that is quoted, to disarm what a tokenizer would read as markup.
+        guard: applied to every quoted text, to disarm markup that a tokenizer would obey.
     """
     evidence = case.evidence
     texts = {

@@ -32,7 +32,7 @@ class LocalCoach(Coach):
     """Asks the base itself.
 
     Args:
-        rubric: what it is asked for.
+        rubric: the criteria.
         adapter: folder of an adapter of its own, None for the bare base.
         max_tokens: of a reply.
     """
@@ -105,5 +105,5 @@ class LocalCoach(Coach):
             return error
 
     def _guard(self, text: str) -> str:
-        """What the tokenizer would read as markup, such as the end of a message, broken up by a space."""
+        """`text` with the tokenizer's markup, such as the end of a message, broken up by a space."""
         return text if self._markup is None else self._markup.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)

@@ -57,7 +57,7 @@ def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> S
     if not body.startswith("{"):
         return read_text(body, quoted)
     if any(body in other for other in quoted):
-        raise UnreadableError("the reply repeats what was quoted to the judge")
+        raise UnreadableError("the reply repeats a text that was quoted to the judge")
     return read_json(body)
 
 
@@ -112,7 +112,7 @@ def read_text(text: str, quoted: Sequence[str] = ()) -> Scored:
         raise UnreadableError("its score is not followed by REASONING: <text>")
     line = " ".join(first.split())
     if any(line in map(_joined, other.splitlines()) for other in quoted if "PROCESS_SCORE" in other):
-        raise UnreadableError("its score line stands in what was quoted to the judge")
+        raise UnreadableError("its score line stands in a text that was quoted to the judge")
     return Scored(_score({"score": float(score[1])}, "PROCESS_SCORE"), rest[reasoning.end() :].strip()[:LONGEST_REASON])
 
 

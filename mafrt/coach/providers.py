@@ -38,7 +38,7 @@ _NETWORK = ("httpx", "httpx2", "httpcore", "aiohttp", "anyio", "h11", "ssl", "so
 
 @dataclass(frozen=True)
 class Reply:
-    """What a judge said."""
+    """A judge's reply."""
 
     text: str
     cut: bool
@@ -48,7 +48,7 @@ class Reply:
     tokens_out: int | None
     """written, reasoning included"""
     problem: str | None = None
-    """why the reply is no judgement, whatever its text: a content filter, a refusal, content that is no text"""
+    """why the reply is no judgement, also if its text looks like one: a filter, a refusal, content that is no text"""
 
 
 class Provider(Protocol):
@@ -298,7 +298,7 @@ def _check_url(base_url: str | None) -> None:
 
 
 def _failure(error: Exception, key: str) -> Exception:
-    """What an SDK raised, sorted; what is no failure of a call comes back as it is."""
+    """An SDK's exception as a CallFailedError; one that is no failure of a call is returned unchanged."""
     body = getattr(error, "body", None) or getattr(error, "details", None)
     said = _washed(_message(body) or str(getattr(error, "message", None) or error), key)
     status = getattr(error, "status_code", None) or (
@@ -324,7 +324,7 @@ def _failure(error: Exception, key: str) -> Exception:
 
 
 def _message(body: Any) -> str:
-    """What the provider says in an error's body; the SDKs put more around it."""
+    """The provider's own message in an error's body; the SDKs put more around it."""
     inner = body.get("error", body) if isinstance(body, dict) else None
     return str(inner.get("message") or "") if isinstance(inner, dict) else ""
 

@@ -1,8 +1,8 @@
-"""One loop around every call: when to try again, when to wait with everybody, when to give up.
+"""One loop around every call: when to retry, when all callers wait, when to give up.
 
 The SDKs' own retries are off. A call is tried again only where that may help, after a wait drawn evenly from 0 to a
-ceiling that doubles (full jitter; Brooker 2015, "Exponential backoff and jitter"), or after what `Retry-After` says, up
-to a cap; never beyond a total deadline. When many calls in a row fail, the circuit opens: nobody calls but one probe
+ceiling that doubles (full jitter; Brooker 2015, "Exponential backoff and jitter"), or after `Retry-After`, up
+to a cap; never beyond a total deadline. When many calls in a row fail, the circuit opens: only one probe is sent
 after each cool-down, until one succeeds. If none does within the deadline, the coach is down.
 """
 
@@ -61,7 +61,7 @@ class Retry:
         """tries beyond the first, of all calls"""
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of the first try that succeeds. Raises the last CallFailedError, or what is no such error."""
+        """The result of the first try that succeeds. Raises the last CallFailedError, or any other error at once."""
         started = self.clock.now()
 
         def stop(state: RetryCallState) -> bool:
@@ -79,7 +79,7 @@ class Retry:
             reraise=True,
         )
 
-        async def once() -> T:  # tenacity awaits only what is visibly a coroutine function
+        async def once() -> T:  # tenacity awaits coroutine functions only
             return await call()
 
         return await trying(once)
@@ -88,13 +88,13 @@ class Retry:
         error = state.outcome.exception() if state.outcome is not None else None
         asked = error.retry_after_s if isinstance(error, CallFailedError) else None
         if asked is not None:
-            # Everybody was told the same time; the jitter keeps them from coming back at the same moment.
+            # All callers got the same `Retry-After`; the jitter keeps them from coming back at the same moment.
             return min(asked, self.honour_s) + self.first_s * self.jitter()
         return min(self.first_s * 2.0 ** (state.attempt_number - 1), self.ceiling_s) * self.jitter()
 
 
 class Breaker:
-    """Keeps everybody from calling a judge that fails every time.
+    """Keeps callers from a judge that fails every time.
 
     Args:
         deadline_s: how long it may fail without a success before it counts as down.
@@ -136,7 +136,7 @@ class Breaker:
             if now >= self._until and not self._probing:
                 self._probing = True  # this one finds out for all others
                 return
-            # The others look again when the probe may be back; short, since nobody tells them.
+            # The others look again when the probe may be back; short, since nothing wakes them.
             await self.clock.sleep(min(max(self._until - now, 0.05), 1.0))
 
     def succeeded(self) -> None:

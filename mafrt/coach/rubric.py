@@ -1,4 +1,4 @@
-"""Rubrics: files of criteria that a user edits, with placeholders for what is judged.
+"""Rubrics: files of criteria that a user edits, with placeholders for the parts of a case.
 
 A rubric is any text with `{{said}}` in it and, as it likes, the other names of `PLACEHOLDERS`. Each is replaced by a
 quotation, except `{{agent}}`, which is a bare name. How a verdict is to be written is no part of a rubric (see
@@ -23,13 +23,13 @@ GENERAL = "general"
 PLACEHOLDERS: Mapping[str, str] = {
     "agent": "the agent's name",
     "role": "its role prompt",
-    "saw": "what it was shown, the role prompt included",
-    "said": "what it said: the turn that is judged",
-    "tools": "what its tools answered",
-    "facts": "what else the environment found out, as JSON",
+    "saw": "its prompt, the role prompt included",
+    "said": "its text: the turn that is judged",
+    "tools": "output of its tools",
+    "facts": "other findings of the environment, as JSON",
     "truth": "the reference answer; only a rubric with this placeholder lets the judge know it",
 }
-"""Name -> what stands there."""
+"""Name -> its replacement."""
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}\s]+)\s*\}\}")
 
@@ -47,7 +47,7 @@ class Rubric:
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """The text with every placeholder replaced, in one pass: what is filled in is not searched again."""
+        """The text with every placeholder replaced, in one pass: replacements are not searched again."""
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
 
 
@@ -97,5 +97,7 @@ def _read(path: Path) -> Rubric:
             known = {f"{{{{{known}}}}}" for known in PLACEHOLDERS}
             raise ConfigError(f"coach_rubric {path}: {unknown('placeholder', f'{{{{{name}}}}}', known)}")
     if "said" not in names:
-        raise ConfigError(f"coach_rubric {path} lacks {{{{said}}}}, so the judge would not see what it judges; add it.")
+        raise ConfigError(
+            f"coach_rubric {path} lacks {{{{said}}}}, so the judge would not see the turn that it judges; add it."
+        )
     return Rubric(path.stem, text)

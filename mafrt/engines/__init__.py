@@ -12,7 +12,7 @@ class Engine(Protocol):
     """Anything that can sample for the team.
 
     `generate` returns one completion per request, in the order of the requests. Equal requests (same prompt,
-    adapter, version, sampling, seed) give equal tokens whatever else is in the batch, up to floating-point ties.
+    adapter, version, sampling, seed) give equal tokens in any batch, up to floating-point ties.
 
     Three members may be left out: `foreign`, True where another implementation than the trainer's computes the
     log-probabilities, which therefore recomputes them; `rest()`, to give memory back until the next call; `close()`.
@@ -32,7 +32,7 @@ def rest(engine: Engine) -> None:
 
 
 def close(engine: Engine) -> None:
-    """End what the engine has started, if anything."""
+    """End the processes that the engine has started, if any."""
     getattr(engine, "close", _nothing)()
 
 

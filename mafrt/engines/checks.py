@@ -1,4 +1,4 @@
-"""What can be refused about an engine before it, or a model, is loaded. Standard library only."""
+"""Checks of an engine's settings before it, or a model, is loaded. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "MAFRT_VLLM_TOKEN"
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes for `max_lora_rank`."""
+"""Values of vLLM's `max_lora_rank`."""
 
 _LIKE_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _FUSED = ("qkv_proj", "gate_up_proj", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
@@ -46,7 +46,7 @@ def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mappin
         targets: names or paths of the layers that each adapts.
 
     Raises:
-        MissingExtraError: what the engine needs is not installed.
+        MissingExtraError: a package of the engine is not installed.
         ConfigError: everything else.
     """
     if config.engine == "local":
@@ -87,11 +87,11 @@ def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mappin
 
 
 def reach_servers(config: EngineConfig, model: str) -> None:
-    """Ask every server who is there and what it serves, while the base is still on disk.
+    """Ask every server for the models that it serves, before the base is loaded.
 
     Raises:
-        EngineDownError: nobody answers.
-        ConfigError: a server wants another token, or holds another base by what its files say.
+        EngineDownError: no server answers.
+        ConfigError: a server wants another token, or its files describe another base.
     """
     silent = []
     for url in config.vllm_servers:
@@ -124,7 +124,7 @@ def _models(url: str) -> list[str]:
 
 
 def _refuse_other_base(url: str, served: str, model: str) -> None:
-    """What two folders say of their models; hub ids and folders elsewhere are compared by what they say, later."""
+    """Compare the configurations of two model folders; log-probabilities are compared later (`logprob_check`)."""
     theirs, ours = _shape(Path(served)), _shape(TEACHING_BASE if model == "teaching-base" else Path(model))
     for name in ours.keys() & theirs.keys():
         if ours[name] != theirs[name]:
@@ -187,7 +187,7 @@ def _check_servers(config: EngineConfig) -> None:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises what is wrong with it
+        parts.port  # noqa: B018 - raises ValueError for a bad port
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.username
@@ -200,6 +200,6 @@ def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
             raise ConfigError(f"{name} is {value}, but {why}.")
 
 
-def _need(module: str, what: str, extra: str) -> None:
+def _need(module: str, setting: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise MissingExtraError(f"{what} needs {module}, which is not installed; run: pip install 'mafrt[{extra}]'")
+        raise MissingExtraError(f"{setting} needs {module}, which is not installed; run: pip install 'mafrt[{extra}]'")

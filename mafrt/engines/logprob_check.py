@@ -1,4 +1,4 @@
-"""Does an engine say what the trainer's own model would? Asked before the first turn of a run.
+"""Does an engine sample from the trainer's own model? Asked before the first turn of a run.
 
 Three things would otherwise go unnoticed for a whole run: another base, log-probabilities of another distribution than
 the one sampled from, and adapters that are accepted and then not applied, or not replaced. So the team's adapters get
@@ -41,21 +41,21 @@ CUT = SamplingParams(max_new_tokens=ANSWER_TOKENS, temperature=0.7, top_k=8, top
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """What was measured."""
+    """Measurements of a check."""
 
     base_nats: float
     """mean difference between engine and trainer without an adapter"""
     adapter_nats: float
     """the largest over adapters of the mean difference with it"""
     effect_nats: float
-    """the smallest over adapters of what its known weights change"""
+    """the smallest over adapters of the change by its known weights"""
 
 
 def self_check(engine: Engine, base: SharedBase, where: str = "vLLM") -> SelfCheck:
     """Compare `engine` with `base`, adapter by adapter; `where` names the engine in an error.
 
     Raises:
-        ModelError: they differ; one sentence says in what.
+        ModelError: they differ; the message names the difference.
     """
     bound = EXACT_NATS if base.model.dtype == torch.float32 else HALF_NATS
     prompt = probe_prompt(base)
@@ -81,7 +81,7 @@ def probe_prompt(base: SharedBase) -> list[int]:
 
 
 def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: float, where: str) -> float:
-    # An adapter beside it, so that a mixed batch is what is checked.
+    # An adapter beside it, so that a mixed batch is checked.
     others = [Request(prompt, name, PLAIN, seed=0) for name in list(base.adapters)[:1]]
     plain, cut, *_ = engine.generate([Request(prompt, None, PLAIN, 1), Request(prompt, None, CUT, 2), *others])
     gap = _gap(plain, trainer_logprobs(base, prompt, plain, None, PLAIN))
@@ -116,13 +116,13 @@ def _check_adapters(
         if not gap <= bound:
             base.load_adapter_state(name, replaced[name])
             if _gap(answer, bare) <= bound:
-                what = f"adapter {name!r} changes nothing"
+                fault = f"adapter {name!r} changes nothing"
             elif _gap(answer, trainer_logprobs(base, prompt, answer, name, PLAIN)) <= bound:
-                what = f"an update of adapter {name!r} does not arrive"
+                fault = f"an update of adapter {name!r} does not arrive"
             else:
-                what = f"adapter {name!r} is not applied as it was trained"
+                fault = f"adapter {name!r} is not applied as it was trained"
             raise ModelError(
-                f"In {where}, {what}: with known weights, log-probabilities differ from the trainer's by {gap:.3g} "
+                f"In {where}, {fault}: with known weights, log-probabilities differ from the trainer's by {gap:.3g} "
                 f"nats a token on average, expected at most {bound}; use another version of vLLM, or --engine local."
             )
         gaps.append(gap)
@@ -144,14 +144,14 @@ def put_known_weights(base: SharedBase, name: str, prompt: list[int], seed: int)
         base.load_adapter_state(name, weights)
         if float((_of_prompt(base, prompt, name) - bare).abs().mean()) >= EFFECT_NATS:
             return
-    raise ModelError(f"Adapter {name!r} has no effect on {base.name} whatever its weights; check its targets.")
+    raise ModelError(f"Adapter {name!r} has no effect on {base.name} with any weights; check its targets.")
 
 
 @torch.no_grad()
 def trainer_logprobs(
     base: SharedBase, prompt: list[int], answer: Completion, adapter: str | None, how: SamplingParams
 ) -> Tensor:
-    """`[tokens]`: what the trainer gives the answer's tokens under the distribution that `how` samples from."""
+    """`[tokens]`: the trainer's log-probabilities of the answer, under the distribution that `how` samples from."""
     logits = _logits(base, [*prompt, *answer.ids], adapter)[len(prompt) - 1 : -1] / how.temperature
     probs = logits.softmax(1)
     if how.truncated:

@@ -14,7 +14,7 @@ def engine_gap(turns: Sequence[Turn], sampling: Mapping[str, SamplingParams]) ->
     With d = trainer - engine per token: `engine_gap/AGENT`, mean |d|; `engine_gap_max/AGENT`, the largest |d|; and
     `engine_kl/AGENT`, the mean of exp(d) - 1 - d, which estimates KL(engine || trainer) from the engine's samples
     without a sign that could hide it (Schulman, "Approximating KL divergence", 2020). Agents whose support is cut
-    (top-p, top-k) are left out: there the two differ by design, since the engine's add up to 1 over what is left.
+    (top-p, top-k) are left out: there the two differ by design, since the engine's add up to 1 over the rest.
     """
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(turn.agent for turn in turns):

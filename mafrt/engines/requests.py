@@ -1,4 +1,4 @@
-"""What engines beside the shared base have in common: requests checked as `LocalEngine` does, answers made the same."""
+"""Shared by the engines beside the base: requests checked as `LocalEngine` does, answers in one form."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 NO_LOGPROB = -9990.0
-"""What servers write for log-probabilities that JSON has no number for lies below this."""
+"""Servers write a number below this for a log-probability of minus infinity, which JSON lacks."""
 
 
 def check_requests(base: SharedBase, window: int, requests: Sequence[Request]) -> None:
-    """Refuse what cannot be sampled, before an engine sees any of it.
+    """Refuse requests that cannot be sampled, before an engine sees any of it.
 
     Raises:
         PromptTooLongError: a prompt leaves no room for a token in the context window.
@@ -33,7 +33,7 @@ def check_requests(base: SharedBase, window: int, requests: Sequence[Request]) -
         if tokens + 1 > window:
             raise PromptTooLongError(
                 f"request {place} (adapter {request.adapter!r}): found a prompt of {tokens} tokens, expected at most "
-                f"{window - 1} (the context window of {window} less one to answer); shorten what the agent sees"
+                f"{window - 1} (the context window of {window} less one to answer); shorten the agent's observation"
             )
 
 

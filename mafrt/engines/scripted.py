@@ -10,7 +10,7 @@ from mafrt.core.types import Completion, Request, Stop
 
 
 class ScriptedEngine:
-    """Says what it was told to say.
+    """Answers from a script.
 
     Args:
         answers: per adapter the texts that its requests get, in order and over again from the first; or a function

@@ -1,4 +1,4 @@
-"""Plays an environment with scripted agents and collects what breaks its contract, as PettingZoo's API tests do.
+"""Plays an environment with scripted agents and collects breaches of its contract, as PettingZoo's API tests do.
 
 `mafrt.environment.contract` checks every single result (keys, types, finite rewards). This module holds the checks that
 need more than one call: reproducible seeding, purity of `transition`, an end within the turn limit, tasks, independent
@@ -39,7 +39,7 @@ _TEXTS = (
 
 
 class Findings(list[str]):
-    """What was found, in order; the same breach shows for every seed and is kept once."""
+    """Breaches in order; one that shows for every seed is kept once."""
 
     def add(self, breach: str) -> None:
         if breach not in self:
@@ -98,7 +98,7 @@ def problems_of(env: Any, *, seeds: tuple[int, ...] = (0, 1, 2)) -> list[str]:
 def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, action_seed: int = 0) -> list[Any]:
     """One episode with random texts; its transcript: (observations, task), then every (actions, StepResult).
 
-    The transcript is copied, so that an environment which later changes what it returned cannot change it. The last
+    The transcript is copied, so that an environment which later writes into its results cannot change it. The last
     entry is the text of the error if one was raised.
     """
     env, script = session_of(env), random.Random(action_seed)
@@ -120,7 +120,7 @@ def play(env: Env, seed: int | None, options: dict[str, Any] | None = None, acti
 
 
 def _replay(env: Session, seed: int, problems: Findings) -> None:
-    """The same seed and the same actions must give the same episode, whatever was played before."""
+    """The same seed and the same actions must give the same episode, after any other."""
     first = play(env, seed, action_seed=seed)
     if isinstance(first[-1], str):
         problems.add(first[-1])
@@ -166,7 +166,7 @@ def _check_tasks(env: Session, problems: Findings) -> None:
 
 
 def _check_spawn(env: Session, problems: Findings) -> None:
-    """Two siblings played in turns must do what each does alone."""
+    """Two siblings played in turns must do the same as each alone."""
     try:
         left, right = env.spawn(), env.spawn()
     except EnvError as error:
@@ -314,7 +314,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _said_of(result: StepResult) -> Any:
-    """What a step's info says that a run records; the same seed and actions must give the same again."""
+    """The parts of a step's info that a run records; the same seed and actions must give the same again."""
     return copy.deepcopy((result.info.get("outcome"), result.info.get("evidence")))
 
 

@@ -1,8 +1,8 @@
-"""Siblings of an environment that share what no episode changes: ready-made `spawn` and `fork`.
+"""Siblings of an environment that share the data that no episode changes: ready-made `spawn` and `fork`.
 
 class MyGame(Env):
     spawn = spawn_sharing  # tasks are read once, however many siblings play
-    fork = fork_sharing    # only if reset() and step() replace attributes and never write into what they hold
+    fork = fork_sharing    # only if reset() and step() replace attributes and never write into their values
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def spawn_sharing(env: E) -> E:
 def fork_sharing(env: E) -> E:
     """A sibling at the same point of the same episode; nothing is copied but the generator.
 
-    Right where `reset` and `step` replace attributes and never write into what they hold.
+    Right where `reset` and `step` replace attributes and never write into their values.
     """
     sibling: E = object.__new__(type(env))
     vars(sibling).update(vars(env))

@@ -25,7 +25,7 @@ def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dic
     info = _checked_info(where, info)
     observations = _checked_observations(agents, where, observations)
     if not observations:
-        raise EnvError(f"{where} returned no observations, so nobody acts first; return {{agent: observation}}")
+        raise EnvError(f"{where} returned no observations, so no agent acts first; return {{agent: observation}}")
     return observations, info
 
 
@@ -82,7 +82,7 @@ def agents_problem(agents: Any) -> str | None:
 
 def listed(agents: Iterable[str]) -> str:
     """Names for a message."""
-    return ", ".join(map(repr, agents)) or "nobody"
+    return ", ".join(map(repr, agents)) or "no agent"
 
 
 def is_finite(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The Python tool that environments hand to agents: a program in, what it printed or how it failed out."""
+"""The Python tool that environments hand to agents: a program in, its output or its failure out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PythonTool:
             raise EnvError(f"the sandbox failed, so nothing is known about a program: {error}") from error
 
     def says(self, ran: Execution) -> str:
-        """What the agent gets to read; an empty text if the program printed nothing."""
+        """The text for the agent; empty if the program printed nothing."""
         parts = [ran.stdout.rstrip()]
         if ran.status == "error":
             parts.append(ran.stderr.rstrip() or f"The program ended with exit code {ran.exit_code}.")

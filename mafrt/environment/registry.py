@@ -44,7 +44,7 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
 
     The session checks every call; `unwrapped` is the object itself.
 
-    A module is looked up in the current directory as well. EnvError says what is missing: the name, the module, the
+    A module is looked up in the current directory as well. EnvError names the missing part: the name, the module, the
     class, or the setting that the constructor does not take.
     """
     factory = ENVIRONMENTS.resolve(name_or_path)
@@ -75,7 +75,7 @@ def takes(name_or_path: str, setting: str) -> bool:
         return False
 
 
-def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """EnvError for a setting that the constructor does not take, or one that it needs and was not given."""
     target: Any = factory
     if isinstance(factory, type):
@@ -93,7 +93,7 @@ def _check_kwargs(what: str, factory: Callable[..., Any], kwargs: dict[str, Any]
         for name in kwargs:
             if name not in named:
                 why = unknown("setting", name, named) if named else f"it takes no settings, found {name!r}"
-                raise EnvError(f"environment {what}: {why}")
+                raise EnvError(f"environment {env_name}: {why}")
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:
-            raise EnvError(f"{what} needs the setting {name!r}; give it, or give it a default in the constructor")
+            raise EnvError(f"{env_name} needs the setting {name!r}; give it, or give it a default in the constructor")

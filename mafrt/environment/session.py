@@ -46,7 +46,7 @@ class Session(Env):
     """An environment as it is played. Attributes that it lacks are those of the wrapped environment.
 
     Args:
-        env: the user's environment; a session of it is shared by nobody else.
+        env: the user's environment; each session has one of its own.
         watch: called with the method's name before each call of the user's `reset` and `step`.
     """
 
@@ -138,7 +138,7 @@ class Session(Env):
             if env.max_steps is not None and env.step_count >= env.max_steps:
                 result = result._replace(truncated=True)
             elif not result.observations:
-                raise EnvError(f"{where} returned no observations although the episode is not over; nobody can act")
+                raise EnvError(f"{where} returned no observations although the episode is not over; no agent can act")
         return result._replace(observations={}) if result.terminated or result.truncated else result
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:

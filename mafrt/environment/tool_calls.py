@@ -1,4 +1,4 @@
-"""What an agent said, read: its thoughts taken off, the tool that it calls, and a tool's answer made short.
+"""Reading an agent's answer: thoughts removed, the tool call found, and a tool's output shortened.
 
 Two ways to call a tool are understood, whichever comes last in the text:
 
@@ -6,7 +6,7 @@ Two ways to call a tool are understood, whichever comes last in the text:
     print(3 + 4)                  {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     ```                           </tool_call>
 
-String work only: nothing that is read here is run. What looks like a call and is none is a `BadCall`, whose sentence
+String work only: nothing that is read here is run. A malformed call is a `BadCall`, whose sentence
 goes back to the agent in place of the tool's answer.
 """
 
@@ -50,7 +50,7 @@ def visible(text: str, *, opened: bool = False) -> str:
     """`text` without its thoughts.
 
     `opened`: the prompt ended with `<think>`, so the text begins inside a thought. A thought that does not end takes
-    everything after it along: nobody is to act on half a thought. A lone `</think>` ends a thought that somebody
+    everything after it along: half a thought is no answer. A lone `</think>` ends a thought that was
     opened before the text, whether `opened` says so or not.
     """
     kept, inside, place = [], opened, 0
@@ -87,8 +87,8 @@ def find_call(text: str) -> ToolCall | BadCall | None:
             found = _from_json(text[opened.end() : mark.start()])
             opened = None
     if opened is not None and (opened[3] or opened[2].lower() in _LANGUAGES):
-        what = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
-        return BadCall(f"Nothing was run: {what}.")
+        problem = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
+        return BadCall(f"Nothing was run: {problem}.")
     return found
 
 
@@ -110,7 +110,7 @@ def find_code(text: str) -> str | BadCall | None:
 
 
 def shorten(text: str, limit: int = 2000) -> str:
-    """At most about `limit` characters of `text`, from both ends: a traceback ends in what went wrong."""
+    """At most about `limit` characters of `text`, from both ends: a traceback ends with its cause."""
     if len(text) <= limit:
         return text
     head, tail = limit // 2, limit - limit // 2

@@ -156,7 +156,7 @@ def _ended(pid: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):  # the group takes along what the environment has started
+    for kill in (os.killpg, os.kill):  # the group includes the processes that the environment has started
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 

@@ -238,7 +238,7 @@ class _Pool:
                     channel.close()
                 run_nursery(self.env, theirs, trainer)
             finally:
-                os._exit(0)  # whatever happens, the trainer's code is not gone on with here
+                os._exit(0)  # the trainer's code must never go on in this process
         theirs.close()
         self._control = control
         weakref.finalize(self, _end, control, pid, trainer)
@@ -310,7 +310,7 @@ class _Worker:
         return answer
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer. Whatever goes wrong, the process is gone afterwards."""
+        """Send a request and wait for its answer. After any failure the process is gone."""
         assert self._channel is not None
         method = {"open": "spawn", "check": "reset"}.get(request["op"], request["op"])
         answer: dict[str, Any] | None = None

@@ -51,7 +51,7 @@ def play_together(
     """Play a stream of tasks; `starts.drawn` and `starts.rounds` are those of all processes afterwards.
 
     Raises:
-        MafrtError: whatever ended play in one of the processes, in all of them.
+        MafrtError: the error that ended play in one of the processes, in all of them.
     """
     slots = own_slots(processes, starts.slots, starts.n_samples)
 

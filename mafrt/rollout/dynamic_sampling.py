@@ -1,7 +1,7 @@
 """Dynamic sampling: tasks whose samples are all worth the same teach a group rule nothing, so others are played.
 
 Source: DAPO (2503.14476), section 3.2. Each round replaces every such group (at most as many as are played side by
-side) by one fresh task with all its samples; what is still without spread after the last round stays in the batch with
+side) by one fresh task with all its samples; groups still without spread after the last round stay in the batch with
 advantage 0 and is counted (`groups_no_spread`). Deviation: DAPO goes on until the batch is full.
 
 The fresh tasks come next in the run's own stream and are counted in its position, so an iteration stays a pure
@@ -47,8 +47,8 @@ def resample(
     """Replace groups without spread, for at most `rounds` rounds.
 
     Args:
-        episodes: what was played.
-        stats: of it; what the rounds add is added to it.
+        episodes: those of the first stream.
+        stats: their counts; those of the rounds are added.
         flat: the groups of some episodes that teach nothing.
         stream: a stream of (tasks, position in the data, rounds dealt) that deals each task once.
         play: plays a stream; no episodes end the search.

@@ -255,7 +255,7 @@ class Player:
     def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
         name = env.class_name
         if not observations:
-            raise EnvError(f"{name} goes on but shows nobody an observation; return one for each agent that acts next.")
+            raise EnvError(f"{name} goes on but returns no observation; return one for each agent that acts next.")
         for agent in observations:
             if agent not in self.team.names:
                 raise EnvError(f"{name} asks agent {agent!r} to act, but the team has {', '.join(self.team.names)}.")

@@ -1,4 +1,4 @@
-"""From what an agent sees to the token ids it is fed."""
+"""From an observation to the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mafrt.environment.tool_calls import THINK
 
 
 def messages_of(system: str, observation: Observation) -> list[Message]:
-    """The chat: the agent's role prompt, then what it sees. An observation's own system message wins."""
+    """The chat: the agent's role prompt, then its observation. An observation's own system message wins."""
     seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     if system and not (seen and seen[0]["role"] == "system"):
         return [{"role": "system", "content": system}, *seen]

@@ -69,7 +69,7 @@ def _pattern(strata: Sequence[str]) -> list[str]:
 
 
 def strata_of(env: Env, key: str) -> list[str]:
-    """What each task's record has under `key`. Raises ConfigError if a record has no such key."""
+    """The value of each task's record under `key`. Raises ConfigError if a record has no such key."""
     tasks = getattr(env, "tasks", None)
     if not tasks or len(tasks) != env.num_tasks or not all(hasattr(task, "meta") for task in tasks):
         raise ConfigError(

@@ -62,7 +62,7 @@ class TaskStream:
         self.rounds = rounds + 1
 
     def next_start(self, slot: int, finished: Episode | None) -> Start | None:
-        """The next episode of `slot`, or None if it has collected enough. `finished` is what it played last."""
+        """The next episode of `slot`, or None if it has collected enough. `finished` is its last episode."""
         if finished is not None:
             self._turns[slot] += len(finished.turns)
             # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.

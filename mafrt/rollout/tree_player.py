@@ -2,12 +2,12 @@
 
 In each step of an environment, every agent that has to speak says `samples` alternatives to the same prompt. For one
 agent after the other, each alternative is tried on a fork of the environment (`Env.fork`) and scored, and the best is
-kept; those who act after it, in this step or in later ones, go on from what was kept. Where agents speak at the same
-time, an agent's alternatives are tried beside what was kept of those before it and the first alternative of those
-after it, since all of them were asked before anybody was heard.
+kept; those who act after it, in this step or in later ones, go on from the kept ones. Where agents speak at the same
+time, an agent's alternatives are tried beside the kept ones of those before it and the first alternative of those
+after it, since all of them were asked before any was heard.
 
-A score is the turn's reward as credit will see it: what the environment pays the speaker in that very step, the coach's
-judgement if there is a coach, and the outcome if the step ended the episode. What is paid later cannot tell
+A score is the turn's reward as credit will see it: the speaker's reward in that very step, the coach's
+judgement if there is a coach, and the outcome if the step ended the episode. Later rewards cannot tell
 alternatives apart and counts for none of them. Of equal scores the first is carried on; alternatives are drawn alike,
 so that is a seeded pick at random. So it is where nothing can be scored (`no_score`).
 
@@ -15,7 +15,7 @@ Every alternative, carried on or not, becomes an episode of one turn (`Episode.b
 and the update read those. The episode itself says how the team did.
 
 Source: AT-GRPO (2510.11062), tree-structured sampling. Deviation: the paper's agents of one turn speak one after the
-other; here the environment says who speaks when, and one that lets them speak in turn shows each what was kept.
+other; here the environment says who speaks when, and one that lets them speak in turn shows each the kept alternatives.
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ def no_score(branches: Sequence[Episode]) -> bool:
 
 
 def to_learn(episodes: Sequence[Episode]) -> list[Episode]:
-    """What credit and the update read: the branches of trees, and other episodes themselves."""
+    """The episodes that credit and the update read: the branches of trees, and other episodes themselves."""
     return [one for episode in episodes for one in (episode.branches or [episode])]
 
 
 def show_advantages(episodes: Sequence[Episode]) -> None:
-    """Give the turns of a tree's episode, which nobody learnt from, what their own alternatives were credited with."""
+    """Give the turns of a tree's episode, from which nothing was learnt, the credit of their own alternatives."""
     for episode in episodes:
         for branch in episode.branches:
             if branch.info.get("carried"):
@@ -216,7 +216,7 @@ def show_advantages(episodes: Sequence[Episode]) -> None:
 def scorable(env: Env, judged: Callable[[Evidence | None], bool], episodes: int = 16) -> set[str]:
     """Agents of `env` that can be scored in the step in which they speak, as far as scripted episodes show.
 
-    Whoever never spoke in them has shown nothing, and counts as one.
+    An agent that never spoke in them counts as one.
 
     Args:
         judged: whether a coach would judge a turn with this evidence.

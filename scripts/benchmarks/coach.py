@@ -29,6 +29,7 @@ from mafrt.coach.judge_prompt import Ask
 from mafrt.coach.providers import OpenAIProvider, Provider, Reply
 from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import load_rubric
+from mafrt.config.train_config import CoachConfig
 from mafrt.core.types import Scored
 from mafrt.scripts.benchmarks import _measure
 
@@ -138,11 +139,7 @@ def _coach(provider: Provider, concurrency: int, cache: Path | None) -> RemoteCo
     return RemoteCoach(
         provider,
         load_rubric("chain"),
-        name="openai:stub",
-        parameters={},
-        max_tokens=2048,
-        concurrency=concurrency,
-        timeout_s=60.0,
+        CoachConfig(coach="openai:stub", coach_concurrency=concurrency),
         retry=Retry(300.0),
         breaker=Breaker(300.0),
         budget=Budget(),

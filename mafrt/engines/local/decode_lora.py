@@ -35,7 +35,7 @@ Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
 def fuse(
     adapters: Sequence[Pairs], paths: Sequence[str], widths: Sequence[int], like: Tensor, wide: bool
 ) -> FusedLora | None:
-    """Stack the adapters of linear layers that share their input; None if nobody targets them.
+    """Stack the adapters of linear layers that share their input; None if no adapter targets them.
 
     `paths` and `widths` (out features) are the layers'; `like` gives dtype and device.
     """
@@ -94,7 +94,7 @@ class RowAdapters:
         self._batched = self._count > 1 and self._count * most - self._rows <= _MOST_EMPTY * self._count
         self._gather: Tensor | None = None
         if self._batched and min(sizes) < most:
-            # Row 0 stands in the empty places; nobody reads what becomes of it there.
+            # Row 0 stands in the empty places; its result there is not read.
             gather = torch.zeros(self._count, most, dtype=torch.long)
             place = torch.cat([torch.arange(size) for size in sizes])
             gather[active, place] = torch.arange(self._rows)

@@ -63,7 +63,7 @@ class LocalEngine:
     Every (adapter, prompt) is prefilled once; its keys and values are shared by all samples of it. Log-probabilities
     are those of the distribution really sampled from; without top-k and top-p they agree with
     `SharedBase.token_logprobs` on the same ids. There is no copy of the adapters to keep in step: the next call
-    samples from what was last written to them.
+    samples from their present weights.
 
     Args:
         base: the model and its adapters.
@@ -148,7 +148,7 @@ class LocalEngine:
         if tokens + 1 > window:
             raise PromptTooLongError(
                 f"request {place} (adapter {request.adapter!r}): found a prompt of {tokens} tokens, expected at most "
-                f"{window - 1} (the model's context window of {window} less one to answer); shorten what the agent sees"
+                f"{window - 1} (the model's context window of {window} less one to answer); shorten the observation"
             )
 
     def _run(self, groups: list[_Group], requests: Sequence[Request], found: dict[int, Completion]) -> None:

@@ -138,7 +138,7 @@ class LeanModel:
 
     @property
     def stale(self) -> bool:
-        """Whether somebody wrote to the frozen weights since they were copied."""
+        """Whether the frozen weights were written to since they were copied."""
         return self._stamp() != self._seen
 
     def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,7 @@ class LeanModel:
     def lora(self, names: Sequence[str], wide: bool) -> list[list[FusedLora | None]]:
         """Per block the fused adapters of its four linears; kept until one of them changes."""
         base = self.base
-        # Versions tell of announced changes; torch's own counters of those that nobody announced.
+        # Versions tell of announced changes; torch's own counters of the others.
         writes = [sum(p._version for p in base.adapter_parameters(name)) for name in names]
         key = (tuple(names), tuple(base.versions[name] for name in names), tuple(writes), wide)
         if self._lora is None or self._lora[0] != key:

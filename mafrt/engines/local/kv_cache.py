@@ -24,7 +24,7 @@ _FIRST_CAPACITY = 32
 class KVLayer(CacheLayerMixin):
     """One layer's keys and values `[rows, kv heads, capacity, head dim]`, of which `used` positions are filled.
 
-    What `update` returns are views; a step copies the new positions only. The capacity doubles when it runs out.
+    `update` returns views; a step copies the new positions only. The capacity doubles when it runs out.
     Written against the interface that models and mask functions call, which is the same in transformers 4.57 and 5.x
     but for the argument of `get_mask_sizes`; no tensor of theirs is inherited.
     """
@@ -48,7 +48,7 @@ class KVLayer(CacheLayerMixin):
         """Append `[rows, kv heads, steps, head dim]`; returns everything stored so far, as views."""
         steps = key_states.shape[2]
         if self.keys is None and steps == self.capacity:
-            # A prefill fills its cache in one go: keep what the model made.
+            # A prefill fills its cache in one go: keep the model's tensors.
             self.keys, self.values = key_states, value_states
         else:
             if self.keys is None or self.used + steps > self.capacity:
@@ -125,7 +125,7 @@ class PromptKV:
         return int(self.keys[0].shape[2])
 
     def select(self, prompts: Tensor) -> PromptKV:
-        """The given prompts only `[selected]` (with repetition, if asked for); positions nobody needs are cut."""
+        """The given prompts only `[selected]` (with repetition, if asked for); unused positions are cut."""
         lengths = self.lengths[prompts.cpu()]
         span = int(lengths.max())
         keys, values = ([t[:, :, :span].index_select(0, prompts) for t in ts] for ts in (self.keys, self.values))
@@ -172,7 +172,7 @@ def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequen
 
 
 def _empty_like(cache: KVCache, prompts: int, span: int) -> PromptKV:
-    # Zeros, not whatever lay there: what is masked is still multiplied by zero, and zero times NaN is NaN.
+    # Zeros, and not uninitialised memory: masked values are still multiplied by zero, and zero times NaN is NaN.
     keys, values = (
         [t.new_zeros(prompts, t.shape[1], span, t.shape[3]) for t in ts]
         for ts in ([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers])

@@ -153,7 +153,7 @@ class Sampler:
 
 
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:
-    """Set to zero what top-k and top-p cut off; the rest is not renormalised.
+    """Set to zero the tokens that top-k and top-p cut off; the rest is not renormalised.
 
     Args:
         probs: `[rows, V]`, each row summing to 1.
@@ -174,7 +174,7 @@ def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Te
     ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=probs.device) >= k, 0.0)
     upto = ranked.cumsum(1)
     before = upto - ranked
-    # top_p = 1 keeps everything whatever rounding makes of the sum.
+    # top_p = 1 keeps all tokens, also where the sum is rounded.
     outside = (before >= top_p.unsqueeze(1) * upto[:, -1:]) & (top_p < 1).unsqueeze(1)
     outside[:, 0] = False
     return torch.zeros_like(probs).scatter_(1, order, ranked.masked_fill(outside, 0.0))

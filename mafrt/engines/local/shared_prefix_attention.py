@@ -19,7 +19,7 @@ from torch import Tensor
 from mafrt.engines.local.kv_cache import PromptKV
 
 _QUERY_COST = 1 / 16
-"""What one more query against a prompt costs, where reading the prompt costs 1. Steers the layout only."""
+"""Cost of one more query against a prompt, where reading the prompt costs 1. Steers the layout only."""
 
 
 def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ class SharedPrompts:
             self._slot_of = torch.tensor(slot_of, device=self._device)
 
     def keep(self, rows: Tensor) -> None:
-        """Leave only the given rows `[kept]`, in order; prompts that nobody reads any more are dropped now and then."""
+        """Leave only the given rows `[kept]`, in order; unused prompts are dropped now and then."""
         self._owner = [self._owner[row] for row in rows.tolist()]
         read = sorted(set(self._owner))
         if len(read) <= 0.75 * len(self.prompts.lengths):

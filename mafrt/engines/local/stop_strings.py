@@ -42,10 +42,10 @@ class StopStrings:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _could_end(self, token: int) -> bool:
-        # Behind another token, since some tokenizers drop a space at the beginning of what they decode.
+        # Behind another token, since some tokenizers drop a space at the beginning of a text.
         text = self._decode([*self._anchor, token])
         if not self._anchor_text or not text.startswith(self._anchor_text):
             return True
         piece = text[len(self._anchor_text) :]
-        # Part of a character is shown as the replacement sign; what it ends is not known from it alone.
+        # Part of a character is shown as the replacement sign; the character is not known from it alone.
         return not piece or "�" in piece or any(end in piece for end in self._ends)

@@ -46,7 +46,7 @@ class Parcel:
     """1 or more; likewise"""
     path: Path
     version: int
-    """what `SharedBase` calls it"""
+    """its name on `SharedBase`"""
 
 
 class Handover:
@@ -88,7 +88,7 @@ class Handover:
     def parcels(self, adapters: Iterable[str | None]) -> tuple[dict[str | None, Parcel], list[Parcel]]:
         """The current version of each, written down; and those that they replace, for the engine to drop.
 
-        Whoever has told the engine to drop a version calls `forget`.
+        Call `forget` after the engine has dropped a version.
 
         Raises:
             NonFiniteLogitsError: an adapter's weights are not finite; it names them.
@@ -123,7 +123,7 @@ class Handover:
         self._close()
 
     def _stamp(self, name: str | None) -> tuple[int, int]:
-        """What changes whenever the adapter's weights do: its version, and torch's count of writes to its tensors."""
+        """A key that changes with the adapter's weights: its version, and torch's count of writes to its tensors."""
         if name is None:
             return 0, 0
         return self.base.versions[name], sum(p._version for p in self.base.adapter_parameters(name))

@@ -5,7 +5,7 @@ Adapters are handed over after each update, a new name and number per version (`
 nothing is started again, and no prompt cache outlives the weights it was computed with.
 
 Log-probabilities are those of the distribution really sampled from (`logprobs_mode="processed_logprobs"`), as
-`Completion` promises. They agree with the trainer's within what two implementations of one model differ by, so they
+`Completion` promises. They agree with the trainer's within the difference of two implementations of one model, so they
 serve for importance weights and not as the policy's own: `foreign` says so.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
-"""What launchers tell processes about each other; vLLM's own processes are no part of that."""
+"""Variables that launchers set for their processes; vLLM's own processes are no part of that."""
 
 
 class VllmEngine:
@@ -155,7 +155,7 @@ class VllmEngine:
             self._ask(lambda: self._llm.llm_engine.add_lora(self._lora(parcel)))
         except EngineDownError:
             raise
-        except Exception as error:  # what fails in vLLM's process comes as a bare Exception
+        except Exception as error:  # a failure in vLLM's process is raised as a bare Exception
             raise ConfigError(
                 f"vLLM cannot hold the adapter {parcel.name} ({_last_line(error)}); give --max_lora_rank and targets "
                 "that fit it."
@@ -245,7 +245,7 @@ def _last_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _environment(device: Any, gpus: int) -> Iterator[None]:
-    """What vLLM's processes inherit while they start. What the user has set wins; afterwards all is as before."""
+    """Environment variables of vLLM's processes while they start. The user's values win; all are restored."""
     # A process of its own: inside the trainer's, vLLM would bind threads and memory, and seed the generators. It is
     # not forked, since locks of torch's threads would be copied as they are.
     words: dict[str, str | None] = {

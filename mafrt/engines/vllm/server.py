@@ -1,6 +1,6 @@
 """vLLM servers as the engine: OpenAI-compatible, token ids in and out, adapters loaded while they run.
 
-Sampling is spread over the servers. One that does not answer is dead: what it was asked goes to the others, with the
+Sampling is spread over the servers. One that does not answer is dead: its requests go to the others, with the
 same seeds, and every request is answered once. A dead server is asked now and then whether it is back, and taken back
 if it still holds the same base. When none is left, and none is back when asked once more, the engine raises
 EngineDownError, and the run pauses. A connection that breaks is no death: a server that is well is asked once more.
@@ -60,24 +60,24 @@ class _LostError(Exception):
 
 
 class _UnknownModelError(Exception):
-    """A server that has forgotten an adapter: somebody started it again."""
+    """A server that has forgotten an adapter: it was restarted."""
 
 
 @dataclass
 class _Server:
     url: str
     model: str = ""
-    """what it calls its base"""
+    """its name of the base"""
     alive: bool = False
     loaded: dict[str, Parcel] = field(default_factory=dict)
     """adapters that it has, by the names they were given"""
     why: str = ""
-    """what killed it"""
+    """why it counts as dead"""
     asked_at: float = float("-inf")
     in_vain: int = 0
     """how often it was asked since it died"""
     probe: Completion | None = None
-    """what it said to the probe prompt when it was checked"""
+    """its answer to the probe prompt when it was checked"""
     handing: asyncio.Lock | None = None
     era: int = 0
     """how often it was found to have been started again"""
@@ -174,7 +174,7 @@ class ServerEngine:
                 log.warning("The vLLM server %s does not answer (%s); the others sample.", server.url, server.why)
 
     async def _open(self, client: httpx.AsyncClient, server: _Server) -> None:
-        """Find out what the server calls its base, and whether its context is long enough."""
+        """Find out the server's name of the base, and whether its context is long enough."""
         server.asked_at = time.monotonic()
         try:
             found = await self._call(client, server, "GET", "/v1/models")
@@ -260,7 +260,7 @@ class ServerEngine:
     def _bury(self, server: _Server, why: str) -> None:
         if server.alive:
             server.alive, server.why, server.asked_at, server.in_vain = False, why, time.monotonic(), 0
-            log.warning("The vLLM server %s is lost (%s); what it was asked goes to the others.", server.url, why)
+            log.warning("The vLLM server %s is lost (%s); its requests go to the others.", server.url, why)
 
     async def _hand_over(self, client: httpx.AsyncClient, server: _Server, parcels: Sequence[Parcel]) -> None:
         """Have the server hold these adapters, and none of the versions that they replace."""
@@ -277,7 +277,7 @@ class ServerEngine:
         """A server that does not know an adapter it was given was started again; it may hold another base by now."""
         assert server.handing is not None
         async with server.handing:
-            if server.era == era:  # nobody else has noticed
+            if server.era == era:  # no other call has noticed
                 server.era += 1
                 server.loaded.clear()
                 await self._verify(client, server)
@@ -349,7 +349,7 @@ class ServerEngine:
             log.warning("The vLLM server %s is back.", server.url)
 
     def keep_probes(self) -> None:
-        """Keep what every server says to the probe prompt, once it is known to be right."""
+        """Keep every server's answer to the probe prompt, once it is known to be right."""
         _run(self._keep_probes())
 
     async def _keep_probes(self) -> None:
@@ -365,7 +365,7 @@ class ServerEngine:
         return await self._ask(client, server, Request(self._probe_ids, None, PROBE, seed=1), bare.name)
 
     async def _verify(self, client: httpx.AsyncClient, server: _Server) -> None:
-        """Raise _LostError unless the server says to the probe prompt what it, or another one, said before."""
+        """Raise _LostError unless the server answers the probe prompt as it, or another one, did before."""
         known = server.probe or next((other.probe for other in self._servers if other.probe), None)
         if known is None:
             return
@@ -381,7 +381,7 @@ class ServerEngine:
     ) -> dict[str, Any]:
         """One HTTP call, and a second one if the connection broke and the server is well.
 
-        Nothing is sampled twice by that: the first answer was lost, so nobody has used it.
+        Nothing is sampled twice by that: the first answer was lost, so it was not used.
         """
         try:
             return await self._once(client, server, method, path, body)
@@ -394,7 +394,7 @@ class ServerEngine:
     async def _once(
         self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
     ) -> dict[str, Any]:
-        """One HTTP call, with its many ways to fail sorted into what follows from them."""
+        """One HTTP call, with its many ways to fail sorted by their consequence."""
         import httpx
 
         wait_s = self._config.vllm_timeout

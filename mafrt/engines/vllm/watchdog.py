@@ -24,7 +24,7 @@ BUT = "but"
 
 
 def watch(pids: list[int], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a guardian of this process. Whoever ends the processes in good order dismisses the guardian first."""
+    """Start a guardian of this process. Dismiss the guardian before ending the processes in good order."""
     return _start(folder, *pids)
 
 
@@ -34,13 +34,13 @@ def watch_what_starts(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def dismiss(guardian: subprocess.Popen[bytes]) -> None:
-    """End a guardian; what it watched stays."""
+    """End a guardian; the processes that it watched go on."""
     guardian.kill()
     guardian.wait()
 
 
-def _start(*what: object) -> subprocess.Popen[bytes]:
-    words = [str(word) for word in (os.getpid(), *what)]
+def _start(*arguments: object) -> subprocess.Popen[bytes]:
+    words = [str(word) for word in (os.getpid(), *arguments)]
     # In a session of its own: Ctrl-C is for the trainer to deal with.
     return subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -88,7 +88,7 @@ def _tree() -> dict[int, list[int]]:
 def main(trainer: int, folder: str, words: list[str]) -> None:
     growing = words[:1] == [BUT]
     given = [int(word) for word in words[growing:]]
-    # A number may be given to another process once its own is gone: what is killed is what was there when it was seen.
+    # A number may be given to another process once its own is gone: only the process that was seen is killed.
     born = {pid: birth(pid) for pid in given if not growing}
     while os.getppid() == trainer:
         if growing:
