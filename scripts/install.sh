@@ -55,7 +55,7 @@ fi
 
 pip() { "$venv" -m pip install -qq --disable-pip-version-check "$@"; }
 
-echo "Installing $torch ($build build) and the rest of requirements.txt (once; a few minutes) ..."
+echo "Installing $torch ($build build, once; some minutes with a slow connection) ..."
 case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null | grep -E '^torch==' || true)" in
   "$torch" | "$torch+"*) ;; # already there, whatever its build
   *)
@@ -68,6 +68,9 @@ case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/n
     fi
     ;;
 esac
+echo "Installing transformers, peft, accelerate and the rest ..."
 pip -r requirements.txt
+echo "Installing mafrt itself ..."
 pip --no-deps --editable .
 echo "$stamp" >.venv/mafrt.stamp
+echo "Installed into .venv."

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+NOT_RUN: dict[str, str] = {}
+"""Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: files stay together
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from helpers_sandbox import NOT_RUN
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    from helpers_sandbox import NOT_RUN as here
 
+    NOT_RUN.update(here)
+    if hasattr(session.config, "workeroutput"):  # one of several processes: the first one prints
+        session.config.workeroutput["not_run"] = dict(here)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    NOT_RUN.update(getattr(node, "workeroutput", {}).get("not_run", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for tier, why in NOT_RUN.items():
         terminalreporter.write_line(f"NOT RUN: the hostile set on the sandbox {tier!r}: {why}", red=True, bold=True)

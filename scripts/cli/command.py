@@ -27,6 +27,7 @@ from mafrt.core.distributed import joined, started
 from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
 from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.shipped import shipped
+from mafrt.core.threads import wait_passively
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
@@ -218,6 +219,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
     _log_to_stderr()
+    wait_passively()
     try:
         return main(argv)
     except MafrtError as error:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED, shipped
+from mafrt.core.threads import choose_threads
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.processes import Spread
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
@@ -139,6 +140,9 @@ def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
     quiet()
     if settings["device"] is not None:
         check_device(settings["device"])
+    recorded = None if settings.record is None else settings.record.machine.get("threads")
+    choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
+    print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
     from mafrt.core.malloc import keep_freed_memory
     from mafrt.models.shared_base import SharedBase
 

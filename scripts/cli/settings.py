@@ -38,6 +38,8 @@ class ModelSettings:
     """number format of the base; default: float32 on a CPU, the model's own on a GPU"""
     device: str | None = None
     """where the base lies, such as cpu or cuda:0; default: a GPU if there is one"""
+    threads: int | None = None
+    """torch threads on a CPU; default: measured at the start, those of the run that goes on, or OMP_NUM_THREADS"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; leave it off for models you have not read"""
     load_in_4bit: bool = False
@@ -46,6 +48,8 @@ class ModelSettings:
     """keep the frozen base in 8 bits (LLM.int8, bitsandbytes); adapters stay float32"""
 
     def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ConfigError(f"threads is {self.threads}; choose a value in [1, 1024].")
         if self.load_in_4bit and self.load_in_8bit:
             raise ConfigError("load_in_4bit and load_in_8bit are both on; switch one of them off.")
 

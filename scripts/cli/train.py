@@ -14,6 +14,7 @@ from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
+from mafrt.core.threads import ThreadWatch
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
 from mafrt.scripts.cli.processes import join
@@ -23,7 +24,7 @@ from mafrt.scripts.cli.stage import Stage
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
-    from mafrt.runners.loop import Summary
+    from mafrt.runners.loop import Progress, Summary
     from mafrt.storage.load_path import Loadable
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
@@ -93,7 +94,13 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
 
     from mafrt.runners.on_policy import OnPolicy
 
-    terminal = Terminal(config.run.iterations)
+    terminal, threads = Terminal(config.run.iterations), ThreadWatch()
+
+    def after_iteration(progress: Progress) -> None:
+        terminal.iteration(progress)
+        if settings["threads"] is None and (collapse := threads.look()) is not None:
+            print(collapse, file=sys.stderr, flush=True)
+
     runner = OnPolicy(
         stage.env,
         stage.team,
@@ -106,7 +113,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         args=args,
         command=command.name,
         accept_changes=settings["accept_changes"],
-        progress=terminal.iteration if processes.main else None,
+        progress=after_iteration if processes.main else None,
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
