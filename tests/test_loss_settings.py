@@ -264,7 +264,7 @@ def test_the_weight_follows_its_target_and_a_resumed_run_goes_on_with_it(kl_in, 
 def critic_norm(**settings) -> float:
     """Norm of the critic's first gradient where it is off by about 100."""
     base, turns = make_base(), make_turns(12)
-    critic = ValueHeadSettings(critic_epoch=1, **settings)
+    critic = ValueHeadSettings(critic_epoch=1, value_norm=False, **settings)
     stage = Valuation(base, LearnConfig(max_grad_norm=1e9), critic, "token", seed=0)
     episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
     features = stage.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
@@ -285,7 +285,9 @@ def test_value_clip_stops_the_critic_where_it_has_moved_far_enough():
 
     def moved(clip) -> float:
         base, turns = make_base(), make_turns(12)
-        critic = ValueHeadSettings(critic_lr=1e-3, critic_epoch=150, value_clip=clip, huber_delta=None)
+        critic = ValueHeadSettings(
+            critic_lr=1e-3, critic_epoch=150, value_clip=clip, huber_delta=None, value_norm=False
+        )
         stage = Valuation(base, LearnConfig(), critic, "token", seed=0)
         episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
         heat = dict.fromkeys(AGENTS, 1.0)
