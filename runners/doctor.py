@@ -93,11 +93,13 @@ class Doctor:
 
     def _noise(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
-            if metrics.get(f"advantages_flat/{agent}", metrics.get("advantages_flat", 0.0)) >= 1:
+            recent = self._recent(f"flat_returns/{agent}")
+            if len(recent) == WINDOW and min(recent) >= 1 and metrics.get("score", 0.0) < 0.99:
                 yield (
-                    f"flat_advantages/{agent}",
-                    f"The returns of {agent} have no spread beyond noise, so its adapter was left alone. Remedy: more "
-                    "episodes of each task (--n_samples), a higher temperature, or easier tasks.",
+                    f"flat_returns/{agent}",
+                    f"All turns of {agent} earned the same in {WINDOW} iterations, so its adapter was left alone. "
+                    "Remedy: pay it for its own part (rewards in step(), or --coach rules), more --n_samples, or a "
+                    "higher --temperature.",
                 )
 
     def _critic(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -107,8 +109,8 @@ class Doctor:
                 yield (
                     f"harmful_critic/{agent}",
                     f"The critic predicts the returns of {agent} worse than their mean would: explained variance "
-                    f"{statistics.median(recent):.1f} over {WINDOW} iterations. Remedy: --value_norm, more "
-                    "--critic_epoch, a lower --critic_lr, or a rule without a critic (--algorithm grpo --n_samples 8).",
+                    f"{statistics.median(recent):.1f} over {WINDOW} iterations. Remedy: more --critic_epoch, "
+                    "a lower --critic_lr, or a rule without a critic (--algorithm grpo --n_samples 8).",
                 )
 
     def _entropy_collapse(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:

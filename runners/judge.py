@@ -18,6 +18,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
+from mafrt.core.progress import stage
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
@@ -88,7 +89,9 @@ class Coaching:
         if not open_ones:
             return
         started = time.perf_counter()
-        verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in open_ones])
+        with stage("judging", len(open_ones)) as advance:
+            verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in open_ones])
+            advance(len(open_ones))
         self.seconds += time.perf_counter() - started
         if len(verdicts) != len(open_ones):
             raise CoachError(

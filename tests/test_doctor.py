@@ -61,7 +61,7 @@ def test_a_healthy_run_has_no_findings():
         ({"ratio_mean/solver": 40.0}, "stale_samples/solver"),
         ({"rollbacks": 1.0}, "not_finite"),
         ({"skipped_updates": 2.0}, "not_finite"),
-        ({"advantages_flat/solver": 1.0}, "flat_advantages/solver"),
+        ({"flat_returns/solver": 1.0}, "flat_returns/solver"),
     ],
 )
 def test_each_symptom_has_its_diagnosis_and_a_remedy(change, name, caplog):
@@ -72,7 +72,7 @@ def test_each_symptom_has_its_diagnosis_and_a_remedy(change, name, caplog):
 
 
 def test_a_symptom_that_has_to_last_is_no_diagnosis_at_once():
-    for change in ({"explained_variance/solver": -7.0}, {"groups_no_spread": 1.0}):
+    for change in ({"explained_variance/solver": -7.0}, {"groups_no_spread": 1.0}, {"flat_returns/solver": 1.0}):
         assert names([{**HEALTHY, **change}] * (WINDOW - 1)) == set()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from mafrt.core import records
 from mafrt.core.distributed import Processes, packed_error, unpacked_error
 from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.progress import stage
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
@@ -55,14 +56,22 @@ def play_together(
     """
     slots = own_slots(processes, starts.slots, starts.n_samples)
 
-    def next_start(slot: int, finished: Episode | None) -> Start | None:
-        return starts.next_start(slots[slot], finished)
+    def play() -> tuple[list[Episode], PlayStats]:
+        with stage("playing", len(slots)) as advance:
+
+            def next_start(slot: int, finished: Episode | None) -> Start | None:
+                start = starts.next_start(slots[slot], finished)
+                if start is None:
+                    advance(1)
+                return start
+
+            return player.play(envs[: len(slots)], next_start, interrupted)
 
     if processes.size == 1:
-        return player.play(envs[: len(slots)], next_start, interrupted)
+        return play()
     mine: dict[str, Any] = {}
     try:
-        episodes, stats = player.play(envs[: len(slots)], next_start, interrupted)
+        episodes, stats = play()
         mine["episodes"] = [records.pack_episode(episode) for episode in episodes]
         mine["stats"] = {name: getattr(stats, name) for name in _COUNTS}
         mine["last_error"] = None if stats.last_error is None else str(stats.last_error)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mafrt.config.train_config import LearnConfig
+from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, collate, dealt, micro_batches, split
@@ -173,8 +174,10 @@ class Learner:
             mine = dealt(turns, self.base.processes)
             own = len(split(mine, self.micro_batch_tokens))
             try:
-                for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
-                    self._backward(part, counts, tally if number < own else None, weight)
+                with stage("learning", own) as advance:
+                    for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
+                        self._backward(part, counts, tally if number < own else None, weight)
+                        advance(1)
                 break
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
