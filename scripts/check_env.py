@@ -23,6 +23,9 @@ class CheckSettings:
     """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
 
 
+SAMPLES = 8
+"""Episodes that are played to see whether the environment ever pays."""
+
 COMMAND = Command(
     "check_env",
     "Play an environment with scripted agents and list everything that breaks its contract.",
@@ -35,12 +38,22 @@ def check(argv: Sequence[str]) -> int:
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
     from mafrt.environment.registry import make_env
-    from mafrt.environment.workers import check_guarded
+    from mafrt.environment.sample import payment_problem, sample_episode
+    from mafrt.environment.workers import check_guarded, guarded
 
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
     check_guarded(env, settings["env_timeout_s"])
     tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"
     print(f"{settings['env']} keeps the contract: agents {', '.join(env.agents)}; {tasks}.")
+    session = guarded(env, settings["env_timeout_s"])
+    try:
+        samples = [sample_episode(session, seed) for seed in range(SAMPLES)]
+    finally:
+        session.close()
+    print("\nA sample episode, with scripted answers:")
+    print("\n".join(f"  {line}" for line in samples[0].lines))
+    if (problem := payment_problem(samples)) is not None:
+        print(f"\nCareful: {problem}.")
     return 0
 
 

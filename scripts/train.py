@@ -18,6 +18,9 @@ from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceS
 from mafrt.scripts.cli.stage import Stage
 from mafrt.scripts.cli.train import train
 
+SAMPLES = 3
+"""Episodes that are played before training to see whether the environment ever pays."""
+
 COMMAND = Command(
     "train",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, by playing an environment.",
@@ -28,6 +31,7 @@ COMMAND = Command(
 def prepare(settings: Settings) -> Stage:
     """Environment and team, checked before the model is loaded."""
     from mafrt.environment.registry import env_names, make_env
+    from mafrt.environment.sample import payment_problem, sample_episode
     from mafrt.environment.workers import check_guarded, guarded
 
     name = settings["env"]
@@ -40,14 +44,19 @@ def prepare(settings: Settings) -> Stage:
         raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
     team = load_team(settings)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    notes: list[str] = []
     # Worker processes are forked here, before a model is loaded and its threads begin.
     env = guarded(make_env(name, **kwargs), settings["env_timeout_s"])
     if settings["check_env"]:
         check_guarded(make_env(name, **kwargs), settings["env_timeout_s"])
+        if settings["coach"] == "none":
+            samples = [sample_episode(env, seed) for seed in range(SAMPLES)]
+            if (problem := payment_problem(samples)) is not None:
+                notes.append(f"Careful: {problem}.")
     differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
-    return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short)
+    return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
 
 
 def run(argv: Sequence[str]) -> int:
