@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,7 @@ def payment_problem(samples: list[Sample]) -> str | None:
     )
 
 
-def _note(sample: Sample, rewards: dict[str, float], info: dict[str, Any]) -> None:
+def _note(sample: Sample, rewards: Mapping[str, float], info: Mapping[str, Any]) -> None:
     sample.info_keys |= {str(key) for key in info}
     outcome = info.get("outcome")
     sample.paid = sample.paid or bool(rewards) or outcome is not None
