@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 
@@ -17,6 +18,7 @@ from mafrt.environment.checker import check_env
 from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says
+from mafrt.envs.dsbench.env import Stage
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
@@ -217,6 +219,30 @@ def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypat
     monkeypatch.setattr(workspace.Bench, "opened", lambda self: Broken())
     with pytest.raises(EnvError, match="the sandbox failed, so nothing is known about a program: gone"):
         env.step({ENGINEER: program("print('never run')")})
+
+
+@pytest.mark.parametrize(
+    "text", [program("print(6 * 7)"), program("1/0", done=False), "Only words.", "```python\nx", ""]
+)
+def test_transition_is_pure_and_is_the_first_part_of_a_step(env, text):
+    env.reset(seed=0, options={"task": FLOWERS})
+    first = Stage(chat=({"role": "assistant", "content": "before"},), turns=1)
+    for state in (env.stage, first):
+        actions = {ENGINEER: text}
+        copies = copy.deepcopy((state, actions, env.stage, env.files))
+        after = env.transition(state, actions)
+        assert env.transition(state, actions) == after
+        assert (state, actions, env.stage, env.files) == copies
+        assert after.turns == state.turns + 1 and after.chat == (*state.chat, {"role": "assistant", "content": text})
+    after = env.transition(env.stage, {ENGINEER: text})
+    assert (after.pending is not None) == ("print" in text or "1/0" in text)
+    assert after.done == (DONE in text)
+    result = env.step({ENGINEER: text})
+    stage = result.info["state"]
+    assert (stage.role, stage.turns, stage.chat[:-1]) == (after.role, after.turns, after.chat)
+    assert stage.chat[-1]["role"] == "tool" and stage.pending is None
+    ran = result.info["evidence"][ENGINEER].facts["status"] in ("ok", "error")
+    assert ran == (after.pending is not None)
 
 
 def test_the_contract_is_kept(brief):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from test_cli import fingerprint, refused
 
+from mafrt.sandbox import factory, shared_sandbox
+from mafrt.sandbox.types import TIERS
 from mafrt.scripts import evaluate, train, train_code, train_math
 
 SHORT = ["--iterations", "2", "--n_rollout_threads", "4", "--max_new_tokens", "24", "--eval_episodes", "0"]
@@ -25,9 +27,15 @@ def episodes(run):
     return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
 
 
+def manifests(run):
+    return [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("*/manifest.json"))]
+
+
 def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys):
     argv = ["--profile_path", "profiles/coder_tester.json", "--coach", "rules", "--run_dir", "run", *SHORT]
     assert train_code.main(argv) == 0
+    tier = shared_sandbox("bwrap").tier
+    assert [p["sandbox_tier"] for p in manifests(workdir / "run")] == [tier, tier] and tier in TIERS
     found = episodes(workdir / "run")
     assert len(found) == 8 and {e["info"]["task"].split("/")[0] for e in found} == {"programs"}
     first = found[0]["turns"][0]
@@ -42,6 +50,12 @@ def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys):
     assert [fingerprint(workdir / "run")[str(workdir / "run" / n)] for n in same] == [
         fingerprint(workdir / "again")[str(workdir / "again" / n)] for n in same
     ]
+
+
+def test_a_run_without_programs_names_no_sandbox(workdir, monkeypatch):
+    monkeypatch.setattr(factory, "_shared", {})  # other tests of this process have opened sandboxes
+    assert train_math.main([*SHORT, "--run_dir", "run", "--iterations", "1"]) == 0
+    assert [manifest["sandbox_tier"] for manifest in manifests(workdir / "run")] == [None]
 
 
 def test_mathchat_resumes_exactly(workdir):

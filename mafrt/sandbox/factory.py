@@ -44,10 +44,10 @@ def shared_sandbox(name: str = "bwrap") -> Sandbox:
         return sandbox
 
 
-def tiers_in_use() -> str:
-    """Tiers of the sandboxes that this process shares, with commas between them; `none` if it has opened none."""
+def tiers_in_use() -> str | None:
+    """Tiers of the sandboxes that this process shares, with commas between them; None if it has opened none."""
     with _lock:
-        return ", ".join(sorted({sandbox.tier for _, sandbox in _shared.values()})) or "none"
+        return ", ".join(sorted({sandbox.tier for _, sandbox in _shared.values()})) or None
 
 
 def _close_shared() -> None:
