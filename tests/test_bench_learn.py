@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from mafrt import algorithms
@@ -84,3 +86,34 @@ def test_a_run_that_was_stopped_has_no_result():
     learn.whole_or_nothing(Summary(None, None, 16, 1.0, None, None), 16)
     with pytest.raises(MafrtError, match="stopped by SIGTERM after 7 of 16 iterations"):
         learn.whole_or_nothing(Summary(None, None, 7, 1.0, None, "SIGTERM"), 16)
+
+
+def test_the_interval_of_a_margin_clusters_by_seed():
+    """Gains of .1, .3 and .5 by seed, the same on each of 128 tasks, so all spread lies between the seeds.
+
+    A resample of three seeds has a mean below .17 in 1 + 3 of 27 cases (4 / 27 = 14.8%) and equals .1 in 1 of 27
+    (3.7%), so the 95% interval is .1 to .5. Pooled, 384 tasks have a standard error of .163 / sqrt(384) = .0083, and
+    the interval would be .0327 wide.
+    """
+    tasks = [str(number) for number in range(128)]
+    results = [
+        learn.Result("ppo", seed, dict.fromkeys(tasks, 0.2), dict.fromkeys(tasks, 0.2 + gain), 1.0)
+        for seed, gain in enumerate((0.1, 0.3, 0.5))
+    ]
+    found = learn.margin(results)
+    assert found["margin"] == pytest.approx(0.3)
+    assert found["low"] == pytest.approx(0.1) and found["high"] == pytest.approx(0.5)
+    gains = [r.after[task] - r.before[task] for r in results for task in tasks]
+    pooled = 2 * 1.96 * statistics.pstdev(gains) / len(gains) ** 0.5
+    assert found["high"] - found["low"] > 2 * pooled
+
+
+def test_tasks_within_a_seed_are_resampled_too():
+    """One seed whose tasks gain 0 and 1 in equal parts: the interval is that of the mean of 100 such tasks.
+
+    Its standard error is .5 / sqrt(100) = .05.
+    """
+    after = {str(number): float(number % 2) for number in range(100)}
+    found = learn.margin([learn.Result("ppo", 1, dict.fromkeys(after, 0.0), after, 1.0)])
+    assert found["margin"] == pytest.approx(0.5)
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * 0.05, rel=0.15)

@@ -178,7 +178,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_of_that_adapter_only():
     assert metrics["skipped_updates"] == 1
 
 
-def test_an_adapter_that_is_no_longer_finite_rolls_back_alone():
+def test_an_adapter_that_is_no_longer_finite_rolls_back_alone(caplog):
     base = make_base()
     learner = make_learner(base)
     before = {name: weights(base, name) for name in AGENTS}
@@ -192,7 +192,20 @@ def test_an_adapter_that_is_no_longer_finite_rolls_back_alone():
     learner.optimizers["ann"].step = explode
     metrics = learner.update(make_turns(), AGENTS, iteration=0)
     assert metrics["rollbacks"] == 1
+    assert "Adapter ann was no longer finite; it is back at its last good weights." in caplog.text
     assert same(before["ann"], weights(base, "ann")) and not same(before["bob"], weights(base, "bob"))
+
+
+def test_weights_that_were_not_finite_before_the_update_are_never_called_good(caplog):
+    base = make_base()
+    learner = make_learner(base)
+    with torch.no_grad():
+        base.adapter_parameters("ann")[0].fill_(float("nan"))
+    version = base.versions["ann"]
+    metrics = learner.update([turn for turn in make_turns() if turn.agent == "ann"], ["ann"], iteration=0)
+    assert metrics["rollbacks"] == 0 and base.versions["ann"] == version
+    assert "last good weights" not in caplog.text
+    assert "Adapter ann is not finite, and was not before the update; nothing is restored." in caplog.text
 
 
 def test_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient():
