@@ -185,8 +185,8 @@ SPOILT = {
     spoil_answers: "holds no CSV file; expected test_answer.csv",
     spoil_two_answers: "holds a.csv, b.csv; expected test_answer.csv",
     spoil_prompt: "the record has no prompt",
-    spoil_path: "train_file is None; expected a text",
-    spoil_columns: "target_column is []",
+    spoil_path: "train_file is NoneType None; expected a text",
+    spoil_columns: "target_column is list []",
     spoil_labels: "the answers have 1 columns beside the id",
 }
 

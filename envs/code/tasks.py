@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError
-from mafrt.core.text import brief
+from mafrt.core.reading import parse_json
+from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.envs.code.inside.moving import CannotMove, encode
+from mafrt.envs.data_files import clean_record, json_lines, read_text
 
 SHIPPED = Path(__file__).parent / "data"
 SETS = ("functions", "programs")
@@ -130,23 +131,11 @@ def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tup
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"data file {path} does not exist; give a JSON lines file of programming problems") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error}); give a JSON lines file") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: is not JSON ({str(error).splitlines()[0]})") from error
+    for place, record in json_lines(path, read_text(path)):
+        where = f"{path}, {place}"
         if not isinstance(record, dict):
             raise DataError(f"{where}: expected an object, found {brief(record)}")
-        yield where, record
+        yield where, clean_record(where, record)
 
 
 def _task(where: str, record: Mapping[str, Any], default_id: str) -> CodeTask:
@@ -193,7 +182,7 @@ def _mbpp(where: str, record: Mapping[str, Any], name: str) -> CodeTask:
     if not isinstance(listed, list) or not listed or not all(isinstance(item, str) for item in listed):
         raise DataError(f"{where}: 'test_list' must be a list of asserts that is not empty, found {brief(listed)}")
     setup = record.get("test_setup_code") or record.get("test_imports") or ""
-    setup = "\n".join(setup) if isinstance(setup, list) else str(setup)
+    setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
     source = "\n".join([*([setup] if setup else []), *listed])
     tree = _parsed(where, "test_list", source)
     for item in listed:
@@ -219,9 +208,9 @@ def _apps(where: str, record: Mapping[str, Any], name: str) -> CodeTask:
     tests = record["input_output"]
     if isinstance(tests, str):
         try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: 'input_output' is not JSON ({str(error).splitlines()[0]})") from error
+            tests = clean_deep(parse_json(tests))
+        except ValueError as error:
+            raise DataError(f"{where}: 'input_output' is not JSON ({error_line(error)})") from error
     inputs, outputs = (tests.get("inputs"), tests.get("outputs")) if isinstance(tests, dict) else (None, None)
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
         raise DataError(
@@ -230,8 +219,8 @@ def _apps(where: str, record: Mapping[str, Any], name: str) -> CodeTask:
     solutions = record.get("solutions")
     if isinstance(solutions, str) and solutions.strip():
         try:
-            solutions = json.loads(solutions)
-        except (ValueError, RecursionError):
+            solutions = clean_deep(parse_json(solutions))
+        except ValueError:
             solutions = [solutions]
     reference = solutions[0] if isinstance(solutions, list) and solutions and isinstance(solutions[0], str) else None
     function = tests.get("fn_name")
@@ -305,7 +294,10 @@ def _signature_of(source: str, name: str) -> str | None:
         return None
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            arguments = ast.unparse(node.args).split(", ")
+            try:
+                arguments = ast.unparse(node.args).split(", ")
+            except RecursionError:  # a default value of thousands of terms
+                return None
             return f"{name}({', '.join(a for a in arguments if a and a.split(':')[0] != 'self')})"
     return None
 

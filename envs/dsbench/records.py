@@ -13,13 +13,15 @@ A record that cannot be used is named with what is wrong, and skipped.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mafrt.core.errors import DataError
+from mafrt.core.text import brief, shortened
+from mafrt.envs.data_files import clean_record, json_lines, load_json, read_text
 from mafrt.envs.dsbench.tasks import Task, load_task
 
 METRICS_FILE = "dsbench_task_metrics.json"
@@ -98,6 +100,7 @@ def load_records(
     for where, record in records_of(path):
         name = where
         try:
+            record = clean_record(where, record)
             metadata = record.get("metadata") if isinstance(record, Mapping) else None
             if not isinstance(metadata, Mapping):
                 raise DataError("is no object with a prompt and metadata")
@@ -110,6 +113,8 @@ def load_records(
             tasks.append(task)
         except DataError as error:
             problems.append(Problem(name, str(error)))
+        except OSError as error:
+            problems.append(Problem(name, f"{shortened(str(error.filename))} cannot be read ({error.strerror})"))
     if not tasks and not problems:
         raise DataError(f"{path} holds no records; expected objects with a prompt and metadata")
     return Loaded(tuple(tasks), tuple(problems))
@@ -124,10 +129,10 @@ def _task(name: str, record: Mapping[str, Any], entry: Mapping[str, Any], data_r
             raise DataError(f"no {key} is known; add the task to {METRICS_FILE}, or {key} to its metadata")
     target = fields["target_column"]
     if isinstance(target, list):
-        if not target or not all(isinstance(one, str) for one in target):
-            raise DataError(f"target_column is {target!r}; expected the name of a column, or a list of names")
+        if not target or not all(isinstance(name, str) for name in target):
+            raise DataError(f"target_column is {brief(target)}; expected the name of a column, or a list of names")
     elif not isinstance(target, str):
-        raise DataError(f"target_column is {target!r}; expected the name of a column, or a list of names")
+        raise DataError(f"target_column is {brief(target)}; expected the name of a column, or a list of names")
     return load_task(
         name,
         prompt.strip(),
@@ -174,7 +179,7 @@ def _answers_file(folder: Path) -> Path:
 def _text(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{key} is {value!r}; expected a text")
+        raise DataError(f"{key} is {brief(value)}; expected a text that is not empty")
     return value.strip()
 
 
@@ -182,9 +187,13 @@ def _score(fields: Mapping[str, Any], key: str) -> float | None:
     value = fields.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise DataError(f"{key} is {value!r}; expected a number")
-    return float(value)
+    try:
+        number = float("nan") if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, OverflowError):
+        number = float("nan")
+    if not math.isfinite(number):
+        raise DataError(f"{key} is {brief(value)}; expected a finite number")
+    return number
 
 
 def _metrics(path: Path, data_root: Path, given: Path | None) -> dict[str, Mapping[str, Any]]:
@@ -194,7 +203,7 @@ def _metrics(path: Path, data_root: Path, given: Path | None) -> dict[str, Mappi
         given = next((option for option in options if option.is_file()), None)
         if given is None:
             return {}
-    found = _parse(given, _read(given))
+    found = clean_record(str(given), load_json(given, read_text(given)))
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise DataError(f"{given}: expected an object task -> {{metric, target_column, id_column}}")
     return found
@@ -202,33 +211,10 @@ def _metrics(path: Path, data_root: Path, given: Path | None) -> dict[str, Mappi
 
 def records_of(path: Path) -> Iterator[tuple[str, Any]]:
     """Pairs of where a record stands (`record 3`) and the record: a JSON list, one object, or an object a line."""
-    text = _read(path)
-    if path.suffix.lower() != ".jsonl":
-        try:
-            found = json.loads(text)
-            found = found if isinstance(found, list) else [found]
-            yield from ((f"record {number}", record) for number, record in enumerate(found, start=1))
-            return
-        except json.JSONDecodeError as error:
-            # Files called .json often hold one object per line.
-            if error.msg != "Extra data" or not text.lstrip().startswith("{"):
-                raise DataError(f"{path}, line {error.lineno}: is not JSON ({error.msg})") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"line {number}", _parse(path, line, number)
-
-
-def _parse(path: Path, text: str, line: int | None = None) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {line or error.lineno}: is not JSON ({error.msg})") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason}); convert the file to UTF-8") from error
+    text = read_text(path)
+    data = None if path.suffix.lower() == ".jsonl" else load_json(path, text)
+    if data is None:
+        yield from json_lines(path, text)
+    else:
+        entries = data if isinstance(data, list) else [data]
+        yield from ((f"record {number}", record) for number, record in enumerate(entries, start=1))

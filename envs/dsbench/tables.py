@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError, MissingExtraError
+from mafrt.core.reading import read_file
+from mafrt.core.text import clean_text
 
 if TYPE_CHECKING:
     import pandas
 
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>", "nat"})
 """How a missing cell is written, in lower case."""
+
+MOST_MIB = 4096
+"""Largest table that is read."""
 
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
@@ -43,30 +48,40 @@ def pandas_module() -> Any:
 
 def header_of(path: Path) -> list[str]:
     """The column names of a CSV file. Raises DataError."""
+    return _header(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            found = next(csv.reader(file), None)
+        return read_file(path, most_mib=MOST_MIB)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+
+
+def _header(path: Path, content: bytes) -> list[str]:
+    try:
+        # A CSV row may go over several lines, so that the first line alone does not do.
+        names = next(csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")), None)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason}); convert the file to UTF-8") from error
     except csv.Error as error:
         raise DataError(f"{path} is not a CSV file ({error})") from error
-    if not found or not any(name.strip() for name in found):
+    if not names or not any(name.strip() for name in names):
         raise DataError(f"{path} is empty; expected a line of column names and rows below it")
-    return [name.strip() for name in found]
+    return [clean_text(name).strip() for name in names]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
     """These columns of a CSV file as text, the spaces around cells taken off. Raises DataError."""
     pd = pandas_module()
-    names = header_of(path)
+    content = _content(path)
+    names = _header(path, content)
     for name in columns:
         if name not in names:
             raise DataError(f"{path} has no column {name!r}; it has {shown(names)}")
     try:
         table = pd.read_csv(
-            path,
+            io.BytesIO(content),
             dtype=str,
             keep_default_na=False,
             encoding="utf-8-sig",
@@ -81,7 +96,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
         raise DataError(f"{path} is not a readable CSV file ({_first_line(error)})") from error
     if not len(table):
         raise DataError(f"{path} has column names but no rows")
-    return table[list(columns)].apply(lambda column: column.fillna("").str.strip())
+    return table[list(columns)].apply(lambda column: column.fillna("").map(clean_text).str.strip())
 
 
 def parse_table(data: bytes) -> pandas.DataFrame:

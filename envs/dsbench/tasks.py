@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError
+from mafrt.core.reading import read_file
 from mafrt.envs.dsbench.ground_truth import Answers, make_answers
 from mafrt.envs.dsbench.metrics import metric_of
-from mafrt.envs.dsbench.tables import TableError, header_of, places, read_columns, shown
+from mafrt.envs.dsbench.tables import MOST_MIB, TableError, header_of, places, read_columns, shown
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Task:
 @lru_cache(maxsize=16)
 def _content(path: Path) -> bytes:
     """A table's bytes, shared by all episodes of a task that are under way; those of every task would be too many."""
-    return path.read_bytes()
+    return read_file(path, most_mib=MOST_MIB)
 
 
 def load_task(
@@ -75,7 +76,7 @@ def load_task(
     chosen = metric_of(metric)
     for path in (train_path, test_path, answers_path):
         if not path.is_file():
-            raise DataError(f"{path} does not exist")
+            raise DataError(f"{path} is no file" if path.exists() else f"{path} does not exist")
     names, train_names, test_names = header_of(answers_path), header_of(train_path), header_of(test_path)
     for path, own in ((test_path, test_names), (answers_path, names)):
         if id_column not in own:

@@ -35,7 +35,8 @@ LOOKING = ("allowed.py", "reading.py", "look.py")
 PREDICTING = ("allowed.py", "reading.py", "predict.py")
 PREDICTED = ("guess.npy", "chances.npy", "error.txt")
 SCORING = (
-    *("mafrt.core.errors", "mafrt.config.schema", "mafrt.envs.dsbench.metrics", "mafrt.envs.dsbench.tables"),
+    *("mafrt.core.errors", "mafrt.core.reading", "mafrt.core.text", "mafrt.config.schema"),
+    *("mafrt.envs.dsbench.metrics", "mafrt.envs.dsbench.tables"),
     *("mafrt.envs.dsbench.ground_truth", "mafrt.envs.dsbench.scoring"),
 )
 """Modules that go into the room in which submissions are scored; the last one is called."""

@@ -10,15 +10,16 @@ data set (`openai/gsm8k`, `openai/gsm8k:main:test`). The fields are found by the
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError, MissingExtraError
-from mafrt.core.text import brief
+from mafrt.core.text import brief, error_line
+from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
 from mafrt.envs.math.answers import boxed, hash_answer
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -58,7 +59,7 @@ def load_tasks(
             raise DataError(f"there is no split {split!r} of the shipped word problems; there are {', '.join(parts)}")
         source = path
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
             raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
@@ -68,7 +69,7 @@ def load_tasks(
             for file in files
             for task in _make_tasks(file.name, str(file), _file_records(file), problem_field, answer_field)
         )
-    if path.exists():
+    if os.path.exists(path):  # unlike `Path.exists`, False for a name that is too long
         return tuple(_make_tasks(path.stem, str(path), _file_records(path), problem_field, answer_field))
     if _looks_like_id(str(source)):
         name = str(source)
@@ -89,6 +90,7 @@ def _make_tasks(
     tasks = []
     for number, (where, record) in enumerate(records):
         here = f"{shown}, {where}"
+        record = clean_record(here, record)
         if not isinstance(record, Mapping):
             raise DataError(f"{here}: expected an object with a problem and an answer, found {brief(record)}")
         problem_key = _field(here, record, "problem", problem_field, PROBLEM_FIELDS)
@@ -158,37 +160,11 @@ def _file_records(path: Path) -> Records:
         return _parquet_records(path)
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: is not UTF-8 text ({error.reason}); convert the file to UTF-8"
-        ) from error
+    text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: is empty; expected records with a problem and an answer")
-    if suffix != ".json":
-        return _line_records(path, text)
-    try:
-        return _json_records(path, json.loads(text))
-    except json.JSONDecodeError as error:
-        # Files called .json often hold one object per line.
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):
-            return _line_records(path, text)
-        raise DataError(f"{path}, line {error.lineno}: is not JSON ({error.msg}, column {error.colno})") from error
-
-
-def _line_records(path: Path, text: str) -> Records:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: is not JSON ({error.msg}, column {error.colno})") from error
+    data = None if suffix != ".json" else load_json(path, text)
+    return json_lines(path, text) if data is None else _json_records(path, data)
 
 
 def _json_records(path: Path, data: Any) -> Records:
@@ -214,9 +190,10 @@ def _parquet_records(path: Path) -> Records:
     except ImportError as error:
         raise MissingExtraError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        content = pyarrow.BufferReader(read_bytes(path))
+        rows = pyarrow.parquet.read_table(content).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: is not a readable Parquet file ({str(error).splitlines()[0]})") from error
+        raise DataError(f"{path}: is not a readable Parquet file ({error_line(error)})") from error
     return ((f"record {number}", row) for number, row in enumerate(rows, start=1))
 
 

@@ -8,6 +8,7 @@ tokens exactly as in play (`mafrt.rollout.prompts`), the team's role prompt incl
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +20,14 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import DataError
+from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
+from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.core.types import Observation, Stop, Turn
 from mafrt.rollout.prompts import encode_prompt
 
+MOST_MIB = 4096
+"""Largest file of records."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -144,21 +149,24 @@ def closed(tokenizer: Any, text: str, stop: str) -> list[int]:
 def lines(path: Path, *, growing: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, object) of every line; `growing`: half a line at the end belongs to a run that was killed."""
     try:
-        with open(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
-                if raw.strip() and not (growing and not raw.endswith(b"\n")):
-                    yield f"{path}, line {number}", _object(f"{path}, line {number}", raw, first=number == 1)
+        content = read_file(path, most_mib=MOST_MIB)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); give a file of JSON lines") from error
+    for number, raw in enumerate(io.BytesIO(content), start=1):
+        if raw.strip() and not (growing and not raw.endswith(b"\n")):
+            yield f"{path}, line {number}", _object(f"{path}, line {number}", raw, first=number == 1)
 
 
 def _object(where: str, raw: bytes, *, first: bool) -> dict[str, Any]:
     try:
-        record = json.loads(raw.decode("utf-8-sig" if first else "utf-8"), parse_constant=_no_number)
+        text = raw.decode("utf-8-sig" if first else "utf-8")
+        record = clean_deep(json.loads(text, parse_constant=_no_number))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: is not one JSON object ({error}); expected one record a line") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: is not one JSON object (it is nested too deeply); make it flatter") from error
+    except ValueError as error:
+        raise DataError(f"{where}: is not one JSON object ({error_line(error)}); expected one record a line") from error
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected an object with fields, found {brief(record)}")
     return record
@@ -207,7 +215,10 @@ def _seen(where: str, record: Mapping[str, Any]) -> Observation:
 
 def check_number(where: str, record: Mapping[str, Any], name: str) -> None:
     value = record.get(name, "")
-    good = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+    try:
+        good = value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+    except OverflowError:  # an integer beyond the range of floats
+        good = False
     if not good:
         found = brief(value) if name in record else "nothing"
         raise DataError(f"{where}: {name!r} must be a finite number or null, found {found}")
@@ -215,8 +226,3 @@ def check_number(where: str, record: Mapping[str, Any], name: str) -> None:
 
 def keys_of(record: Mapping[str, Any]) -> str:
     return f"the fields {', '.join(map(repr, record))}" if record else "no fields"
-
-
-def brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
