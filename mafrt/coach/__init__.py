@@ -36,7 +36,10 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     """
     kind, colon, model = config.coach.partition(":")
     if kind not in coach_names():
-        return _own(config.coach, kind)
+        if model.count(":") < 1 or not all(config.coach.split(":")):
+            return _own(config.coach, kind)
+        name, _, model = model.partition(":")  # package.module:Class:MODEL, a provider of one's own
+        kind = f"{kind}:{name}"
     if kind in WITHOUT_MODEL and colon:
         raise ConfigError(f"coach is {config.coach!r}, but {kind} takes no model; write --coach {kind}.")
     if kind not in WITHOUT_MODEL and not model:

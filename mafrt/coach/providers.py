@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from mafrt.coach.api_errors import CallFailedError, failed
 from mafrt.coach.judge_prompt import Ask
-from mafrt.config.resolve import Registry
-from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.config.resolve import Registry, user_line
+from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
 
 PROVIDERS = Registry(
     "coach provider",
@@ -75,11 +75,23 @@ def make_provider(name: str, model: str, base_url: str | None, max_tokens: int, 
     factory = PROVIDERS.resolve(name)
     try:
         provider: Provider = factory(model, base_url, max_tokens, timeout_s)
-        return provider
     except ImportError as error:
         raise MissingExtraError(
             f"coach {name}:{model} needs the package {error.name or name}: pip install 'mafrt[coach]'"
         ) from error
+    except MafrtError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"coach {name}:{model} could not be built from (model, base_url, max_tokens, timeout_s): "
+            f"{type(error).__name__}: {error}{user_line(error)}"
+        ) from error
+    if not all(hasattr(provider, member) for member in ("where", "ask", "close")):
+        raise ConfigError(
+            f"coach {name}:{model} made a {type(provider).__name__}, which is no provider; it needs where, "
+            "ask(ask) and close()."
+        )
+    return provider
 
 
 def register_provider(name: str, factory: Callable[[str, str | None, int, float], Provider]) -> None:
