@@ -27,6 +27,31 @@ def test_no_verdict_is_unknown_and_not_0():
     assert assign(paid, "grpo")["turns_no_outcome"] == 0.0
 
 
+def test_alternatives_whose_episode_goes_on_are_paid_their_own_rewards():
+    # Turn 0: rewards 1 and 0, no verdict yet: +-.7071. Turn 1 ends the episode: outcomes 0 and 1.
+    tree = {"alternative": 0}
+    episodes = [Episode(f"a{i}", "p", [turn(reward=reward)], None, tree) for i, reward in enumerate((1.0, 0.0))]
+    ended = {**tree, "ended": "terminated"}
+    episodes += [Episode(f"b{i}", "p", [turn("b", 1)], outcome, ended) for i, outcome in enumerate((0.0, 1.0))]
+    metrics = assign(episodes, "at_grpo")
+    assert metrics["turns_no_outcome"] == 0.0
+    got = [e.turns[0].advantages[0] for e in episodes]
+    assert got == pytest.approx([0.7071, -0.7071, -0.7071, 0.7071], abs=1e-4)
+
+
+def test_alternatives_are_compared_with_those_of_the_same_turn_of_the_tree():
+    # The same agent at turns 0 and 2 of one tree: two groups of two, not one of four.
+    rewards = {0: (1.0, 0.0), 2: (9.0, 5.0)}
+    tree = {"alternative": 0}
+    episodes = [
+        Episode(f"{at}-{i}", "p", [turn("a", at, reward)], None, tree)
+        for at, pair in rewards.items()
+        for i, reward in enumerate(pair)
+    ]
+    assert assign(episodes, "at_grpo")["groups"] == 2.0
+    assert [e.turns[0].advantages[0] for e in episodes] == pytest.approx([0.7071, -0.7071] * 2, abs=1e-4)
+
+
 def test_truncation_by_hand():
     def after(mode: str) -> list[list[float] | None]:
         turns = [turn("a", 0, 0.0, (0.5,)), turn("b", 1, 1.0, (0.25,))]

@@ -320,20 +320,22 @@ def test_a_bonus_moves_other_adapters_than_none(tmp_path):
         runner = make(None, algorithm="maporl", iterations=1, eval_episodes=0, episode_length=2, **settings)
         env = runner.playing.envs[0]
 
-        def step(self, actions):  # two rounds: each turn is worth the share of digits in it
+        def step(self, actions):  # two rounds: a turn with a digit is right
             [(name, text)] = actions.items()
             self.said = f"{self.said} {text}"
-            worth = sum(c.isdigit() for c in text) / max(len(text), 1)
+            worth = float(any(c.isdigit() for c in text))
             other = "second" if name == "first" else "first"
             over = self.step_count >= 3
             seen = {} if over else {other: self.said}
             return StepResult(seen, {name: worth}, over, False, {})
 
-        runner.playing.envs = [type("Rounds", (type(env),), {"step": step})() for _ in runner.playing.envs]
+        rounds = type("Rounds", (type(env.unwrapped),), {"step": step})
+        runner.playing.envs = [session_of(rounds()) for _ in runner.playing.envs]
         runner.run()
         return adapters(runner)
 
     from mafrt.core.types import StepResult
+    from mafrt.environment.session import session_of
 
     plain, bonus = moved(), moved(alpha0=2.0, alpha1=2.0)
     assert not same(plain["first"], bonus["first"])

@@ -83,7 +83,8 @@ class Row:
     outcome_reward: float = 0.0
     """The outcome's part of `reward`."""
     own_turn: int = 0
-    """How many turns the agent had before this one in its episode."""
+    """How many turns the agent had before this one in its episode; of an alternative of a tree, whose episode holds
+    nothing else, the turn's position in the tree's episode."""
     cut_off: bool = False
     """The last turn of an episode that was truncated, whose future is bootstrapped."""
     dropped: Dropped | None = None
@@ -131,7 +132,8 @@ def reward_rows(
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
         for position, turn in enumerate(episode.turns):
-            row = Row(turn, index, episode.group, own_turn=spoken.get(turn.agent, 0))
+            row = Row(turn, index, episode.group)
+            row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1
             turn.advantages = turn.returns = None
@@ -142,6 +144,8 @@ def reward_rows(
                 row.drop("cut_by_length")
             # Unknown, which is not 0: others of the group have a verdict, or the episode was cut before its own.
             missing = episode.outcome is None and (episode.group in judged or (truncated and bool(judged)))
+            # An alternative of a tree that did not end its episode was never due a verdict.
+            missing = missing and not ("alternative" in episode.info and "ended" not in episode.info)
             if missing and position in payees and not row.cut_off:
                 row.drop("no_outcome")
             rows.append(row)
