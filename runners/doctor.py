@@ -105,7 +105,8 @@ class Doctor:
     def _critic(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
             recent = self._recent(f"explained_variance/{agent}")
-            if len(recent) == WINDOW and statistics.median(recent) < -1:
+            # Where nearly everything is solved, returns have no variance that could be explained.
+            if len(recent) == WINDOW and statistics.median(recent) < -1 and metrics.get("score", 0.0) < 0.95:
                 yield (
                     f"harmful_critic/{agent}",
                     f"The critic predicts the returns of {agent} worse than their mean would: explained variance "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -646,7 +647,14 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     assert process.returncode == 0, said
     done = len(metrics.read_text().splitlines())
     assert f"Stopped by SIGTERM after iteration {done}" in said
-    words = said.split("Go on with: python ")[1].split()
-    again = python(*words, "--iterations", str(done + 1), cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    line = said.split("Go on with: ")[1].strip()
+    again = subprocess.run(
+        [*shlex.split(line), "--iterations", str(done + 1)],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     assert len(metrics.read_text().splitlines()) == done + 1

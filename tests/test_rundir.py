@@ -335,7 +335,14 @@ def test_the_table_of_before_and_after():
 
 def test_the_end_of_a_run_says_where_things_lie(tmp_path):
     text = report.end_of_run(
-        "runs/x", {}, {}, iterations=3, seconds=200, checkpoint="runs/x/checkpoints/step_000003", adapters=("solver",)
+        "runs/x",
+        {},
+        {},
+        iterations=3,
+        seconds=200,
+        checkpoint="runs/x/checkpoints/step_000003",
+        adapters=("solver",),
+        go_on="mafrt train --load_path runs/x",
     )
     assert text.split("\n") == [
         "3 iterations in 3 min 20 s",
@@ -345,7 +352,7 @@ def test_the_end_of_a_run_says_where_things_lie(tmp_path):
         "episodes        runs/x/episodes.jsonl",
         "curves          tensorboard --logdir runs/x/tensorboard",
         "adapter solver  runs/x/checkpoints/step_000003/solver",
-        "go on           --config runs/x/args.yaml --load_path runs/x",
+        "go on           mafrt train --load_path runs/x",
     ]
 
 

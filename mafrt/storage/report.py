@@ -47,6 +47,7 @@ def end_of_run(
     seconds: float,
     checkpoint: str | Path | None = None,
     adapters: tuple[str, ...] = (),
+    go_on: str | None = None,
 ) -> str:
     """The text that closes a run: the table, how long it took, and where things lie."""
     run_dir = Path(run_dir)
@@ -60,14 +61,10 @@ def end_of_run(
     ]
     if checkpoint is not None:
         places += [(f"adapter {name}", Path(checkpoint) / name) for name in adapters]
-        places.append(("go on", how_to_go_on(run_dir)))
+    if go_on is not None:
+        places.append(("go on", go_on))
     width = max(len(name) for name, _ in places)
     return "\n".join([*lines, *(f"{name.ljust(width)}  {place}" for name, place in places)])
-
-
-def how_to_go_on(run_dir: str | Path) -> str:
-    """The arguments that resume a run."""
-    return f"--config {Path(run_dir) / 'args.yaml'} --load_path {run_dir}"
 
 
 def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:

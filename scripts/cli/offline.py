@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
-from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, is_same
+from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, go_on, is_same
 from mafrt.storage.run_dir import ARGS, read_args
 from mafrt.storage.run_record import RunRecord
 
@@ -278,16 +277,15 @@ def _close(command: Command, summary: Summary, team: Team, run_dir: Path) -> int
     from mafrt.storage import report
 
     if summary.stopped_by is not None:
-        script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
         print(f"Stopped by {summary.stopped_by} after step {summary.iterations}; everything is saved.")
-        print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
+        print(f"Go on with: {go_on(command, run_dir)}")
         return 0
     before, after = summary.before or {}, summary.after or {}
     report.write_summary(run_dir, {"before": before, "after": after, "steps": summary.iterations})
     if after:
         print(f"\nHeld-out records:\n{report.before_after(before, after)}")
     print(f"\n{summary.iterations} steps in {report.duration(summary.seconds)}")
-    rows = [("metrics", run_dir / "metrics.jsonl"), ("go on", report.how_to_go_on(run_dir))]
+    rows = [("metrics", run_dir / "metrics.jsonl"), ("go on", go_on(command, run_dir))]
     rows += [(f"adapter {name}", run_dir / ADAPTERS / name) for name in team.adapters]
     rows.append(("play on", f"--load_path {run_dir / ADAPTERS}"))
     width = max(len(name) for name, _ in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -181,14 +182,13 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
     """Write summary.json and print the table, or how to go on with what was stopped."""
     from mafrt.storage import report
 
-    script = f"python {sys.argv[0]}" if sys.argv[0].endswith(".py") else f"mafrt {command.name}"
     if summary.stopped_by is not None:
         if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal
             what = "Paused" if summary.paused else "Stopped"
             print(f"{what} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
         else:
             print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
-        print(f"Go on with: {script} {report.how_to_go_on(run_dir)}")
+        print(f"Go on with: {go_on(command, run_dir)}")
         return PAUSED if summary.paused else 0
     for finding in summary.findings:
         print(f"Diagnosis: {finding}")
@@ -216,9 +216,19 @@ def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Pa
             seconds=summary.seconds,
             checkpoint=run_dir / "checkpoints" / f"step_{summary.iterations:06d}",
             adapters=team.adapters,
+            go_on=go_on(command, run_dir),
         )
     )
     return 0
+
+
+def go_on(command: Command, run_dir: Path) -> str:
+    """The command line that goes on with a run, to be pasted as it is."""
+    if not sys.argv[0].endswith(".py"):
+        return shlex.join(["mafrt", command.name, "--load_path", str(run_dir)])
+    python = Path(sys.executable)
+    here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    return shlex.join([str(here), sys.argv[0], "--load_path", str(run_dir)])
 
 
 def sampled(metrics: Mapping[str, float]) -> float | None:
