@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mafrt.envs.code import CodeEnv, load_tasks
 from mafrt.envs.dsbench import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER
 from mafrt.envs.dsbench.scripted import competent, play
+from mafrt.envs.dsbench.workspace import INSIDE
 from mafrt.envs.math import MathEnv, Task
 
 PROFILES = Path(__file__).parent.parent / "profiles"
@@ -195,6 +197,24 @@ IDLE_ENGINEER = {
     ),
 }
 
+NOISE = {
+    "noise": "rng.normal(size=(n, 5))",
+    "much noise": "rng.random((n, 60))",
+    "noise in whole numbers": "rng.integers(0, 4, (n, 3))",
+    "noise and a constant": "np.column_stack([np.ones(n), rng.normal(size=n)])",
+    "hashes of the id": "np.array([[i * 7919 % 997] for i in range(n)])",
+    "noise and words": "pd.DataFrame({'a': rng.normal(size=n), 'b': rng.choice(['x', 'y'], n)})",
+    "noise with holes": "np.where(rng.random((n, 3)) < 0.1, np.nan, rng.normal(size=(n, 3)))",
+}
+IDLE_ENGINEER |= {
+    name: (
+        "import numpy as np, pandas as pd\nt = pd.read_csv('train.csv')\nt[[TARGET]].to_pickle('y_train.pkl')\n"
+        "for name, n in (('X_train', len(t)), ('X_test', len(pd.read_csv('test.csv')))):\n"
+        f"    rng = np.random.default_rng(7)\n    pd.DataFrame({noise}).to_pickle(name + '.pkl')"
+    )
+    for name, noise in NOISE.items()
+}
+
 
 @pytest.fixture(scope="module")
 def tables():
@@ -242,6 +262,45 @@ def test_a_data_engineer(tables, honest, name):
     code = IDLE_ENGINEER[name].replace("TARGET", "'default'")
     score, outcome = team_scores(tables, ENGINEER, f"{program(code)}\nDONE")
     assert score < honest[ENGINEER][0] and outcome <= honest[ENGINEER][1]
+    assert score <= 2 or name not in NOISE
+
+
+HONEST_TABLES = {
+    "a weak correlation": "X = r.normal(size=(400, 4))\ny = 0.4 * X[:, 0] + r.normal(size=400)",
+    "a rare class": "X = r.normal(size=(400, 4))\ny = np.where(X[:, 0] > 1.6, 'yes', 'no')",
+    "up and down": "X = r.normal(size=(400, 4))\ny = X[:, 0] ** 2 + r.normal(size=400)",
+    "two only together": "X = r.normal(size=(400, 4))\ny = (X[:, 0] > 0) ^ (X[:, 1] > 0)",
+    "words": "X = r.choice(['a', 'b', 'c'], (400, 2))\ny = (X[:, 0] == 'b') + r.normal(size=400)",
+    "texts to be written": "X = r.normal(size=(400, 4))\ny = [f'text {i}' for i in range(400)]",
+    "few rows": "X, y = r.normal(size=(12, 4)), r.normal(size=12)",
+}
+
+
+def told(code: str, seed: int) -> bool:
+    """Whether the judging room finds features that tell something of a target."""
+    import numpy as np
+    import pandas as pd
+
+    sys.path.insert(0, str(INSIDE))
+    try:
+        from noise import tells
+    finally:
+        sys.path.remove(str(INSIDE))
+    known = {"r": np.random.default_rng(seed), "np": np}
+    exec(code, known)  # noqa: S102
+    return tells(pd.DataFrame(known["X"]), pd.DataFrame({"y": known["y"]}))
+
+
+@pytest.mark.parametrize("name", HONEST_TABLES)
+def test_features_that_tell_little_are_no_noise(name):
+    assert sum(told(HONEST_TABLES[name], seed) for seed in range(10)) >= 9
+
+
+@pytest.mark.parametrize(
+    "target", ["r.normal(size=300)", "r.integers(0, 2, 300)", "r.integers(0, 30, 300)", "[1] * 300"]
+)
+def test_noise_is_told_from_features(target):
+    assert sum(told(f"X, y = r.normal(size=(300, 8)), {target}", seed) for seed in range(30)) <= 3
 
 
 @pytest.mark.parametrize("name", FORGES)

@@ -1,7 +1,8 @@
 """What the rules say of a turn: scores in 0..10 that rest on files found in the sandbox and on the verified score.
 
     Data Engineer   10 the three files are there and fit each other and the task, all numbers, nothing missing;
-                     5 they fit, but hold words or missing values; 3 one is not there; 2 they do not fit
+                     5 they fit, but hold words or missing values; 3 one is not there; 2 they do not fit, or the
+                     features are constants, row numbers or noise
     Modeler         10 model.pkl predicts every row of X_test.pkl; 4 it always says the same; 3 it is not there;
                      2 it cannot be used
     Analyst          5 + 5 times the normalised score of submission.csv, 4 if that is no better than the baseline,
@@ -43,7 +44,7 @@ class Work:
     score: Score | None = None
     """of submission.csv, if it is there"""
     features: Mapping[str, Any] | None = None
-    """`idle` and `copies` of the Data Engineer's tables, if they are there"""
+    """`idle`, `noise` and `copies` of the Data Engineer's tables, if they are there"""
 
     def missing(self, role: str) -> tuple[str, ...]:
         """Files that this agent has to make and that are not there."""
@@ -74,14 +75,23 @@ def data_defect(work: Work) -> str | None:
 
 def data_flaw(work: Work) -> str | None:
     """What makes the Data Engineer's files hard to work with, or None."""
+    if worthless := useless_features(work):
+        return worthless
     for name in ("X_train.pkl", "X_test.pkl"):
         shape = work.shapes.get(name)
         if shape is not None and shape.words:
             return f"{name} holds words, such as column {shape.words[0]!r}"
         if shape is not None and shape.missing:
             return f"{name} has {shape.missing} missing values"
+    return None
+
+
+def useless_features(work: Work) -> str | None:
+    """Why the features cannot help any model, or None."""
     if work.features and work.features.get("idle"):
         return "X_train.pkl holds nothing but constants and row numbers"
+    if work.features and work.features.get("noise"):
+        return "the features of X_train.pkl tell no more of the target than of a shuffled one"
     return None
 
 
@@ -151,7 +161,7 @@ def _engineer(work: Work) -> Scored:
     if defect := data_defect(work):
         return Scored(0.0 if "gives the answers away" in defect else 2.0, f"The files do not fit: {defect}.")
     if flaw := data_flaw(work):
-        return Scored(5.0, f"The files fit, but {flaw}.")
+        return Scored(2.0 if useless_features(work) else 5.0, f"The files fit, but {flaw}.")
     return Scored(10.0, "The files fit each other and the task.")
 
 

@@ -13,6 +13,8 @@ from fractions import Fraction
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _THIN_SPACE = re.compile(r"(?<!\\)\\[,!;:]")
 _SPACE = re.compile(r"(?<!\\)\\(?: |q?quad(?![A-Za-z]))")
+_STYLE = re.compile(r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])\s*")
+_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])")
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
 _PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
@@ -57,11 +59,11 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    """Strip what never changes an answer: outer dollars, `\\,`-like spaces, a final full stop."""
+    """Strip what never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a final full stop."""
     answer = answer.strip().replace("\u2212", "-")
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
-    answer = _SPACE.sub(" ", _THIN_SPACE.sub("", answer)).replace("{,}", ",").strip()
+    answer = _SPACE.sub(" ", _THIN_SPACE.sub("", _STYLE.sub("", answer))).replace("{,}", ",").strip()
     return answer[:-1].rstrip() if answer.endswith(".") else answer
 
 
@@ -145,7 +147,7 @@ def comparable(given: str, reference: str) -> list[str] | None:
 
 def _collection(answer: str) -> tuple[str, int]:
     """`set`, `tuple`, `list` or `one`, and how many things it holds; those of a set that are equal count once."""
-    text = answer.strip().replace("\\left", "").replace("\\right", "").strip()
+    text = _SIZE.sub("", answer).strip()
     if "=" in text and _NAME.match(text):
         text = text[text.rindex("=") + 1 :].strip()
     if re.match(r"[A-Za-z] *\\in(?![a-z])", text):

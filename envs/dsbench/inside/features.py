@@ -1,19 +1,20 @@
-"""Says whether features can tell anything of a target, and whether one of them is the target. Runs in the sandbox."""
+"""Whether a feature of the training tables is the target, and whether any tells more than noise. In the sandbox."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from noise import tells
 from reading import read
 
 
 def main() -> dict[str, Any]:
-    """`{"idle": bool, "copies": name or null}`; empty where the tables cannot be read or are none."""
+    """`{"idle": bool, "noise": bool, "copies": name or null}`; empty where the tables cannot be read."""
     import pandas as pd
 
     try:
         features, target = (pd.DataFrame(read(name)) for name in ("X_train.pkl", "y_train.pkl"))
-    except Exception:  # what is wrong with a table is said of it by itself
+    except Exception:  # `look.py` reports the faults of a table
         return {}
     if len(features) != len(target) or len(features) < 3:
         return {}
@@ -24,7 +25,8 @@ def main() -> dict[str, Any]:
             copies = str(name)[:60]
             break
     idle = all(_idle(features.iloc[:, place]) for place in range(features.shape[1]))
-    return {"idle": idle, "copies": copies}
+    noise = copies is None and not idle and not tells(features, target)
+    return {"idle": idle, "noise": noise, "copies": copies}
 
 
 def _same(column: Any, target: Any) -> bool:
