@@ -177,7 +177,6 @@ class OnPolicy:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
         self.player = self.player.cast(plan.adapters)
-        self.learning.learner.adapter_of = plan.adapters
         return plan
 
     # ------------------------------------------------------------------------------- what the loop asks for

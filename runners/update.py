@@ -82,18 +82,15 @@ class Learning:
         """
         rule, settings = self.rule, self.rule.settings
         plan = rule.schedule.plan(iteration)
-        self.learner.adapter_of = plan.adapters
         learnt = to_learn(episodes)
         turns = [turn for episode in learnt for turn in episode.turns]
         heat = {name: how.temperature for name, how in self.sampling.items()}
         features: Any = self.valuation.annotate(learnt, heat, values=rule.critic is not None, reference=rule.reference)
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         if foreign or any(how.truncated for how in self.sampling.values()):
-            self.learner.recompute_logprobs(turns)
+            self.learner.recompute_logprobs(turns, plan.adapters)
         stale = staleness(turns, self.base.versions, plan.adapters) if self.config.play.async_steps else {}
         kl_coef = settings.kl_coef if self.kl is None else self.kl.coef
-        if settings.kl_in == "loss":
-            self.learner.kl_coef = kl_coef
         context = replace(self.context, kl_coef=kl_coef, **features.credit)
         metrics = algorithms.assign(learnt, settings, context)
         metrics |= stale
@@ -105,7 +102,7 @@ class Learning:
         if self.coaching is None or not self.coaching.too_few(episodes):
             if rule.critic is not None:
                 metrics |= self.valuation.update(features, iteration)
-            metrics |= self._update(learnt, plan, iteration)
+            metrics |= self._update(learnt, plan, iteration, kl_coef)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
@@ -115,20 +112,21 @@ class Learning:
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
         return dict(sorted(metrics.items()))
 
-    def _update(self, episodes: list[Episode], plan: Plan, iteration: int) -> dict[str, float]:
+    def _update(self, episodes: list[Episode], plan: Plan, iteration: int, kl_coef: float) -> dict[str, float]:
         """Move the learning adapters: all at once, or group after group with HAPPO's compound ratio."""
         turns = [turn for episode in episodes for turn in episode.turns]
+        cast: Any = {"adapter_of": plan.adapters, "kl_coef": kl_coef}
         if not plan.compound:
-            return self.learner.update(turns, plan.agents, iteration)
+            return self.learner.update(turns, plan.agents, iteration, **cast)
         ratio = CompoundRatio(episodes)
         metrics: dict[str, float] = {}
         for group in plan.learners:
             for agent in group:
                 metrics |= ratio.spread(agent)
-            found = self.learner.update(turns, group, iteration, weight=ratio.factor)
+            found = self.learner.update(turns, group, iteration, weight=ratio.factor, **cast)
             metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
             mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
-            ratio.update(zip(mine, self.learner.logprobs(mine), strict=True))
+            ratio.update(zip(mine, self.learner.logprobs(mine, plan.adapters), strict=True))
         return metrics | ratio.metrics()
 
     def _of_the_batch(self, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats) -> dict[str, float]:

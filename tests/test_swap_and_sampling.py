@@ -75,7 +75,7 @@ def test_optimizer_state_travels_with_the_adapter():
     }
     assert all(entry["step"] == 8 for entry in moments["second"])  # 2 iterations, 2 epochs, 2 mini-batches
     turns = [turn for episode in episodes for turn in episode.turns]
-    learner.update(turns, ("first",), 2)
+    learner.update(turns, ("first",), 2, adapter_of=plan.adapters)
     after = adapters(runner)
     assert same(before["first"], after["first"]) and not same(before["second"], after["second"])
     old, new = moments["second"], list(learner.optimizers["second"].state.values())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,12 +35,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class UpdateContext:
+    """Facts that hold for one update and may differ in the next."""
+
+    adapter_of: Mapping[str, str]
+    """agent -> adapter that it speaks with"""
+    kl_coef: float
+    """weight of the KL to the reference in the loss"""
+    weight: Callable[[Turn], float] | None = None
+    """scales the policy terms of a turn (HAPPO's compound ratio)"""
+
+
 class Learner:
     """Clipped policy-gradient updates of stacked adapters (PPO; Schulman 2017).
 
     Args:
         base: holds the adapters.
-        adapter_of: which adapter each agent speaks with; may be set anew between updates.
+        adapter_of: the adapter of each agent, unless a call names another cast.
         temperatures: at which each agent samples; log-probabilities are taken at the same.
         rates: learning rate of each adapter.
         learn: the update's settings.
@@ -72,36 +85,40 @@ class Learner:
         self.seed = seed
         self.steps = steps or make_steps(base, rates, learn)
         self.optimizers = self.steps.optimizers
-        settings = objective.settings
-        self.kl_coef = settings.kl_coef if settings.kl_in == "loss" else 0.0
-        """weight of the KL to the reference in the loss; may be set anew between updates"""
         self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
 
     @torch.no_grad()
-    def logprobs(self, turns: Sequence[Turn]) -> list[list[float]]:
-        """Log-probabilities of the action tokens under the adapters as they are now, one list per turn."""
-        found: dict[int, list[float]] = {}
-        spoken = [turn for turn in turns if turn.action_ids]
-        mine = dealt(spoken, self.base.processes)
-        for part in micro_batches(mine, spoken, self.micro_batch_tokens, self.base):
-            batch = self._collate(part)
-            logprobs, _ = self._logprobs(batch, ())
-            found |= {id(turn): values for turn, values in zip(part, batch.scatter(logprobs), strict=True)}
-        if self.base.processes.size > 1:
-            numbers = {id(turn): number for number, turn in enumerate(spoken)}
-            parts = self.base.processes.gather([[numbers[id(turn)], found[id(turn)]] for turn in mine])
-            found = {id(spoken[number]): values for part in parts for number, values in part}
-        return [found.get(id(turn), []) for turn in turns]
+    def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:
+        """Log-probabilities of the action tokens under the adapters as they are now, one list per turn.
 
-    def recompute_logprobs(self, turns: Sequence[Turn]) -> None:
+        Args:
+            turns: any turns; one without action tokens gets an empty list.
+            adapter_of: agent -> adapter; None: the constructor's.
+        """
+        adapter_of = self.adapter_of if adapter_of is None else adapter_of
+        spoken = [turn for turn in turns if turn.action_ids]
+        values_of: dict[int, list[float]] = {}  # by position in `spoken`
+        position = {id(turn): number for number, turn in enumerate(spoken)}
+        own = dealt(spoken, self.base.processes)
+        for part in micro_batches(own, spoken, self.micro_batch_tokens, self.base):
+            batch = self._collate(part, adapter_of)
+            logprobs, _ = self._logprobs(batch, ())
+            values_of |= {position[id(turn)]: row for turn, row in zip(part, batch.scatter(logprobs), strict=True)}
+        if self.base.processes.size > 1:
+            numbers = [position[id(turn)] for turn in own]
+            parts = self.base.processes.gather([[number, values_of[number]] for number in numbers])
+            values_of = {number: values for part in parts for number, values in part}
+        return [values_of[position[id(turn)]] if turn.action_ids else [] for turn in turns]
+
+    def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
         """Fill `old_logprobs` from the adapters as they are now.
 
         Needed where the sampler's own log-probabilities are not the policy's: a cut support (top-p, top-k), or
-        another engine.
+        another engine. Arguments as of `logprobs`.
         """
-        for turn, found in zip(turns, self.logprobs(turns), strict=True):
-            turn.old_logprobs = found
+        for turn, values in zip(turns, self.logprobs(turns, adapter_of), strict=True):
+            turn.old_logprobs = values
 
     def update(
         self,
@@ -109,10 +126,20 @@ class Learner:
         agents: Sequence[str],
         iteration: int,
         weight: Callable[[Turn], float] | None = None,
+        *,
+        adapter_of: Mapping[str, str] | None = None,
+        kl_coef: float | None = None,
     ) -> dict[str, float]:
         """Move the adapters of `agents` along the advantages of their turns; all others stay bit-identical.
 
-        `weight` scales the policy terms of each turn (HAPPO's compound ratio).
+        Args:
+            turns: the batch.
+            agents: agents whose adapters learn.
+            iteration: iterations completed before this one.
+            weight: scales the policy terms of each turn (HAPPO's compound ratio).
+            adapter_of: agent -> adapter; None: the constructor's.
+            kl_coef: weight of the KL to the reference in the loss; None: the setting's. Ignored where the KL is in
+                the reward.
 
         Turns without advantages, and turns of agents that do not learn, are left out. A mini-batch whose
         gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
@@ -123,7 +150,13 @@ class Learner:
             `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
             and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
         """
-        adapters = tuple(dict.fromkeys(self.adapter_of[agent] for agent in agents))
+        settings = self.objective.settings
+        context = UpdateContext(
+            self.adapter_of if adapter_of is None else adapter_of,
+            0.0 if settings.kl_in != "loss" else settings.kl_coef if kl_coef is None else kl_coef,
+            weight,
+        )
+        adapters = tuple(dict.fromkeys(context.adapter_of[agent] for agent in agents))
         mine = [turn for turn in turns if turn.advantages is not None and turn.action_ids and turn.agent in agents]
         tally = Tally(adapters)
         if not mine:
@@ -138,11 +171,11 @@ class Learner:
             size = math.ceil(len(order) / self.learn.num_mini_batch)
             this_pass = Tally(adapters)
             for at in range(0, len(order), size):
-                this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, weight))
+                this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, context))
             this_pass.gathered(self.base.processes)
             tally.merge(this_pass)
             epochs += 1
-            target = self.objective.settings.target_kl
+            target = settings.target_kl
             if target is not None and this_pass.mean_kl() > target:
                 break
         for name in adapters:
@@ -158,11 +191,11 @@ class Learner:
         """Learning rate of an adapter in an iteration."""
         return self.rates[adapter] * self.pace(iteration)
 
-    def _step(self, turns: list[Turn], adapters: Sequence[str], weight: Callable[[Turn], float] | None) -> Tally:
+    def _step(self, turns: list[Turn], adapters: Sequence[str], context: UpdateContext) -> Tally:
         """One optimizer step per adapter from the mini-batch `turns`."""
         counts = {name: Counts() for name in adapters}
         for turn in turns:
-            count, fixed = counts[self.adapter_of[turn.agent]], self.objective.turn_tokens
+            count, fixed = counts[context.adapter_of[turn.agent]], self.objective.turn_tokens
             count.tokens += len(turn.action_ids)
             count.turns += 1
             count.ratios += (
@@ -176,7 +209,7 @@ class Learner:
             try:
                 with stage("learning", own) as advance:
                     for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
-                        self._backward(part, counts, tally if number < own else None, weight)
+                        self._backward(part, counts, tally if number < own else None, context)
                         advance(1)
                 break
             except RuntimeError as error:
@@ -203,32 +236,32 @@ class Learner:
         turns: list[Turn],
         counts: Mapping[str, Counts],
         tally: Tally | None,
-        weight: Callable[[Turn], float] | None,
+        context: UpdateContext,
     ) -> None:
         """Add the gradient of some turns of a mini-batch whose `counts` are the denominators.
 
         Without a tally the turns are another process's, and the pass is only made because all have to make it.
         """
-        batch = self._collate(self.loss.rows(turns))
+        batch = self._collate(self.loss.rows(turns), context.adapter_of)
         logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
         if tally is None:
             (0.0 * logprobs.sum()).backward()
             return
-        owners = [self.adapter_of[turn.agent] for turn in batch.turns]
-        part = Part(turns, batch, owners, logprobs, entropy, counts, tally, weight, self.kl_coef)
+        owners = [context.adapter_of[turn.agent] for turn in batch.turns]
+        part = Part(turns, batch, owners, logprobs, entropy, counts, tally, context.weight, context.kl_coef)
         self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""
         states = self.base.forward(batch.input_ids, None, batch.adapter_index, train=train)
         rows = states.reshape(-1, states.shape[-1])[batch.predict]
-        heat = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
+        temperature = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
         return self.base.token_logprobs(
-            rows, batch.targets, temperature=heat, entropy_grad=bool(self.objective.settings.entropy_coef)
+            rows, batch.targets, temperature=temperature, entropy_grad=bool(self.objective.settings.entropy_coef)
         )
 
-    def _collate(self, turns: Sequence[Turn]) -> Batch:
-        index = {agent: self.base.adapter_index(name) for agent, name in self.adapter_of.items()}
+    def _collate(self, turns: Sequence[Turn], adapter_of: Mapping[str, str]) -> Batch:
+        index = {agent: self.base.adapter_index(name) for agent, name in adapter_of.items()}
         return collate(turns, lambda turn: index[turn.agent], self.base.pad_id, self.base.device)
 
     def _clear(self, adapters: Sequence[str]) -> None:
