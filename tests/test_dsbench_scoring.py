@@ -69,7 +69,7 @@ def test_a_submission_of_one_row_is_invalid():
         (b"id,y\n100,1\n101,\x002\n", "NUL"),
         (b"y\n1\n2\n3\n5\n", "has no id column 'id'"),
         (b"id,z\n100,1\n101,2\n102,3\n103,5\n", "lacks the column 'y'"),
-        (b"id,y,z\n100,1,0\n101,2,0\n102,3,0\n103,5,0\n", "columns that nobody asked for: 'z'"),
+        (b"id,y,z\n100,1,0\n101,2,0\n102,3,0\n103,5,0\n", "columns that were not asked for: 'z'"),
         (b"id,y,y\n100,1,0\n101,2,0\n102,3,0\n103,5,0\n", "has the column 'y' twice"),
         (b"id,y\n100,1\n100,2\n102,3\n103,5\n", "more than once"),
         (b"id,y\n100,1\n777,2\n102,3\n103,5\n", "lacks 1 of the ids, such as '101', and has '777' instead"),

@@ -29,7 +29,7 @@ class CodeEnv(Env):
     A team of one codes alone: a program that does not compile, or that raises while it is tested, comes back with the
     traceback for another turn, `turns` in all. In a team of two the second agent is the Tester: it sees the program
     and writes checks, which are run with it. Checks that fail go back to the Coder with what came of them, at most
-    `reviews` times; checks that pass, or none, end the episode. What the real tests expect is shown to nobody.
+    `reviews` times; checks that pass, or none, end the episode. Hidden tests are not shown.
     """
 
     rubric = "code"

@@ -63,7 +63,7 @@ class Flow:
         return {self.coder: chat}
 
     def advance(self, state: CodeState, actions: dict[str, str]) -> CodeState:
-        """The state after somebody spoke: what it wants to be run is pending, or its turn is over."""
+        """The state after an agent spoke: its program is pending, or its turn is over."""
         [(name, text)] = actions.items()
         found = find_code(text)
         said = replace(state, said=(*state.said, (name, text)))

@@ -64,7 +64,7 @@ def ensure(root: Path | None = None) -> Path:
         try:
             write(fresh)
             fresh.chmod(0o755)
-            # Somebody else may have been faster; theirs is the same.
+            # Another process may have been faster; its tables are the same.
             with contextlib.suppress(FileExistsError):
                 _rename(fresh, folder)
         finally:

@@ -89,7 +89,7 @@ def make_answers(
         answers: id and targets of the test rows, all text.
         train: targets of the training rows, all text.
         copies: for a metric on text, columns that a submission could copy, each as (training rows, test rows).
-        baseline: score of the baseline, where somebody has measured it; else it is computed here.
+        baseline: measured score of the baseline; None: computed here.
         reference: score of a good solution.
 
     Raises:

@@ -121,7 +121,7 @@ def _pearson(truth: Array, given: Array) -> float:
     if _constant(given):
         return 0.0
     with warnings.catch_warnings():
-        # Nearly constant columns are computed all the same; the warning would go to a log that nobody can act on.
+        # Nearly constant columns are computed all the same; the user could do nothing about a warning.
         warnings.simplefilter("ignore")
         return float(pearsonr(truth, given).statistic)
 
@@ -175,7 +175,7 @@ def _f1_micro(truth: Array, given: Array) -> float:
 
 
 def _kappa(truth: Array, given: Array) -> float:
-    """Cohen's kappa with quadratic weights over the whole range of values, so that a value nobody has keeps its gap."""
+    """Cohen's kappa with quadratic weights over the whole range; values without rows keep their gap."""
     import numpy as np
     from sklearn.metrics import cohen_kappa_score
 

@@ -7,7 +7,7 @@
                      2 it cannot be used
     Analyst          5 + 5 times the normalised score of submission.csv, 4 if that is no better than the baseline,
                      2 if it is not valid, 3 if it is not there
-    everybody        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
+    all roles        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
                      1 less where the work is right and the agent does not say that it is done
 
 Who was handed something that cannot be worked with is not blamed for it: 5, whatever it says of it, unless it mends it.
@@ -52,7 +52,7 @@ class Work:
 
 
 def data_defect(work: Work) -> str | None:
-    """Why nobody can go on from the Data Engineer's files, or None."""
+    """Why the Data Engineer's files cannot be used, or None."""
     if absent := work.missing(ENGINEER):
         return f"{' and '.join(absent)} not there"
     x, y, test = (work.shapes[name] for name in REQUIRED[ENGINEER])
@@ -103,7 +103,7 @@ def model_defect(work: Work) -> str | None:
     if found := dangerous(shape):
         return f"model.pkl is no model ({found})"
     if work.probe is None:
-        return None  # X_test.pkl is not there: nobody can tell
+        return None  # without X_test.pkl the model cannot be tried
     if "error" in work.probe:
         return f"model.pkl cannot predict X_test.pkl ({work.probe['error']})"
     if work.probe.get("rows") != work.shapes["X_test.pkl"].rows:

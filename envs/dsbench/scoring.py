@@ -139,7 +139,7 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
     if absent:
         raise TableError(f"lacks the column {shown(absent)}; it has {shown(names)}")
     extra = [name for name in rest if name not in answers.targets]
-    raise TableError(f"has columns that nobody asked for: {shown(extra)}")
+    raise TableError(f"has columns that were not asked for: {shown(extra)}")
 
 
 def _refuse_single_column(answers: Answers) -> None:

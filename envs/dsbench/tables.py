@@ -1,6 +1,6 @@
 """CSV files as people and agents write them: read as text, checked, and compared by what a cell means.
 
-Cells stay text until somebody knows what they are: `007` may be an id, `1.0` a class that another file calls `1`.
+Cells stay text until their column's meaning is known: `007` may be an id, `1.0` a class that another file calls `1`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> pandas.DataFrame:
 
 
 def parse_table(data: bytes) -> pandas.DataFrame:
-    """A CSV that somebody handed in, all cells text. Raises TableError."""
+    """A CSV made by an agent, all cells text. Raises TableError."""
     pd = pandas_module()
     try:
         text = data.decode("utf-8-sig")

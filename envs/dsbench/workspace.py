@@ -52,7 +52,7 @@ HIDDEN = "."
 
 @dataclass(frozen=True)
 class Shape:
-    """What a file is, as found in the sandbox. Decided by code that nobody has read: it is data."""
+    """Description of a file, found in the sandbox. Controlled by untrusted code: data, not facts."""
 
     kind: str
     """table, matrix, array, model, file, broken, or the name of a class"""

@@ -217,7 +217,7 @@ def _hub_records(source: str, split: str) -> Records:
             "pip install 'mafrt[datasets]'"
         ) from error
     name, config, part = (*source.split(":"), "", "")[:3]
-    # GSM8K has two configurations and no default one; `main` is what everybody means.
+    # GSM8K has two configurations and no default one; papers use `main`.
     config = config or ("main" if name == "openai/gsm8k" else "")
     try:
         rows = load_dataset(name, config or None, split=part or split)

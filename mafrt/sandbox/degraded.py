@@ -1,4 +1,4 @@
-"""The command line of the tier without namespaces, and what is said aloud when somebody chooses it."""
+"""The command line of the tier without namespaces, and the warning that its users get."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Slots:
             turn.acquire()
             self._waiting.append(turn)
         try:
-            turn.acquire()  # until the slot of somebody else is handed over
+            turn.acquire()  # until another thread hands its slot over
         except BaseException:
             self._give_up(turn)
             raise

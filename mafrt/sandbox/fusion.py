@@ -182,7 +182,7 @@ class FusionSandbox:
             everything = fetch == [EVERYTHING]
             missing = result["gone"] if everything else [name for name in fetch if name not in contents]
             if any(names.fault(name) for name in contents) or not (everything or contents.keys() <= set(fetch)):
-                raise ValueError("files that nobody asked for")
+                raise ValueError("files that were not asked for")
             return Execution(
                 status=status,
                 stdout=readable(base64.b64decode(result["streams"][0])),

@@ -1,4 +1,4 @@
-"""Bytes that somebody else wrote, as text that can be shown, logged and tokenised."""
+"""Foreign bytes as text that can be shown, logged and tokenised."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True)
 class Execution:
-    """One snippet's run. Everything in it but `tier` and `seconds` was decided by code nobody has read: it is data."""
+    """One snippet's run. All fields but `tier` and `seconds` are controlled by untrusted code: data, not facts."""
 
     status: Status
     stdout: str

@@ -15,7 +15,7 @@ class Workspace:
 
     Every `run` finds the files of the ones before it, and what it makes, changes or deletes holds for the next. One
     `run` at a time. What is over the quota is not kept: `refused`, `stderr` and `over_quota` say so, and the file's
-    earlier content, if it had one, stays. Nobody outside the sandbox may read these bytes as anything but bytes:
+    earlier content, if it had one, stays. Code outside the sandbox may treat these bytes as nothing but bytes:
     `model.pkl` is opened in there, or not at all.
     """
 

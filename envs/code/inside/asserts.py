@@ -39,7 +39,7 @@ class Instrument(ast.NodeTransformer):
     def visit_Assert(self, node):
         number = first = len(self.never)
         self.never.append(isinstance(node.test, ast.Constant) and not node.test.value)
-        # Whether it holds is noted even where somebody catches the AssertionError.
+        # The result is noted here, since the program may catch the AssertionError.
         call = ast.Call(
             ast.Name("__holds__", ast.Load()),
             [ast.Constant(number), ast.Lambda(ast.arguments([], [], None, [], [], None, []), node.test)],

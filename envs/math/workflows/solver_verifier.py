@@ -1,4 +1,4 @@
-"""`solver_verifier`: somebody proposes an answer, the last agent approves or rejects it, until it approves."""
+"""`solver_verifier`: agents propose an answer until the last agent, the verifier, approves it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verdict_of(text: str) -> str | None:
 class SolverVerifier(Chain):
     """The Solver (or several agents) answers, the Verifier judges, and a rejected answer is followed by another.
 
-    `horizon` rounds at most. Only the answer that stands at the end is verified, and nobody is told whether an answer
+    `horizon` rounds at most. Only the answer that stands at the end is verified, and no agent is told whether an answer
     that was rejected was right. A text without a verdict approves nothing.
     """
 

@@ -85,7 +85,7 @@ class Room:
         for place, size in ((WORKDIR, limits.WORKDIR_MIB), ("/tmp", limits.TMP_MIB)):
             options = f"mode=0700,size={size}m,nr_inodes={limits.WORKDIR_INODES}"
             libc.mount("tmpfs", place, "tmpfs", safe, options)
-        # Nobody inside may look into the supervisor, or change it, through /proc.
+        # Without this, snippets could read and change the supervisor through /proc.
         libc.prctl(libc.PR_SET_DUMPABLE, 0)
         return WORKDIR
 

@@ -111,7 +111,7 @@ def _execute(code: str) -> int:
 
 
 def _report(error: BaseException) -> int:
-    """Print what an interpreter prints of an error that nobody caught, from the snippet's own frames on."""
+    """Print an uncaught error as an interpreter does, from the snippet's own frames on."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF

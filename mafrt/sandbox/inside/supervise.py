@@ -65,7 +65,7 @@ class Run:
 def supervise(line: socket.socket, confinement: Confinement, group: Group | None = None) -> None:
     """Get everything ready, wait on `line` for the trainer's connection, serve one request, end.
 
-    The snippet's process is forked before there is a request, so that nobody has to wait for that.
+    The snippet's process is forked before there is a request, which takes that time out of every request.
     """
     broken, place, lane, pid = "", "", None, 0
     try:
@@ -157,7 +157,7 @@ def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeo
             break
         for source, _ in poll.poll(1000 * max(0.001, min(deadline - now, every))):
             if source == connection.fileno():
-                run.verdict = "gone"  # nobody waits for the result any more
+                run.verdict = "gone"  # the caller no longer waits for the result
             elif source == ended:
                 _read_note(run)
                 _notice_start(run, connection)
@@ -246,7 +246,7 @@ def _end_all(confinement: Confinement, run: Run | None = None) -> None:
 
 
 def _drain(run: Run) -> None:
-    """The rest of the output; the pipes hold little, and nobody writes into them any more."""
+    """The rest of the output; the pipes hold little, and their writers have ended."""
     for source in run.streams:
         while True:
             before = run.streams[source].total

@@ -14,10 +14,10 @@ DEEPEST = 64
 def processes(alone: bool) -> list[int]:
     """The snippet's processes: all but this one in a pid namespace, otherwise whatever descends from this one."""
     own = os.getpid()
-    everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     if alone:
-        return [pid for pid in everybody if pid != own]
-    parents = {pid: parent for pid in everybody if (parent := _parent(pid))}
+        return [pid for pid in processes if pid != own]
+    parents = {pid: parent for pid in processes if (parent := _parent(pid))}
     return [pid for pid in parents if _descends(pid, own, parents)]
 
 

@@ -69,7 +69,7 @@ def main(tier: str, control_fd: int, libraries: bool, grouped: bool) -> None:
 
 
 def _enter_room() -> Confinement:
-    """In bubblewrap: as root, become somebody else, with a /proc that has nothing laid over it."""
+    """In bubblewrap: as root, become another user, with a /proc that has nothing mounted over it."""
     if os.getuid() == 0:
         # The kernel lets a new user namespace have a /proc of its own only where all of this one is visible.
         for covered in _mounts_below("/proc/"):
