@@ -1,4 +1,4 @@
-"""Loops and schedules: who trains when. `OnPolicy` and `evaluate` are resolved on first use, since they need torch."""
+"""Training loops and schedules. `OnPolicy` and `evaluate` are resolved on first use, since they need torch."""
 
 from __future__ import annotations
 

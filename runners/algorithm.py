@@ -1,4 +1,4 @@
-"""From the settings to one learning rule, checked against the run: all that is refused before a model is loaded."""
+"""Resolves the settings into one learning rule, checked against the run before a model is loaded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mafrt.runners.schedules import Delayed, Schedule, make_schedule
 
 @dataclass(frozen=True)
 class Rule:
-    """An algorithm in a run: its settings, and everything that follows from them and from the run together."""
+    """An algorithm in a run: its settings, and the values derived from them and the run."""
 
     settings: Algorithm
     token_limits: Mapping[str, int]
-    """agent -> tokens it may say in a turn"""
+    """agent -> max tokens of a turn"""
     tree_samples: int
-    """alternatives of every turn, the best of which is carried on; 1: no trees"""
+    """alternatives per turn, of which the best continues; 1: no trees"""
     sampling_rounds: int
     """rounds in which groups without spread are replaced (DAPO's dynamic sampling)"""
     schedule: Schedule

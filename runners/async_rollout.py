@@ -1,11 +1,11 @@
-"""One step off-policy: the next batch is sampled while this one is learnt from (`--async_steps 1`).
+"""Asynchronous rollout, one step off-policy: the next batch is sampled during the update (`--async_steps 1`).
 
-A thread plays with copies of the adapters as they were before the update that runs beside it, so iteration i+1 learns
-from turns that were sampled with the weights at the beginning of iteration i. The base is shared; the adapters are
-there twice. Before it is learnt from, the trainer reads the batch with its own weights, and each token counts with the
-truncated weight min(pi_old / pi_sampler, cap) of `mafrt.algorithms.losses`, as if another engine had sampled it.
+A thread plays with copies of the adapters from before the concurrent update, so iteration i+1 learns from turns
+sampled with the weights at the beginning of iteration i. The base is shared; the adapters exist twice. Before the
+update, the trainer recomputes the log-probs of the batch with its own weights, and each token has the truncated
+weight min(pi_old / pi_sampler, cap) of `mafrt.algorithms.losses`, as if another engine had sampled it.
 
-A checkpoint keeps the copies too. The batch that was being played is lost and played again from them, so a resumed run
+A checkpoint keeps the copies too. The batch in progress is lost and played again from them, so a resumed run
 repeats an uninterrupted one (as long as the environment does not draw from the global random generators).
 
 Sources: Noukhovitch 2024, "Asynchronous RLHF", 2410.18252 (one step behind costs little); Yao 2025 for the weights.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATE = "ahead.pt"
-"""The copies, among the state of a checkpoint."""
+"""File of the copies in the state of a checkpoint."""
 
 
-class Ahead(Generic[T]):
-    """Copies of the adapters that sample, and the thread that plays with them.
+class AsyncRollout(Generic[T]):
+    """Background rollout: copies of the adapters, and the thread that samples with them.
 
     Args:
         base: holds adapters and copies.
@@ -64,11 +64,11 @@ class Ahead(Generic[T]):
                 self.base.versions[copy] = self.base.versions[name]
 
     def adapters(self, cast: Mapping[str, str]) -> dict[str, str]:
-        """Agent -> the copy of the adapter that it is cast with."""
+        """Agent -> the copy of its adapter."""
         return {agent: self.copies[name] for agent, name in cast.items()}
 
     def start(self, play: Callable[[], T]) -> None:
-        """Start to play the next batch in a thread."""
+        """Start the rollout of the next batch in a thread."""
         import torch
 
         threads, batch = torch.get_num_threads(), Future[T]()
@@ -78,7 +78,7 @@ class Ahead(Generic[T]):
             try:
                 batch.set_result(play())
             except BaseException as error:
-                batch.set_exception(error)  # raised where the batch is asked for
+                batch.set_exception(error)  # raised by `batch`
 
         self._batch = batch
         threading.Thread(target=work, name="sampler", daemon=True).start()
@@ -118,23 +118,22 @@ class Ahead(Generic[T]):
 
 
 def staleness(turns: Iterable[Turn], versions: Mapping[str, int], cast: Mapping[str, str]) -> dict[str, float]:
-    """`staleness/AGENT`: steps that the agent's adapter has made since it sampled, mean over its turns."""
-    found: dict[str, list[int]] = {}
+    """`staleness/AGENT`: updates of the agent's adapter since sampling, mean over its turns."""
+    ages: dict[str, list[int]] = {}
     for turn in turns:
-        found.setdefault(turn.agent, []).append(versions[cast[turn.agent]] - turn.adapter_version)
-    return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in found.items()}
+        ages.setdefault(turn.agent, []).append(versions[cast[turn.agent]] - turn.adapter_version)
+    return {f"staleness/{agent}": sum(steps) / len(steps) for agent, steps in ages.items()}
 
 
 def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
-    """Raise ConfigError where playing and learning cannot go on side by side, or could not be corrected for."""
+    """Raise ConfigError where rollout and update cannot run concurrently, or the lag could not be corrected."""
     if not config.play.async_steps:
         return
     where = f"async_steps is {config.play.async_steps}, but "
     if sharded:
         raise ConfigError(
-            where
-            + "the base is sharded, and has to be whole to play and in parts to learn; leave async_steps at 0, or "
-            "sample with --vllm_servers on other GPUs and keep a whole base (configs/zero2.json)."
+            where + "the base is sharded: it must be whole for the rollout and sharded for the update; leave "
+            "async_steps at 0, or sample with --vllm_servers on other GPUs and keep a whole base (configs/zero2.json)."
         )
     if config.engine.engine == "vllm" and not config.engine.vllm_servers:
         raise ConfigError(
@@ -147,8 +146,8 @@ def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
         top_k = config.play.top_k if agent.top_k is None else agent.top_k
         if top_p < 1 or top_k > 0:
             raise ConfigError(
-                where + f"top_p or top_k cut the distribution of {agent.name!r}, so it cannot be told how likely the "
-                "newer weights make a sample relative to the older ones; leave both out."
+                where + f"top_p or top_k cut the distribution of {agent.name!r}, so the importance weight of a sample "
+                "under the newer weights is undefined; leave both out."
             )
     if config.coach.coach_feedback:
-        raise ConfigError(where + "coach_feedback judges in the middle of play; switch one of them off.")
+        raise ConfigError(where + "coach_feedback judges during the rollout; switch one of them off.")

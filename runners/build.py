@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, initial: Loadable | None = None) -> None:
     """Add an adapter to `base` for every adapter of the team that is not there yet.
 
-    A folder of adapters in `initial` that is no run of ours brings its own shape (`adapter_config.json`), whatever the
-    settings say. Raises CheckpointError for one that cannot be loaded.
+    Adapter folders in `initial` that are not from a mafrt run keep their own shape (`adapter_config.json`) in place of
+    the settings. Raises CheckpointError for one that cannot be loaded.
     """
     foreign = initial is not None and initial.kind == "adapters" and initial.checkpoint is None
     for name in team.adapters:
@@ -51,9 +51,9 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, i
             continue
         if foreign and initial is not None:
             base.load_adapter(name, initial.adapter(name))
-            found, wanted = base.records[name], team.lora_for(name, default)
-            if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
-                log.warning("adapter %s has rank %d and alpha %g, as its folder says", name, found.rank, found.alpha)
+            loaded, wanted = base.records[name], team.lora_for(name, default)
+            if (loaded.rank, loaded.alpha) != (wanted.rank, wanted.alpha):
+                log.warning("adapter %s has rank %d and alpha %g, as its folder says", name, loaded.rank, loaded.alpha)
         else:
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
@@ -100,7 +100,7 @@ def make_learner(
 
 
 def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
-    """How an agent samples: its own settings from the team file where it has some, else the run's."""
+    """Sampling parameters of an agent: its own settings from the team file where it has some, else the run's."""
     agent, play = team.agent(name), config.play
 
     def pick(own: Any, default: Any) -> Any:
@@ -166,7 +166,7 @@ def make_kl_control(settings: Algorithm) -> AdaptiveKL | None:
 
 
 def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None = None, *, fsdp: bool = False) -> None:
-    """Give `base` to all processes: to each a copy, or, with FSDP or ZeRO-3, a part. Before adapters are added.
+    """Place `base` on all processes: replicated, or sharded with FSDP or ZeRO-3. Call it before adapters are added.
 
     Args:
         processes: those of the run.
@@ -191,7 +191,7 @@ def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
     """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
 
     Raises:
-        ModelError: it does not say what the base would.
+        ModelError: its log-probs disagree with the base.
         EngineDownError: no server answers.
     """
     if config.engine.engine == "local":
@@ -203,17 +203,17 @@ def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
         if is_foreign(engine):
             log.info("%s", summary({config.engine.engine: self_check(engine, base, config.engine.engine)}))
         return engine
-    found: dict[str, SelfCheck] = {}
+    checks: dict[str, SelfCheck] = {}
     if not config.engine.vllm_servers:
         from mafrt.engines.vllm.in_process import VllmEngine
 
         colocated = VllmEngine(base, config.engine, window=window)
         try:
-            found["vLLM"] = self_check(colocated, base)
+            checks["vLLM"] = self_check(colocated, base)
         except BaseException:
             colocated.close()
             raise
-        log.info("%s", summary(found))
+        log.info("%s", summary(checks))
         return colocated
     from mafrt.engines.vllm.server import ServerEngine
 
@@ -224,10 +224,10 @@ def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
         for url, answers in servers.servers.items():
             if answers:
                 with servers.only(url):
-                    found[url] = self_check(servers, base, url)
+                    checks[url] = self_check(servers, base, url)
         servers.keep_probes()
     except BaseException:
         servers.close()
         raise
-    log.info("%s", summary(found))
+    log.info("%s", summary(checks))
     return servers

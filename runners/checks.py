@@ -1,4 +1,4 @@
-"""What can be refused before the first token is sampled."""
+"""Checks of a run before the first token is sampled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mafrt.environment.session import session_of
 from mafrt.rollout.prompts import encode_prompt
 
 _CHECKED = 1000
-"""tasks whose first prompts are looked at; of more, this many spread evenly"""
+"""max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
 
 
 def check_team(env: Env, team: Team) -> None:
-    """Raise ConfigError unless everybody who acts in `env` is in the team."""
+    """Raise ConfigError unless the team has every agent of `env`."""
     missing = [name for name in env.agents if name not in team.names]
     if missing:
         raise ConfigError(
@@ -30,7 +30,7 @@ def check_team(env: Env, team: Team) -> None:
 
 
 def check_processes(processes: Processes, config: TrainConfig, *, judged: bool = False) -> None:
-    """Raise ConfigError unless every process has tasks to play, and nothing is asked for that one process must do."""
+    """Raise ConfigError unless every process has tasks to play, and no setting needs a single process."""
     play = config.play
     groups = play.n_rollout_threads // play.n_samples
     if groups < processes.size:
@@ -41,7 +41,7 @@ def check_processes(processes: Processes, config: TrainConfig, *, judged: bool =
         )
     if processes.size > 1 and (judged or config.coach.coach_feedback):
         raise ConfigError(
-            f"{'this rule needs a coach' if judged else 'coach_feedback judges'} in the middle of play, and "
+            f"{'this rule needs a coach' if judged else 'coach_feedback judges'} during the rollout, and "
             f"{processes.size} processes would each have a budget and a cache of their own; "
             f"{'' if judged else 'switch it off, or '}start one process."
         )

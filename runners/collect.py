@@ -1,4 +1,4 @@
-"""The first half of an iteration: a batch of episodes, played, judged, and filled up where the rule asks for it.
+"""Rollout phase of an iteration: a batch of episodes, played, judged, and resampled where the rule asks for it.
 
 A batch is a pure function of the weights, the iteration, the position in the data and the seed.
 """
@@ -23,35 +23,35 @@ from mafrt.rollout.player import Player
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
 from mafrt.rollout.task_stream import TaskStream
 from mafrt.runners.algorithm import Rule
-from mafrt.runners.async_rollout import Ahead
-from mafrt.runners.judge import Coaching
+from mafrt.runners.async_rollout import AsyncRollout
+from mafrt.runners.judge import Judge
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 
-class Batch(NamedTuple):
+class CollectedBatch(NamedTuple):
     """The batch of one iteration."""
 
     episodes: list[Episode]
     stats: PlayStats
-    """other counts"""
+    """counts of the rollout"""
     drawn: int
-    """the position in the data afterwards"""
+    """position in the data after the batch"""
 
 
-class Playing:
+class Collector:
     """Plays and judges the batches of a run.
 
     Args:
-        env: its siblings are played, one for each slot of this process.
+        env: spawns one environment per slot of this process.
         base: the shared base; it has the adapters of the team.
         config: all settings.
-        rule: whose needs the batches meet.
-        player: plays with the adapters of the moment; evaluations use the same one.
-        context: of credit, which tells a group without spread.
-        coaching: judges each batch; None without a coach.
-        ahead: plays one step behind the learner; None to play when the batch is asked for.
+        rule: decides on dynamic sampling and the cast.
+        player: plays with the current adapters; evaluations share it.
+        context: credit context, which tells groups without spread.
+        judge: judges each batch; None without a coach.
+        async_rollout: samples one step behind the learner; None: play synchronously.
         interrupted: whether the run was asked to stop.
     """
 
@@ -63,48 +63,48 @@ class Playing:
         rule: Rule,
         player: Player,
         context: CreditContext,
-        coaching: Coaching | None,
-        ahead: Ahead[Batch] | None,
+        judge: Judge | None,
+        async_rollout: AsyncRollout[CollectedBatch] | None,
         interrupted: Callable[[], bool],
     ) -> None:
         play = config.play
         self.env, self.base, self.config, self.rule = env, base, config, rule
-        self.player, self.context, self.coaching = player, context, coaching
-        self.ahead, self.interrupted = ahead, interrupted
+        self.player, self.context, self.judge = player, context, judge
+        self.async_rollout, self.interrupted = async_rollout, interrupted
         self.blocks = play.n_rollout_threads // play.n_samples
         # Batches that are played in a thread of their own must not share a process group with the learner.
-        self.processes = base.processes.beside() if ahead else base.processes
+        self.processes = base.processes.beside() if async_rollout else base.processes
         self.envs = [env.spawn() for _ in own_slots(base.processes, play.n_rollout_threads, play.n_samples)]
         self.order = (
             StratifiedOrder(strata_of(env, play.stratify), config.run.seed, self.blocks) if play.stratify else None
         )
 
-    def batch(self, iteration: int, drawn: int) -> Batch:
-        """The batch of `iteration`, played now or, one step behind, while the last one was learnt from.
+    def batch(self, iteration: int, drawn: int) -> CollectedBatch:
+        """The batch of `iteration`, played now, or taken from the background rollout.
 
         Args:
             iteration: iterations completed before it.
-            drawn: the position in the data before it.
+            drawn: position in the data before it.
 
         Raises:
             EnvError: not one episode was finished.
             CoachError, EngineDownError: the coach or the engine cannot go on.
         """
         play = partial(self.play, iteration, drawn)
-        return play() if self.ahead is None else self.ahead.batch(play)
+        return play() if self.async_rollout is None else self.async_rollout.batch(play)
 
     def start(self, iteration: int, drawn: int) -> None:
-        """Have the batch of `iteration` played beside the learner, with the weights of now; one step behind only."""
-        if self.ahead is not None:
-            self.ahead.take()
-            self.ahead.start(partial(self.play, iteration, drawn))
+        """Start the background rollout of `iteration` with the current weights; no-op without async rollout."""
+        if self.async_rollout is not None:
+            self.async_rollout.take()
+            self.async_rollout.start(partial(self.play, iteration, drawn))
 
     def wait(self) -> None:
         """Block until the background rollout ends; engines are not thread-safe."""
-        if self.ahead is not None:
-            self.ahead.wait()
+        if self.async_rollout is not None:
+            self.async_rollout.wait()
 
-    def play(self, iteration: int, drawn: int) -> Batch:
+    def play(self, iteration: int, drawn: int) -> CollectedBatch:
         """Play the batch of `iteration` now; see `batch`."""
         player, play = self._cast(iteration), self.config.play
         first = self._stream(iteration, self.blocks, drawn, 0, turns=play.episode_length * len(player.team.agents))
@@ -112,8 +112,8 @@ class Playing:
         if not episodes and not self.interrupted():
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         if not self.rule.sampling_rounds:
-            return Batch(episodes, stats, first.drawn)
-        found = resample(
+            return CollectedBatch(episodes, stats, first.drawn)
+        resampled = resample(
             episodes,
             stats,
             rounds=self.rule.sampling_rounds,
@@ -124,15 +124,15 @@ class Playing:
             drawn=first.drawn,
             dealt=first.rounds,
         )
-        stats.sampling_rounds, stats.groups_replaced = found.rounds, found.replaced
-        return Batch(found.episodes, stats, found.drawn)
+        stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
+        return CollectedBatch(resampled.episodes, stats, resampled.drawn)
 
     def _cast(self, iteration: int) -> Player:
-        """The player with the adapters that the schedule has for this iteration, or with their copies."""
+        """The player with the adapters of the schedule for this iteration, or with their copies."""
         cast = self.rule.schedule.plan(iteration).adapters
-        if self.ahead is None:
+        if self.async_rollout is None:
             return self.player.cast(cast)
-        return self.player.cast(self.ahead.adapters(cast))
+        return self.player.cast(self.async_rollout.adapters(cast))
 
     def _stream(self, iteration: int, tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
         play = self.config.play
@@ -151,20 +151,20 @@ class Playing:
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
         with self.base.whole():
             episodes, stats = play_together(self.processes, player, self.envs, starts, self.interrupted)
-            if self.coaching is not None:
-                self._judge(self.coaching, episodes)
+            if self.judge is not None:
+                self._judge(self.judge, episodes)
         return episodes, stats
 
-    def _judge(self, coaching: Coaching, episodes: list[Episode]) -> None:
-        """Have the batch judged, by one process for all."""
+    def _judge(self, judge: Judge, episodes: list[Episode]) -> None:
+        """Judge the batch in the first process, for all."""
 
-        def judge() -> list[Any]:
+        def judge_and_save() -> list[Any]:
             try:
-                coaching.judge(episodes)
+                judge.judge(episodes)
             finally:
-                coaching.save()
+                judge.save()
             return records.pack_verdicts(episodes)
 
-        verdicts = self.processes.lead(judge)
+        verdicts = self.processes.lead(judge_and_save)
         if not self.processes.main:
             records.unpack_verdicts(episodes, verdicts)

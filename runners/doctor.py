@@ -1,4 +1,4 @@
-"""Diagnoses of a run while it goes on: why nothing is learnt, or the wrong thing, with a remedy.
+"""Diagnoses of a running training: reasons why it learns nothing or the wrong thing, with a remedy.
 
 Every check reads the metrics and episodes of an iteration, or an evaluation, and nothing else. A diagnosis is reported
 when it is first made, and counted from then on; the summary of the run repeats all of them. Thresholds are stated in
@@ -24,7 +24,7 @@ WINDOW = 5
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that is wrong with a run."""
+    """One problem of a run."""
 
     name: str
     """key, such as `no_reward`"""
@@ -35,7 +35,7 @@ class Diagnosis:
 
 
 class Doctor:
-    """Looks at every iteration and evaluation of a run.
+    """Checks every iteration and evaluation of a run.
 
     Args:
         agents: names of the agents that may learn.
@@ -43,7 +43,7 @@ class Doctor:
 
     def __init__(self, agents: Sequence[str]) -> None:
         self.agents = tuple(agents)
-        self.found: dict[str, Diagnosis] = {}
+        self.diagnoses: dict[str, Diagnosis] = {}
         self.seen: dict[str, int] = {}
         """diagnosis -> iterations in which it held"""
         self._past: deque[Mapping[str, float]] = deque(maxlen=200)
@@ -64,16 +64,16 @@ class Doctor:
         return [
             f"{diagnosis.sentence} (first in iteration {diagnosis.iteration}, "
             f"{self.seen[name]} time{'s' if self.seen[name] > 1 else ''})"
-            for name, diagnosis in self.found.items()
+            for name, diagnosis in self.diagnoses.items()
         ]
 
     def _note(self, iteration: int, symptoms: Iterator[tuple[str, str]]) -> list[Diagnosis]:
         new = []
         for name, sentence in symptoms:
             self.seen[name] = self.seen.get(name, 0) + 1
-            if name not in self.found:
-                self.found[name] = Diagnosis(name, sentence, iteration)
-                new.append(self.found[name])
+            if name not in self.diagnoses:
+                self.diagnoses[name] = Diagnosis(name, sentence, iteration)
+                new.append(self.diagnoses[name])
                 log.warning("iteration %d: %s", iteration, sentence)
         return new
 
@@ -202,12 +202,12 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
             'return rewards from step(), or info["outcome"] on the last step (mafrt check_env shows an episode).',
         )
     elif worth[0] < 1:
-        said = clean_text(turns[-1].text).strip().replace("\n", " ")
+        answer = clean_text(turns[-1].text).strip().replace("\n", " ")
         yield (
             "equal_rewards",
             f"All {len(episodes)} rewards were {worth[0]:g}; nothing to learn. The last answer was: "
-            f"{said[:200]!r}. Remedy: check that the reward can be reached (mafrt check_env), show the agents examples "
-            "first (train_sft), or raise --temperature.",
+            f"{answer[:200]!r}. Remedy: check that the reward can be reached (mafrt check_env), show the agents "
+            "examples first (train_sft), or raise --temperature.",
         )
 
 

@@ -24,10 +24,10 @@ SOLVED = 1.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     scores: Mapping[str, tuple[float, ...]]
-    """per task, the scores of its sampled episodes; a task all of whose episodes were lost is not here"""
+    """per task, the scores of its sampled episodes; tasks that lost all episodes are absent"""
     greedy_scores: Mapping[str, float]
     """per task, the score of its greedy episode; empty if there was no greedy pass"""
     samples: int
@@ -35,8 +35,8 @@ class Evaluation:
     lost: int
     """episodes that the environment lost"""
     measures: Mapping[str, float] = field(default_factory=dict)
-    """name -> mean of what the environment measures besides the score (`info["measures"]`), over the sampled episodes
-    that have it; over the greedy ones if nothing was sampled"""
+    """name -> mean of a further measure of the environment (`info["measures"]`) over the sampled episodes that
+    have it; over the greedy ones if nothing was sampled"""
 
     @property
     def avg(self) -> float | None:
@@ -64,10 +64,11 @@ class Evaluation:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def measures_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def measures_of(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each measure over the episodes that have it."""
-    names = sorted({name for one in found for name in one})
-    return {name: sum(o[name] for o in found if name in o) / sum(name in o for o in found) for name in names}
+    names = sorted({name for episode in measures for name in episode})
+    values = {name: [episode[name] for episode in measures if name in episode] for name in names}
+    return {name: sum(values[name]) / len(values[name]) for name in names}
 
 
 def score(episode: Episode) -> float:
@@ -97,10 +98,10 @@ def evaluate(
         greedy: whether to play each task once with temperature 0 as well.
         seed: tasks of an environment without numbered tasks, and all samples, follow from it.
         slots: environments side by side.
-        processes: share the tasks; all find the same, and `interrupted()` in one ends it for all.
+        processes: share the tasks; all return the same result, and `interrupted()` in one ends it for all.
 
     Returns:
-        What was found, or None if `interrupted()` became true.
+        The evaluation, or None if `interrupted()` became true.
 
     Raises:
         EnvError: every episode was lost.
@@ -128,34 +129,34 @@ def evaluate(
         passes.append(
             (starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()})
         )
-    mine = _Found()
+    own = _ProcessResult()
     try:
         for queue, how in passes:
             envs = [env.spawn() for _ in range(min(slots, len(queue)))]
             kind = "evaluating (sampled)" if how is player.sampling else "evaluating (greedy)"
             with stage(kind, len(queue)) as advance:
                 played = _one_after_the_other(queue, len(envs), advance)
-                found, stats = player.sampling_as(how).play(envs, played, interrupted)
-            mine.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in found]
-            mine.lost += stats.env_errors
-            mine.last = mine.last if stats.last_error is None else str(stats.last_error)
-            mine.cut = interrupted()
-            if mine.cut:
+                episodes, stats = player.sampling_as(how).play(envs, played, interrupted)
+            own.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in episodes]
+            own.lost += stats.env_errors
+            own.last = own.last if stats.last_error is None else str(stats.last_error)
+            own.cut = interrupted()
+            if own.cut:
                 break
     except MafrtError as error:
         if processes.size == 1:
             raise
-        mine.error = packed_error(error)
-    everybody = [_Found(**one) for one in processes.gather(vars(mine))]
-    for one in everybody:
-        if one.error is not None:
-            raise unpacked_error(one.error)
-    if any(one.cut for one in everybody):
+        own.error = packed_error(error)
+    results = [_ProcessResult(**fields) for fields in processes.gather(vars(own))]
+    for result in results:
+        if result.error is not None:
+            raise unpacked_error(result.error)
+    if any(result.cut for result in results):
         return None
-    scored = sorted((item for one in everybody for item in one.scored), key=lambda item: item[0])
-    lost = sum(one.lost for one in everybody)
+    scored = sorted((item for result in results for item in result.scored), key=lambda item: item[0])
+    lost = sum(result.lost for result in results)
     if not scored and lost:
-        last = next(one.last for one in everybody if one.last is not None)
+        last = next(result.last for result in results if result.last is not None)
         raise EnvError(f"All {lost} evaluation episodes were lost; the last one because: {last}")
     scores: dict[str, tuple[float, ...]] = {}
     greedy_scores: dict[str, float] = {}
@@ -170,8 +171,8 @@ def evaluate(
 
 
 @dataclass
-class _Found:
-    """What one process found."""
+class _ProcessResult:
+    """Episodes of one process."""
 
     scored: list[tuple[str, str, float, dict[str, float]]] = field(default_factory=list)
     """(id, group, score, measures) of each episode"""

@@ -57,7 +57,7 @@ def describe_run(
         team: its agents.
         args: its settings by flat name.
         command: the script that starts it; None from Python.
-        env, eval_env: what is played; None for runs that learn from records.
+        env, eval_env: the environments; None for runs that learn from records.
         base: the loaded base; None before it is loaded.
     """
     return RunRecord(

@@ -1,4 +1,4 @@
-"""The coach's place in a run: turns into cases, verdicts back onto turns, and metrics of the verdicts.
+"""Judging in a run: turns to cases, verdicts to turns, and metrics of the verdicts.
 
 play -> coach -> value -> credit -> learn. With `--coach_feedback` the turns of an episode that goes on are judged while
 it is played, and the agents that act next are shown the reason; all other turns are judged in one call after play.
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN = 600
-"""Characters of a reason that agents are shown: it takes room from their own words."""
+"""Max characters of a reason shown to agents; it takes room in their context window."""
 
 COUNTS = "coach.json"
 """In the run's folder: the coach's name, and its counts so far."""
 
 
-class Coaching:
-    """One coach at work in one run.
+class Judge:
+    """Applies a coach to the turns of a run.
 
     Args:
-        coach: who judges.
+        coach: gives the verdicts.
         config: of the run.
-        team: whose turns are judged.
+        team: the agents.
         base: its tokenizer turns prompts into text; `local` judges with the model itself.
         engine: samples for `local`.
-        level: spans are asked for where decisions are tokens.
+        level: `token` asks the coach for spans.
         interrupted: whether the run was asked to stop.
     """
 
@@ -79,26 +79,26 @@ class Coaching:
             raise CoachInterruptedError("the run was asked to stop")
         self._fill([(episode, turn) for episode in episodes for turn in episode.turns])
 
-    def feedback(self, said: Sequence[tuple[Episode, Turn]]) -> list[str]:
-        """Judge turns in the middle of play; a note on each for the agents that act next, empty for none."""
-        self._fill(said)
-        return [_told(turn) for _, turn in said]
+    def feedback(self, turns: Sequence[tuple[Episode, Turn]]) -> list[str]:
+        """Judge turns during the rollout; a note on each for the agents that act next, empty for none."""
+        self._fill(turns)
+        return [_note(turn) for _, turn in turns]
 
-    def _fill(self, said: Sequence[tuple[Episode, Turn]]) -> None:
-        open_ones = [(episode, turn) for episode, turn in said if not isinstance(turn.coach, Scored)]
-        if not open_ones:
+    def _fill(self, turns: Sequence[tuple[Episode, Turn]]) -> None:
+        unjudged = [(episode, turn) for episode, turn in turns if not isinstance(turn.coach, Scored)]
+        if not unjudged:
             return
         started = time.perf_counter()
-        with stage("judging", len(open_ones)) as advance:
-            verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in open_ones])
-            advance(len(open_ones))
+        with stage("judging", len(unjudged)) as advance:
+            verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in unjudged])
+            advance(len(unjudged))
         self.seconds += time.perf_counter() - started
-        if len(verdicts) != len(open_ones):
+        if len(verdicts) != len(unjudged):
             raise CoachError(
-                f"{type(self.coach).__name__}.judge() gave {len(verdicts)} verdicts on {len(open_ones)} cases; give "
+                f"{type(self.coach).__name__}.judge() gave {len(verdicts)} verdicts on {len(unjudged)} cases; give "
                 "one for each, in their order."
             )
-        for (_, turn), verdict in zip(open_ones, verdicts, strict=True):
+        for (_, turn), verdict in zip(unjudged, verdicts, strict=True):
             turn.coach = _checked(verdict, self.coach)
 
     def case(self, episode: Episode, turn: Turn) -> Case:
@@ -120,31 +120,31 @@ class Coaching:
     # ------------------------------------------------------------------------------------------------------ numbers
 
     def too_few(self, episodes: Sequence[Episode]) -> bool:
-        """Whether so many turns are without a score that nothing should be learnt from the batch."""
+        """Whether too many turns are unscored for an update."""
         return self.weight != 0.0 and unscored_share(episodes) > self.config.coach.coach_max_unscored
 
     def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Scores per agent, how many turns have none, and whether the coach agrees with the task's verdict."""
-        found: dict[str, float] = {"coach_unscored_share": unscored_share(episodes)}
+        metrics: dict[str, float] = {"coach_unscored_share": unscored_share(episodes)}
         skipped = self.too_few(episodes)
-        found["coach_skipped_updates"] = float(skipped)
+        metrics["coach_skipped_updates"] = float(skipped)
         if skipped:
             why = next(t.coach.why for e in episodes for t in e.turns if isinstance(t.coach, Unscored))
             log.warning(
-                "%.0f%% of the turns are without a score (the first because %s), so this batch is not learnt from",
-                100 * found["coach_unscored_share"],
+                "%.0f%% of the turns are without a score (the first because %s), so the update is skipped",
+                100 * metrics["coach_unscored_share"],
                 why,
             )
         for name in self.team.names:
             turns = [turn for episode in episodes for turn in episode.turns if turn.agent == name]
             scores = [turn.coach.score for turn in turns if isinstance(turn.coach, Scored)]
             if scores:
-                found[f"coach_score/{name}"] = sum(scores) / len(scores)
+                metrics[f"coach_score/{name}"] = sum(scores) / len(scores)
         agreement, alarm = agreement_of(episodes, self.team.names)
         if alarm and not self.alarmed:
             log.warning("%s; look at its reasons in episodes.jsonl, and at --outcome_veto", alarm)
         self.alarmed = alarm is not None
-        return found | agreement | {"coach_alarm": float(alarm is not None)}
+        return metrics | agreement | {"coach_alarm": float(alarm is not None)}
 
     def taken(self) -> dict[str, float]:
         """Cost of judging since the last call, by metric name. Depends on caches, so it belongs to the timings."""
@@ -190,14 +190,14 @@ def prepare_coach(config: TrainConfig, env: Env) -> Coach | None:
 
 
 def check_rules(env: Env) -> None:
-    """One scripted episode tells whether `--coach rules` will find something to read.
+    """Play one scripted episode to check that `--coach rules` has judgements to read.
 
     Raises:
         ConfigError: no turn of it was given a rules judgement.
     """
     transcript = play(env.spawn(), seed=0)
     if isinstance(transcript[-1], str):
-        return  # it does not even play; that will be reported where it can be
+        return  # the episode failed; the environment check reports that
     if not any(evidence.rules for evidence in _evidence_in(transcript)):
         raise ConfigError(
             f"coach 'rules' reads the judgement of the environment's own verifier, and {env.class_name} gives none "
@@ -233,7 +233,7 @@ def _in_range(score: Any) -> bool:
     return isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 10  # NaN is not either
 
 
-def _told(turn: Turn) -> str:
+def _note(turn: Turn) -> str:
     """The note on a turn for the agents that act next; empty if it has no score."""
     if not isinstance(turn.coach, Scored):
         return ""

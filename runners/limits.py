@@ -40,7 +40,7 @@ MOST: dict[str, float] = {
     "vllm_concurrency": 10**5,
     "tensor_parallel_size": 4096,
 }
-"""Largest value of a setting that any machine could use; a larger one is a slip of the keyboard."""
+"""Largest value of a setting that any machine could use; a larger one is a typing error."""
 
 
 def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: bool = True) -> None:
@@ -49,7 +49,7 @@ def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: b
     Args:
         config: of the run.
         team: its agents; their own settings go before the run's.
-        model: folder or name of the base; one that has to be fetched first is not looked at.
+        model: folder or name of the base; a base that is not on disk yet is not checked.
         tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
     """
     flat = config.flat()
@@ -82,10 +82,10 @@ def base_config(model: str) -> dict[str, Any]:
     """config.json of a base that is a local folder, text part only; empty if it cannot be read."""
     folder = TEACHING_BASE if model == "teaching-base" else Path(model).expanduser()
     try:
-        found = parse_json(read_text(folder / "config.json"))
+        config = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         return {}
-    text = found.get("text_config")
-    return text if isinstance(text, dict) else found
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config

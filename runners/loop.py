@@ -1,6 +1,6 @@
 """The loop that on-policy and offline training share: evaluate -> collect -> learn -> log -> checkpoint.
 
-A `Training` says how a batch is collected and learnt from; the loop decides when, keeps the files of the run, and ends
+A `Training` implements collection and update; the loop orders them, writes the files of the run, and ends
 on the last iteration, a signal, or a coach or engine that is down. Evaluations come before an iteration: a run that
 is stopped in the middle of an iteration repeats it exactly.
 """
@@ -35,7 +35,7 @@ B = TypeVar("B")
 
 
 @dataclass(frozen=True)
-class Learnt:
+class IterationResult:
     """Result of one iteration."""
 
     metrics: Mapping[str, float]
@@ -45,12 +45,12 @@ class Learnt:
     episodes: Sequence[Mapping[str, Any]] = ()
     """lines of `episodes.jsonl`"""
     tokens: int = 0
-    """tokens sampled and learnt from; 0 where nothing is sampled"""
+    """tokens sampled; 0 in offline training"""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a run after an iteration, for whoever watches it."""
+    """State of a run after an iteration, for progress callbacks."""
 
     iteration: int
     """iterations completed"""
@@ -106,7 +106,7 @@ class Training(Protocol[B]):
     def collect(self) -> B | None:
         """The batch of the next iteration; None if it was interrupted. Moves no weights."""
 
-    def learn(self, batch: B) -> Learnt:
+    def learn(self, batch: B) -> IterationResult:
         """Learn from the batch and count the iteration."""
 
     def save(self, disk: RunDir | None) -> None:
@@ -186,19 +186,19 @@ class Loop(Generic[B]):
             with self._pausing(), self._keeping():
                 batch = training.collect()
             if batch is None or self._stopping():
-                break  # half an iteration teaches nothing; the resumed run collects it again, and whole
+                break  # half a batch is discarded; the resumed run collects it again
             collected = time.perf_counter()
-            learnt = training.learn(batch)
+            result = training.learn(batch)
             ended = time.perf_counter()
             seconds += ended - started
-            timings = self._timings(learnt, collected - started, ended - collected)
+            timings = self._timings(result, collected - started, ended - collected)
             if self._disk is not None and writer is not None:
-                writer.write(training.iteration, learnt.metrics, timings)
-                if learnt.episodes:
-                    self._disk.episodes.append(training.iteration, learnt.episodes)
+                writer.write(training.iteration, result.metrics, timings)
+                if result.episodes:
+                    self._disk.episodes.append(training.iteration, result.episodes)
             if training.iteration == training.iterations or divides(self.config.save_interval, training.iteration):
                 self._checkpoint()
-            self.progress(Progress(training.iteration, training.iterations, ended - started, learnt.metrics, timings))
+            self.progress(Progress(training.iteration, training.iterations, ended - started, result.metrics, timings))
         training.finish(self._disk)
         self._checkpoint()
         return Summary(
@@ -213,14 +213,14 @@ class Loop(Generic[B]):
         )
 
     @staticmethod
-    def _timings(learnt: Learnt, collecting_s: float, learning_s: float) -> dict[str, float]:
-        if not learnt.tokens:
-            return {"seconds_learn": collecting_s + learning_s, **learnt.timings}
+    def _timings(result: IterationResult, collecting_s: float, learning_s: float) -> dict[str, float]:
+        if not result.tokens:
+            return {"seconds_learn": collecting_s + learning_s, **result.timings}
         return {
             "seconds_play": collecting_s,
             "seconds_learn": learning_s,
-            "tokens_per_s": learnt.tokens / (collecting_s + learning_s),
-            **learnt.timings,
+            "tokens_per_s": result.tokens / (collecting_s + learning_s),
+            **result.timings,
         }
 
     def _evaluate(self, writer: MetricsWriter | None) -> dict[str, float] | None:
@@ -249,7 +249,7 @@ class Loop(Generic[B]):
             pass  # the interruption came with a request to stop
         except (CoachError, EngineDownError) as error:
             if self.stop.requested:
-                return  # Ctrl-C ends an engine's process too, and is no accident
+                return  # Ctrl-C reaches the engine's process too, so this is no failure
             self.paused = not isinstance(error, BudgetSpentError)
             self.stop.request(str(error))
 

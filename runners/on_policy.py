@@ -1,7 +1,7 @@
 """The on-policy loop: play -> coach -> value -> credit -> learn -> log -> checkpoint -> evaluate.
 
-An iteration is a pure function of the weights, the optimizers, the position in the data and the seed. That is all a
-checkpoint holds, and why a resumed run repeats exactly what an uninterrupted one would have done.
+An iteration is a pure function of the weights, the optimizers, the position in the data and the seed. A checkpoint
+holds exactly these, so a resumed run repeats an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.runners.algorithm import resolve_rule
-from mafrt.runners.async_rollout import STATE, Ahead, check_async
+from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
 from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
-from mafrt.runners.collect import Batch, Playing
+from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.identity import describe_run, refuse_changes
-from mafrt.runners.judge import Coaching, prepare_coach
+from mafrt.runners.judge import Judge, prepare_coach
 from mafrt.runners.limits import check_limits
-from mafrt.runners.loop import Learnt, Loop, Progress, Summary, divides
+from mafrt.runners.loop import IterationResult, Loop, Progress, Summary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
-from mafrt.runners.schedules import Plan
+from mafrt.runners.schedules import IterationPlan
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir, episode_record
 
@@ -47,16 +47,16 @@ class OnPolicy:
     """Trains the adapters of `team` on `base` by playing `env`.
 
     Args:
-        env: what is played; siblings are made with `env.spawn()`.
-        team: its agents; each speaks with its adapter, added to `base` if it is not there yet.
+        env: the environment; copies are made with `env.spawn()`.
+        team: its agents; each uses its adapter, added to `base` if missing.
         base: the shared base.
         config: all settings.
-        eval_env: what is played to evaluate; `env` itself by default.
-        run_dir: where everything is written; nothing is written without one.
-        resume: what `--load_path` resolved to: a checkpoint to go on from, or initial adapters.
-        engine: what samples; the local engine on `base` by default.
-        coach: who scores turns; made from the settings by default.
-        args: what goes to `args.yaml`; the config by default.
+        eval_env: the environment of evaluations; `env` by default.
+        run_dir: output folder; None: nothing is written.
+        resume: the resolved `--load_path`: a checkpoint to resume, or initial adapters.
+        engine: samples the turns; the local engine on `base` by default.
+        coach: scores the turns; made from the settings by default.
+        args: content of `args.yaml`; the config by default.
         command: the script that starts the run, for `run.json`; None from Python.
         accept_changes: go on with `resume` although its environment, team, data, rubric or base changed since.
         progress: called after every iteration.
@@ -84,7 +84,7 @@ class OnPolicy:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of
-        from mafrt.runners.update import Learning
+        from mafrt.runners.update import Updater
 
         self.rule = resolve_rule(config, team)
         timeout_s = config.play.env_timeout_s
@@ -115,39 +115,39 @@ class OnPolicy:
             coach.load(base)
         check_tree(env, self.rule.tree_samples, coach if config.algorithm.process_weight else None)
         check_async(config, team, sharded=base.sharded)
-        ahead = Ahead[Batch](base, team.adapters) if config.play.async_steps else None
+        async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)
         self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
-        self.coaching = (
-            Coaching(coach, config, team, base, self.engine, self.rule.settings.level, lambda: self.stop.requested)
+        self.judge = (
+            Judge(coach, config, team, base, self.engine, self.rule.settings.level, lambda: self.stop.requested)
             if coach
             else None
         )
-        context = replace(self.rule.context(), **(self.coaching.credit if self.coaching else {}))
+        context = replace(self.rule.context(), **(self.judge.credit if self.judge else {}))
         sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        feedback = None if self.coaching is None else self.coaching.feedback
+        feedback = None if self.judge is None else self.judge.feedback
         self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, context, feedback)
         if feedback is not None and self.rule.tree_samples > 1:
             check_processes(self.processes, config, judged=True)
-        self.playing = Playing(
+        self.collector = Collector(
             env,
             base,
             config,
             self.rule,
             self.player,
             context,
-            self.coaching,
-            ahead,
+            self.judge,
+            async_rollout,
             lambda: self.stop.requested,
         )
-        self.learning = Learning(base, team, config, self.rule, sampling, self.engine, context, self.coaching)
+        self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
         self.state = RunState()
         self.doctor = Doctor(team.names if "all" not in config.team.freeze else ())
         if resume is not None:
-            restore(resume, self.state, base, team, self.learning.valuation, self.learning.learner)
-            self.learning.kl_coef = self.state.kl_coef
-            if ahead is not None:
-                ahead.load(resume.path / "state" / STATE)
+            restore(resume, self.state, base, team, self.updater.valuation, self.updater.learner)
+            self.updater.kl_coef = self.state.kl_coef
+            if async_rollout is not None:
+                async_rollout.load(resume.path / "state" / STATE)
 
     def run(self) -> Summary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
@@ -156,14 +156,14 @@ class OnPolicy:
             # No process changes the run's folder while another may still be reading from it.
             self.processes.same(self._identity(), "the run")
             loop = Loop(self, self.config.run, stop, processes=self.processes, progress=self.progress)
-            opened = None if self.coaching is None else self._open_coach
+            opened = None if self.judge is None else self._open_coach
             try:
                 return loop.run(self.run_dir, self.args, self.resume, self.record, opened)
             except ProcessLostError:
                 raise  # the background rollout may be waiting for the lost process too
             except Exception as error:
                 stop.request(str(error))
-                self.playing.wait()  # no sampling while engine and interpreter are being closed
+                self.collector.wait()  # no sampling while engine and interpreter are being closed
                 raise
 
     def close(self) -> None:
@@ -173,13 +173,13 @@ class OnPolicy:
         if self._own_coach is not None:
             self._own_coach.close()
 
-    def cast(self) -> Plan:
+    def cast(self) -> IterationPlan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
         self.player = self.player.cast(plan.adapters)
         return plan
 
-    # ------------------------------------------------------------------------------- what the loop asks for
+    # ---------------------------------------------------------------------------- the `Training` protocol
 
     @property
     def iteration(self) -> int:
@@ -203,7 +203,7 @@ class OnPolicy:
 
     def evaluate(self) -> dict[str, float] | None:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
-        self.playing.wait()
+        self.collector.wait()
         self.cast()
         with self.base.whole():
             evaluation = evaluate(
@@ -224,25 +224,25 @@ class OnPolicy:
             self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
         return metrics
 
-    def collect(self) -> Batch:
+    def collect(self) -> CollectedBatch:
         """Play and judge the episodes of the next iteration."""
-        return self.playing.batch(self.state.iteration, self.state.drawn)
+        return self.collector.batch(self.state.iteration, self.state.drawn)
 
-    def learn(self, batch: Batch) -> Learnt:
+    def learn(self, batch: CollectedBatch) -> IterationResult:
         """Value, credit and update; with `async_steps`, the next batch is played meanwhile."""
-        if self.playing.ahead is None:
+        if self.collector.async_rollout is None:
             engines.rest(self.engine)
         elif self.state.iteration + 1 < self.config.run.iterations:
-            self.playing.start(self.state.iteration + 1, batch.drawn)
-        metrics = self.learning.learn(batch.episodes, batch.stats, self.state.iteration)
+            self.collector.start(self.state.iteration + 1, batch.drawn)
+        metrics = self.updater.learn(batch.episodes, batch.stats, self.state.iteration)
         self.state.iteration, self.state.drawn = self.state.iteration + 1, batch.drawn
-        self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.learning.kl_coef
+        self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.updater.kl_coef
         if self.processes.main:
             self.doctor.look(self.state.iteration, metrics, batch.episodes)
         run = self.config.run
-        return Learnt(
+        return IterationResult(
             metrics,
-            self.coaching.taken() if self.coaching is not None else {},
+            self.judge.taken() if self.judge is not None else {},
             [episode_record(episode, tokens=run.log_tokens) for episode in batch.episodes] if run.log_episodes else (),
             batch.stats.tokens,
         )
@@ -253,19 +253,19 @@ class OnPolicy:
             return
         adapters = digest(self.base, self.team.adapters)
         self.processes.same(adapters, f"the weights after iteration {self.state.iteration}")
-        ahead, learning = self.playing.ahead, self.learning
-        extra = {} if ahead is None else {STATE: ahead.state()}
-        save(disk, self.state, self.base, self.team, learning.valuation, learning.learner, self.config.run, extra)
+        async_rollout, updater = self.collector.async_rollout, self.updater
+        extra = {} if async_rollout is None else {STATE: async_rollout.state()}
+        save(disk, self.state, self.base, self.team, updater.valuation, updater.learner, self.config.run, extra)
 
     def findings(self) -> list[str]:
         return self.doctor.lines()
 
     def finish(self, disk: RunDir | None) -> None:
-        self.playing.wait()
+        self.collector.wait()
 
     def _open_coach(self, disk: RunDir) -> None:
-        assert self.coaching is not None
-        self.coaching.open(disk.path)
+        assert self.judge is not None
+        self.judge.open(disk.path)
 
     def _identity(self) -> dict[str, Any]:
         """Everything that has to be the same in all processes."""

@@ -1,4 +1,4 @@
-"""What a run remembers between iterations, and how it enters and leaves a checkpoint."""
+"""State of a run between iterations: save to and restore from a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class RunState:
 
 
 def digest(base: SharedBase, adapters: Iterable[str]) -> str:
-    """16 hex digits of all weights of these adapters: equal in all processes, as long as they learn together."""
-    found = hashlib.sha256()
+    """16 hex digits of all weights of these adapters: equal in all processes of a run."""
+    digested = hashlib.sha256()
     for name in adapters:
         for parameter in base.adapter_parameters(name):
-            found.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+            digested.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return digested.hexdigest()[:16]
 
 
 def save(
@@ -120,20 +120,20 @@ def restore(
     if loaded.checkpoint is None:
         return
     check_base(loaded, base)
-    found = atomic_files.load_json(loaded.state("run.json"))
+    stored = atomic_files.load_json(loaded.state("run.json"))
     optimizers = atomic_files.load_tensors(loaded.state("optimizers.pt"))
     try:
         learner.load_state(optimizers["adapters"])
         valuation.load_state(optimizers["critic"])
-        state.iteration, state.drawn, state.tokens = found["iteration"], found["drawn"], found["tokens"]
-        state.before, state.kl_coef = found["before"], found["kl_coef"]
+        state.iteration, state.drawn, state.tokens = stored["iteration"], stored["drawn"], stored["tokens"]
+        state.before, state.kl_coef = stored["before"], stored["kl_coef"]
         for name in ("iteration", "drawn", "tokens"):
             value = getattr(state, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} is {value!r}")
         for name in team.adapters:
-            base.versions[name] = found["versions"][name]
-        rng_state.restore_random_state(found["random"])
+            base.versions[name] = stored["versions"][name]
+        rng_state.restore_random_state(stored["random"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"The state in {loaded.path} does not fit this team ({type(error).__name__}: {error}); resume with the "

@@ -1,4 +1,4 @@
-"""Schedules: who learns in which iteration. Pure functions of the iteration, so that a resumed run needs no state.
+"""Schedules: the learning agents of each iteration. Pure functions of the iteration, so resuming needs no state.
 
 A frozen agent still acts; its turns stay in the context and out of the loss.
 """
@@ -15,15 +15,15 @@ from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Who learns in one iteration."""
+class IterationPlan:
+    """Learning agents and adapters of one iteration."""
 
     learners: tuple[tuple[str, ...], ...]
-    """Groups of agents, updated one group after the other; the agents of a group learn together. Empty: nobody."""
+    """Groups of agents, updated one group after the other; the agents of a group learn together. Empty: no update."""
     adapters: Mapping[str, str]
     """Adapter that each agent acts and learns with in this iteration."""
     interval: str | None = None
-    """Whose interval it is, where only one agent learns."""
+    """The agent of the current interval, where only one learns."""
     compound: bool = False
     """Whether later groups are weighted by how the earlier ones moved (HAPPO's M)."""
 
@@ -39,14 +39,14 @@ class Plan:
 
 
 class Schedule(Protocol):
-    """Anything that says who learns when. Equal iterations give equal plans."""
+    """Maps an iteration to its plan. Equal iterations give equal plans."""
 
-    def plan(self, iteration: int) -> Plan: ...
+    def plan(self, iteration: int) -> IterationPlan: ...
 
 
 @dataclass(frozen=True)
 class Cast:
-    """The agents of a team, their adapters, and who is frozen."""
+    """The agents of a team, their adapters, and the frozen ones."""
 
     agents: tuple[str, ...]
     adapters: Mapping[str, str]
@@ -88,13 +88,13 @@ class Cast:
 
 @dataclass(frozen=True)
 class Concurrent:
-    """Everybody learns in every iteration, together."""
+    """All agents learn together in every iteration."""
 
     cast: Cast
 
-    def plan(self, iteration: int) -> Plan:
+    def plan(self, iteration: int) -> IterationPlan:
         learning = self.cast.learning
-        return Plan((learning,) if learning else (), self.cast.adapters)
+        return IterationPlan((learning,) if learning else (), self.cast.adapters)
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class RoundRobin:
     cast: Cast
     interval: int
 
-    def plan(self, iteration: int) -> Plan:
+    def plan(self, iteration: int) -> IterationPlan:
         learning = self.cast.learning
         if not learning:
-            return Plan((), self.cast.adapters)
+            return IterationPlan((), self.cast.adapters)
         name = learning[(iteration // self.interval) % len(learning)]
-        return Plan(((name,),), self.cast.adapters, interval=name)
+        return IterationPlan(((name,),), self.cast.adapters, interval=name)
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ class Sequential:
     cast: Cast
     seed: int = 0
 
-    def plan(self, iteration: int) -> Plan:
+    def plan(self, iteration: int) -> IterationPlan:
         order = list(self.cast.learning)
         random.Random(f"{self.seed}:{iteration}").shuffle(order)
-        return Plan(tuple((name,) for name in order), self.cast.adapters, compound=True)
+        return IterationPlan(tuple((name,) for name in order), self.cast.adapters, compound=True)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """Everybody learns together, and every `interval` iterations the adapters move on by one role (CORY, 2410.06101).
+    """All agents learn together, and every `interval` iterations the adapters move on by one role (CORY, 2410.06101).
 
     With two roles they swap. Frozen agents keep theirs. Optimizer state belongs to the adapter and travels with it.
     """
@@ -141,25 +141,25 @@ class Swap:
     cast: Cast
     interval: int
 
-    def plan(self, iteration: int) -> Plan:
+    def plan(self, iteration: int) -> IterationPlan:
         learning = self.cast.learning
         adapters = dict(self.cast.adapters)
         for position, name in enumerate(learning):
             source = learning[(position + iteration // self.interval) % len(learning)]
             adapters[name] = self.cast.adapters[source]
-        return Plan((learning,) if learning else (), adapters)
+        return IterationPlan((learning,) if learning else (), adapters)
 
 
 @dataclass(frozen=True)
 class Delayed:
-    """Nobody learns in the first iterations, while the critic warms up; then another schedule begins at its start."""
+    """No agent learns in the first iterations (critic warm-up); then another schedule starts at its iteration 0."""
 
     schedule: Schedule
     iterations: int
 
-    def plan(self, iteration: int) -> Plan:
+    def plan(self, iteration: int) -> IterationPlan:
         if iteration < self.iterations:
-            return Plan((), self.schedule.plan(0).adapters)
+            return IterationPlan((), self.schedule.plan(0).adapters)
         return self.schedule.plan(iteration - self.iterations)
 
 

@@ -1,4 +1,4 @@
-"""The second half of an iteration: value, credit, update, and what is worth knowing of it."""
+"""Update phase of an iteration: value, credit, update, and metrics."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import staleness
 from mafrt.runners.evaluation import measures_of, score
-from mafrt.runners.judge import Coaching
-from mafrt.runners.schedules import Plan
+from mafrt.runners.judge import Judge
+from mafrt.runners.schedules import IterationPlan
 from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 
-class Learning:
-    """Turns batches into steps of the adapters that the schedule names.
+class Updater:
+    """Updates the scheduled adapters from a batch.
 
     Args:
         base: the shared base; it has the adapters of the team.
         team: its agents.
         config: all settings.
-        rule: what to learn by.
-        sampling: how each agent sampled.
-        engine: what sampled; the log-probabilities of another one than the base itself are computed again.
-        context: of `algorithms.assign`, as far as it is the same in every iteration.
-        coaching: what judged the batches; None without a coach.
+        rule: the algorithm and its schedule.
+        sampling: sampling parameters of each agent.
+        engine: sampled the batch; if it is not the base itself, log-probs are recomputed.
+        context: of `algorithms.assign`, the part that is constant over iterations.
+        judge: judged the batch; None without a coach.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Learning:
         sampling: Mapping[str, SamplingParams],
         engine: Engine,
         context: CreditContext,
-        coaching: Coaching | None,
+        judge: Judge | None,
     ) -> None:
         from mafrt.runners.build import make_kl_control, make_learner, make_valuation
 
         self.base, self.team, self.config, self.rule, self.sampling = base, team, config, rule, sampling
-        self.context, self.coaching = context, coaching
+        self.context, self.judge = context, judge
         self.valuation = make_valuation(base, team, config, rule)
         self.learner = make_learner(base, team, config, rule, sampling)
         self.kl = make_kl_control(rule.settings)
@@ -73,7 +73,7 @@ class Learning:
             self.kl.coef = coef
 
     def learn(self, episodes: list[Episode], stats: PlayStats, iteration: int) -> dict[str, float]:
-        """Fill the turns' values and advantages, move the adapters whose turn it is, and say what happened.
+        """Fill the turns' values and advantages, update the scheduled adapters, and return the metrics.
 
         Args:
             episodes: a whole batch, judged if there is a coach.
@@ -82,27 +82,29 @@ class Learning:
         """
         rule, settings = self.rule, self.rule.settings
         plan = rule.schedule.plan(iteration)
-        learnt = to_learn(episodes)
-        turns = [turn for episode in learnt for turn in episode.turns]
-        heat = {name: how.temperature for name, how in self.sampling.items()}
-        features: Any = self.valuation.annotate(learnt, heat, values=rule.critic is not None, reference=rule.reference)
+        trained = to_learn(episodes)
+        turns = [turn for episode in trained for turn in episode.turns]
+        temperatures = {name: how.temperature for name, how in self.sampling.items()}
+        features: Any = self.valuation.annotate(
+            trained, temperatures, values=rule.critic is not None, reference=rule.reference
+        )
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
         stale = staleness(turns, self.base.versions, plan.adapters) if self.config.play.async_steps else {}
         kl_coef = settings.kl_coef if self.kl is None else self.kl.coef
         context = replace(self.context, kl_coef=kl_coef, **features.credit)
-        metrics = algorithms.assign(learnt, settings, context)
+        metrics = algorithms.assign(trained, settings, context)
         metrics |= stale
         show_advantages(episodes)
         if foreign:
             metrics |= engine_gap(turns, self.sampling)
-        if self.coaching is not None:
-            metrics |= self.coaching.metrics(episodes)
-        if self.coaching is None or not self.coaching.too_few(episodes):
+        if self.judge is not None:
+            metrics |= self.judge.metrics(episodes)
+        if self.judge is None or not self.judge.too_few(episodes):
             if rule.critic is not None:
                 metrics |= self.valuation.update(features, iteration)
-            metrics |= self._update(learnt, plan, iteration, kl_coef)
+            metrics |= self._update(trained, plan, iteration, kl_coef)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
@@ -112,7 +114,7 @@ class Learning:
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
         return dict(sorted(metrics.items()))
 
-    def _update(self, episodes: list[Episode], plan: Plan, iteration: int, kl_coef: float) -> dict[str, float]:
+    def _update(self, episodes: list[Episode], plan: IterationPlan, iteration: int, kl_coef: float) -> dict[str, float]:
         """Move the learning adapters: all at once, or group after group with HAPPO's compound ratio."""
         turns = [turn for episode in episodes for turn in episode.turns]
         cast: Any = {"adapter_of": plan.adapters, "kl_coef": kl_coef}
@@ -123,14 +125,14 @@ class Learning:
         for group in plan.learners:
             for agent in group:
                 metrics |= ratio.spread(agent)
-            found = self.learner.update(turns, group, iteration, weight=ratio.factor, **cast)
-            metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in found.items()}
-            mine = [turn for turn in turns if turn.agent in group and turn.action_ids]
-            ratio.update(zip(mine, self.learner.logprobs(mine, plan.adapters), strict=True))
+            group_metrics = self.learner.update(turns, group, iteration, weight=ratio.factor, **cast)
+            metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in group_metrics.items()}
+            own_turns = [turn for turn in turns if turn.agent in group and turn.action_ids]
+            ratio.update(zip(own_turns, self.learner.logprobs(own_turns, plan.adapters), strict=True))
         return metrics | ratio.metrics()
 
     def _of_the_batch(self, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats) -> dict[str, float]:
-        """What the batch was: scores, lengths, the environment's own measures, and what went wrong."""
+        """Metrics of the batch: scores, lengths, the environment's own measures, and lost episodes."""
         scores = [score(episode) for episode in episodes]
         metrics = {
             "score": sum(scores) / len(scores),
@@ -150,14 +152,14 @@ class Learning:
         measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
         metrics |= {f"measure/{name}": value for name, value in measured.items()}
         for name in self.team.names:
-            said = [turn for turn in turns if turn.agent == name]
-            if said:
-                metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in said) / len(said)
-                metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in said) / len(said)
+            own = [turn for turn in turns if turn.agent == name]
+            if own:
+                metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
+                metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in own) / len(own)
         return metrics
 
 
 def mean_of(metrics: Mapping[str, float], name: str) -> float:
     """Mean of a metric over agents; NaN if it was not measured."""
-    found = [value for key, value in metrics.items() if key.startswith(f"{name}/")]
-    return sum(found) / len(found) if found else math.nan
+    values = [value for key, value in metrics.items() if key.startswith(f"{name}/")]
+    return sum(values) / len(values) if values else math.nan

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.shared_base import SharedBase
     from mafrt.runners.evaluation import Evaluation
-    from mafrt.scripts.cli.stage import Stage
+    from mafrt.scripts.cli.prepared_run import PreparedRun
     from mafrt.storage.load_path import Loadable
 
 SEEDS_BY_DEFAULT = 100
@@ -58,7 +58,7 @@ COMMAND = Command(
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """Read the settings, load what they name, play, print a table."""
+    """Read the settings, load the named files, play, print a table."""
     settings = COMMAND.read(argv)
     only_one(COMMAND.name)
     loaded = resolve(settings)
@@ -136,12 +136,12 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
     run = run_of(loaded)
     named = "env" in settings.flags
     if run is not None and not named:
-        stage = rebuild(run, _changed(settings))
-        for note in stage.notes if settings["dataset_path"] is None else ():
+        prepared = rebuild(run, _changed(settings))
+        for note in prepared.notes if settings["dataset_path"] is None else ():
             print(note)
-        env = stage.eval_env or stage.env
-        refuse_changes(loaded, _now(stage, run, settings), accept=settings["accept_changes"])
-        return env, stage.team
+        env = prepared.eval_env or prepared.env
+        refuse_changes(loaded, _now(prepared, run, settings), accept=settings["accept_changes"])
+        return env, prepared.team
     if settings["env"] is not None:
         default = "profiles/dsbench.json" if settings["env"] == "dsbench" else None
         kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
@@ -169,14 +169,14 @@ def _changed(settings: Settings) -> dict[str, Any]:
     return changed
 
 
-def _now(stage: Stage, run: Path, settings: Settings) -> RunRecord:
+def _now(prepared: PreparedRun, run: Path, settings: Settings) -> RunRecord:
     """The record of the run as it would be made now, less the data, team and settings that were named here."""
     args = recorded_settings(run, load_record(run))
     if settings["dataset_path"] is not None:
         args |= {"dataset_path": None, "eval_dataset_path": None}
     from mafrt.runners.identity import describe_run
 
-    now = describe_run(stage.team, args, env=stage.env, eval_env=stage.eval_env)
+    now = describe_run(prepared.team, args, env=prepared.env, eval_env=prepared.eval_env)
     changed = _changed(settings)
     if "profile_path" in changed:
         now = replace(now, team=load_record(run).team)

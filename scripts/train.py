@@ -13,9 +13,9 @@ from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
+from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.stage import Stage
 from mafrt.scripts.cli.train import train
 
 SAMPLES = 3
@@ -28,7 +28,7 @@ COMMAND = Command(
 )
 
 
-def prepare(settings: Settings) -> Stage:
+def prepare(settings: Settings) -> PreparedRun:
     """Environment and team, checked before the model is loaded."""
     from mafrt.environment.registry import env_names, make_env
     from mafrt.environment.sample import payment_problem, sample_episode
@@ -56,7 +56,7 @@ def prepare(settings: Settings) -> Stage:
     differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
-    return Stage(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
+    return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
 
 
 def run(argv: Sequence[str]) -> int:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Command, Settings, run_main
-from mafrt.scripts.cli.offline import OFFLINE, Task, study
+from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 
 if TYPE_CHECKING:
     from mafrt.runners.offline.dataset import Record
-    from mafrt.runners.offline.replay import Said
+    from mafrt.runners.offline.replay import RecordedTurn
     from mafrt.runners.offline.sft import RecordRule
 
 
@@ -44,7 +44,7 @@ COMMAND = Command(
 )
 
 
-def prepare(settings: Settings) -> Task:
+def prepare(settings: Settings) -> OfflineTask:
     """What DPO learns from."""
     own = settings.make(DpoSettings)
 
@@ -53,12 +53,12 @@ def prepare(settings: Settings) -> Task:
 
         return Dpo(own.beta, own.reference)
 
-    def choose(said: Sequence[Said]) -> list[Record]:
+    def choose(said: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.dpo import pairs_of
 
         return pairs_of(said, own.min_gap)
 
-    return Task(rule, ("chosen", "rejected"), choose)
+    return OfflineTask(rule, ("chosen", "rejected"), choose)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

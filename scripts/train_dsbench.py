@@ -15,9 +15,9 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.scripts.cli.command import Command, Settings, run_main
-from mafrt.scripts.cli.loading import load_team, stage_of
+from mafrt.scripts.cli.loading import load_team, prepared_run
+from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.stage import Stage
 from mafrt.scripts.cli.train import train
 
 COMMAND = Command(
@@ -29,9 +29,9 @@ COMMAND = Command(
 )
 
 
-def prepare(settings: Settings) -> Stage:
+def prepare(settings: Settings) -> PreparedRun:
     """Tasks, sandbox and team, checked before the model is loaded."""
-    return stage_of(build.build, settings, load_team(settings), build.NAME)
+    return prepared_run(build.build, settings, load_team(settings), build.NAME)
 
 
 def _told(name: str) -> None:

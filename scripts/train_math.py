@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from mafrt.envs.math import build
 from mafrt.envs.math.config import MathSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
-from mafrt.scripts.cli.loading import load_team, stage_of
+from mafrt.scripts.cli.loading import load_team, prepared_run
+from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
-from mafrt.scripts.cli.stage import Stage
 from mafrt.scripts.cli.train import train
 
 COMMAND = Command(
@@ -21,9 +21,9 @@ COMMAND = Command(
 )
 
 
-def prepare(settings: Settings) -> Stage:
+def prepare(settings: Settings) -> PreparedRun:
     """Problems, workflow and team, checked before the model is loaded."""
-    return stage_of(build.build, settings, load_team(settings), build.NAME)
+    return prepared_run(build.build, settings, load_team(settings), build.NAME)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

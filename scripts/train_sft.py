@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mafrt.scripts.cli.command import Command, Settings, run_main
-from mafrt.scripts.cli.offline import OFFLINE, Task, study
+from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 
 if TYPE_CHECKING:
     from mafrt.runners.offline.dataset import Record
-    from mafrt.runners.offline.replay import Said
+    from mafrt.runners.offline.replay import RecordedTurn
     from mafrt.runners.offline.sft import RecordRule
 
 
@@ -32,7 +32,7 @@ COMMAND = Command(
 )
 
 
-def prepare(settings: Settings) -> Task:
+def prepare(settings: Settings) -> OfflineTask:
     """What SFT learns from."""
     own = settings.make(SftSettings)
 
@@ -41,12 +41,12 @@ def prepare(settings: Settings) -> Task:
 
         return Sft()
 
-    def choose(said: Sequence[Said]) -> list[Record]:
+    def choose(said: Sequence[RecordedTurn]) -> list[Record]:
         from mafrt.runners.offline.sft import examples_of
 
         return examples_of(said, own.min_return)
 
-    return Task(rule, ("response",), choose)
+    return OfflineTask(rule, ("response",), choose)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

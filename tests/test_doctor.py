@@ -39,7 +39,7 @@ def names(iterations, episodes=GOOD):
     doctor = Doctor(["solver"])
     for number, metrics in enumerate(iterations, start=1):
         doctor.look(number, metrics, episodes)
-    return set(doctor.found)
+    return set(doctor.diagnoses)
 
 
 def test_a_healthy_run_has_no_findings():

@@ -318,7 +318,7 @@ def test_maporls_settings_reach_the_rule_and_no_other_has_them():
 def test_a_bonus_moves_other_adapters_than_none(tmp_path):
     def moved(**settings):
         runner = make(None, algorithm="maporl", iterations=1, eval_episodes=0, episode_length=2, **settings)
-        env = runner.playing.envs[0]
+        env = runner.collector.envs[0]
 
         def step(self, actions):  # two rounds: a turn with a digit is right
             [(name, text)] = actions.items()
@@ -330,7 +330,7 @@ def test_a_bonus_moves_other_adapters_than_none(tmp_path):
             return StepResult(seen, {name: worth}, over, False, {})
 
         rounds = type("Rounds", (type(env.unwrapped),), {"step": step})
-        runner.playing.envs = [session_of(rounds()) for _ in runner.playing.envs]
+        runner.collector.envs = [session_of(rounds()) for _ in runner.collector.envs]
         runner.run()
         return adapters(runner)
 

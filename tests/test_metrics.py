@@ -149,3 +149,9 @@ def test_a_board_that_breaks_does_not_end_the_run(tmp_path, caplog):
         writer.write(2, {"score": 0.5})
     assert len(lines(run, "metrics")) == 2
     assert caplog.text.count("TensorBoard cannot be written any more") == 1
+
+
+if __name__ == "__main__":  # writes the table of docs/runs.md
+    page = DOCS.read_text(encoding="utf-8")
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    DOCS.write_text(head + BEGIN + glossary_markdown() + END + tail, encoding="utf-8")

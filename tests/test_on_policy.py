@@ -203,10 +203,10 @@ def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_tu
     from mafrt.core.signals import StopRequest
 
     runner.stop = StopRequest()
-    episodes, _, _ = runner.playing.play(runner.state.iteration, runner.state.drawn)
+    episodes, _, _ = runner.collector.play(runner.state.iteration, runner.state.drawn)
     turns = [turn for episode in episodes for turn in episode.turns]
     assert max(turn.turn for turn in turns) >= 1
-    runner.learning.learner.recompute_logprobs(turns)
+    runner.updater.learner.recompute_logprobs(turns)
     gaps = [abs(a - b) for turn in turns for a, b in zip(turn.logprobs, turn.old_logprobs, strict=True)]
     assert max(gaps) < 1e-4
 

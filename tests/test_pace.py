@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_settings_that_it_is_given_now(tmp_path):
     run = tmp_path / "run"
     train(run, iterations=2, lr=1e-2, critic_lr=1e-2, opti_eps=1e-6, weight_decay=0.1)
     runner = make(run, run, iterations=3, lr=1e-4, critic_lr=1e-3, opti_eps=1e-8, weight_decay=0.0)
-    learner, critic = runner.learning.learner, runner.learning.valuation.optimizer
+    learner, critic = runner.updater.learner, runner.updater.valuation.optimizer
     for optimizer in learner.optimizers.values():
         assert len(optimizer.state) > 0  # the moments came along
         (group,) = optimizer.param_groups

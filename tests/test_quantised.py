@@ -85,7 +85,7 @@ def test_the_8_bit_optimizer_steps_and_goes_on_exactly(tmp_path):
     changes |= {"save_interval": 2, "keep_last": 9}
     whole = make(tmp_path / "whole", iterations=4, **changes)
     whole.run()
-    state = next(iter(whole.learning.learner.optimizers["first"].state.values()))
+    state = next(iter(whole.updater.learner.optimizers["first"].state.values()))
     assert state["state1"].dtype == torch.uint8, "the moments are in 8 bits"
     again = make(tmp_path / "again", tmp_path / "whole" / "checkpoints" / "step_000002", iterations=4, **changes)
     again.run()

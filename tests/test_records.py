@@ -17,7 +17,7 @@ from mafrt.core.types import Turn
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.offline.dataset import Record, batch_at, digest, encode, fit, read_answers, steps_per_epoch
 from mafrt.runners.offline.dpo import pairs_of
-from mafrt.runners.offline.replay import Said, mine, read_episodes
+from mafrt.runners.offline.replay import RecordedTurn, read_episodes, recorded_turns
 from mafrt.runners.offline.sft import examples_of
 
 TEAM = Team((AgentSpec("solver", prompt="Solve."), AgentSpec("critic")))
@@ -156,13 +156,13 @@ def played(tmp_path_factory):
     """A finished toy run, and the turns as they really were."""
     path = tmp_path_factory.mktemp("runs") / "toy"
     runner = make(path, iterations=2, n_samples=4, eval_episodes=0)
-    turns, learn = {}, runner.learning.learn
+    turns, learn = {}, runner.updater.learn
 
     def watch(episodes, *rest, **more):
         turns.update({episode.id: list(episode.turns) for episode in episodes})
         return learn(episodes, *rest, **more)
 
-    runner.learning.learn = watch
+    runner.updater.learn = watch
     runner.run()
     return path, runner.team, runner.base.tokenizer, turns
 
@@ -170,7 +170,7 @@ def played(tmp_path_factory):
 def test_playing_again_finds_the_very_prompts(played):
     path, team, tokenizer, turns = played
     episodes = read_episodes(path, team)
-    said, counts = mine(episodes, team, tokenizer, env=Digits(), seed=1)
+    said, counts = recorded_turns(episodes, team, tokenizer, env=Digits(), seed=1)
     assert counts["episodes"] == len(turns) == 32 and not counts["not_reproduced"] and not counts["no_return"]
     real = [turn for _, episode in episodes for turn in turns[episode["id"]]]
     assert [one.turn.prompt_ids for one in said] == [turn.prompt_ids for turn in real]
@@ -198,17 +198,17 @@ def test_an_episode_that_comes_out_otherwise_is_left_out_and_counted(played, spo
     path, team, tokenizer, _ = played
     episodes = read_episodes(path, team)[:3]
     spoil(episodes[1][1])
-    said, counts = mine(episodes, team, tokenizer, env=Digits(), seed=1)
+    said, counts = recorded_turns(episodes, team, tokenizer, env=Digits(), seed=1)
     assert counts["not_reproduced"] == 1 and {one.where for one in said} == {episodes[0][0], episodes[2][0]}
 
 
 def test_another_seed_reproduces_nothing_and_no_environment_is_refused(played):
     path, team, tokenizer, _ = played
     episodes = read_episodes(path, team)
-    _, counts = mine(episodes, team, tokenizer, env=Digits(), seed=2)
+    _, counts = recorded_turns(episodes, team, tokenizer, env=Digits(), seed=2)
     assert counts["not_reproduced"] > len(episodes) / 2  # five tasks: a few are drawn in the same place
     with pytest.raises(DataError, match="line 1: holds no token ids, and there is no environment"):
-        mine(episodes, team, tokenizer)
+        recorded_turns(episodes, team, tokenizer)
 
 
 def test_recorded_token_ids_are_taken_as_they_are(played):
@@ -217,13 +217,13 @@ def test_recorded_token_ids_are_taken_as_they_are(played):
     for _, episode in episodes:
         for line, turn in zip(episode["turns"], turns[episode["id"]], strict=True):
             line |= {"prompt_ids": turn.prompt_ids, "action_ids": turn.action_ids}
-    said, counts = mine(episodes, team, tokenizer)
+    said, counts = recorded_turns(episodes, team, tokenizer)
     real = [turn for _, episode in episodes for turn in turns[episode["id"]]]
     assert [(o.turn.prompt_ids, o.turn.action_ids) for o in said] == [(t.prompt_ids, t.action_ids) for t in real]
     assert counts == Counter(episodes=32)
     episodes[0][1]["turns"][0]["action_ids"] = [10**6]
     with pytest.raises(DataError, match="line 1: token ids must be whole numbers below"):
-        mine(episodes, team, tokenizer)
+        recorded_turns(episodes, team, tokenizer)
 
 
 def test_the_return_is_the_episodes_or_the_agents_own(played):
@@ -250,9 +250,9 @@ def test_the_return_is_the_episodes_or_the_agents_own(played):
         episode(0.75, ("first", 1.0), ("second", None)),
         episode(None, ("first", None), ("second", None)),
     ]
-    said, counts = mine(both, team, tokenizer)
+    said, counts = recorded_turns(both, team, tokenizer)
     assert [one.worth for one in said] == [1.75, 1.75, 1.75, 0.75, 0.75] and counts["no_return"] == 2
-    said, counts = mine(both, team, tokenizer, return_of="agent")
+    said, counts = recorded_turns(both, team, tokenizer, return_of="agent")
     assert [one.worth for one in said] == [1.25, 0.5, 0.25, 1.0] and counts["no_return"] == 3
 
 
@@ -300,7 +300,7 @@ def turn_of(agent, prompt, action):
 
 
 def said_of(worth, action, *, agent="solver", prompt=(5,), problem="p"):
-    return Said(turn_of(agent, prompt, action), problem, worth, "here")
+    return RecordedTurn(turn_of(agent, prompt, action), problem, worth, "here")
 
 
 def shown(pairs):
@@ -337,9 +337,9 @@ def test_a_run_that_logs_its_tokens_needs_no_environment(tmp_path):
     runner = make(tmp_path / "run", iterations=1, eval_episodes=0, log_tokens=True)
     runner.run()
     episodes = read_episodes(tmp_path / "run", runner.team)
-    said, counts = mine(episodes, runner.team, runner.base.tokenizer)
+    said, counts = recorded_turns(episodes, runner.team, runner.base.tokenizer)
     assert len(said) == 32 and not counts["retokenised"]
-    again, _ = mine(
+    again, _ = recorded_turns(
         [
             (w, {**e, "turns": [{k: v for k, v in t.items() if not k.endswith("_ids")} for t in e["turns"]]})
             for w, e in episodes

@@ -63,12 +63,12 @@ def test_optimizer_state_travels_with_the_adapter():
     from mafrt.core.signals import StopRequest
 
     runner.stop = StopRequest()
-    episodes, _, _ = runner.playing.play(runner.state.iteration, runner.state.drawn)
-    runner.learning.valuation.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
+    episodes, _, _ = runner.collector.play(runner.state.iteration, runner.state.drawn)
+    runner.updater.valuation.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
     from mafrt import algorithms
 
     algorithms.assign(episodes, rule="cory", normalize_advantages="none")
-    before, learner = adapters(runner), runner.learning.learner
+    before, learner = adapters(runner), runner.updater.learner
     moments = {
         name: [{k: v.clone() for k, v in entry.items()} for entry in learner.optimizers[name].state.values()]
         for name in before

@@ -287,7 +287,7 @@ def make(run_dir=None, load_path=None, **changes):
 def test_groups_hold_the_alternatives_of_one_state_and_nothing_else():
     runner = make(n_rollout_threads=6)
     runner.stop = type("Never", (), {"requested": False, "reason": None})()
-    episodes, stats, _ = runner.playing.play(runner.state.iteration, runner.state.drawn)
+    episodes, stats, _ = runner.collector.play(runner.state.iteration, runner.state.drawn)
     assert len(episodes) == 6 and stats.tree_turns == 12
     groups = {}
     for branch in to_learn(episodes):
@@ -304,11 +304,11 @@ def test_groups_hold_the_alternatives_of_one_state_and_nothing_else():
             assert [b.turns[0].action_ids for b in mine if b.info["carried"]] == [turn.action_ids]
     # Playing them one by one gives the same trees.
     alone = make(n_rollout_threads=6)
-    alone.stop, alone.playing.envs = runner.stop, alone.playing.envs[:1]
+    alone.stop, alone.collector.envs = runner.stop, alone.collector.envs[:1]
     again = []
     for start in range(6):
         stream = iter([Start(e.id, e.group, *_seeds(alone, e)) for e in episodes[start : start + 1]])
-        again += alone.player.play(alone.playing.envs, lambda slot, done, s=stream: next(s, None))[0]
+        again += alone.player.play(alone.collector.envs, lambda slot, done, s=stream: next(s, None))[0]
     assert [[b.turns[0].text for b in e.branches] for e in again] == [
         [b.turns[0].text for b in e.branches] for e in episodes
     ]

@@ -81,7 +81,7 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
         state |= {f"{name}/{key}": value for key, value in base.adapter_state(name).items()}
     save_file(state, out / f"{run['name']}.{processes.rank}.safetensors")
     held = base.sharding.held() if base.sharding else numbers
-    parts = runner.learning.learner.optimizers["first"].state.values()
+    parts = runner.updater.learner.optimizers["first"].state.values()
     moments = sum(v.numel() for part in parts for v in part.values() if torch.is_tensor(v) and v.dim())
     return {
         "iterations": summary.iterations,

@@ -44,7 +44,7 @@ REGISTRY = Registry(
         "qmix": f"{_PRESETS}:Qmix",
     },
 )
-"""Named as text, so that neither this layer nor `--help` of other commands imports the estimators."""
+"""Named as text, so that this layer and `--help` of other commands do not import the estimators."""
 
 
 class Checked:
@@ -56,7 +56,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class RewardSettings(Checked):
-    """How the parts of a turn's reward are weighed and placed."""
+    """Weights of the parts of a turn's reward, and the turns that receive them."""
 
     reward_weight: float = 1.0
     """weight of the rewards that the environment gives to agents"""
@@ -65,19 +65,19 @@ class RewardSettings(Checked):
     process_weight: float = 1.0
     """weight of the coach's score for a turn, which is divided by 10 first"""
     outcome_veto: bool = False
-    """take positive process rewards away where the task's verdict is 0 or less: no judge is paid against it"""
+    """drop positive process rewards where the task's verdict is 0 or less, so that the coach cannot overrule it"""
     outcome_to: Literal["last", "end", "each", "all"] = "last"
     """turns that receive the outcome: the last, all of the last step, every agent's last, or all"""
     share: Literal["own", "sum"] = "own"
     """a turn keeps its own reward, or carries its episode's sum, the outcome counted once"""
     overlong_buffer: float = 0.0
-    """last share of max_new_tokens, in which the overlong penalty grows; 0 for none"""
+    """final share of max_new_tokens over which the overlong penalty grows; 0 for none"""
     overlong_penalty: float = 1.0
-    """reward that a turn loses which uses max_new_tokens up"""
+    """penalty of a turn that uses up max_new_tokens"""
     truncation: Literal["bootstrap", "mask", "terminate"] = "terminate"
-    """an episode cut at max_steps: its future is the critic's value, it leaves the loss, or it counts as ended"""
+    """for an episode cut at max_steps: bootstrap from the critic, mask it out of the loss, or treat it as ended"""
     mask_cut_turns: bool = False
-    """leave turns that were cut by max_new_tokens out of the loss"""
+    """leave turns cut by max_new_tokens out of the loss"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +90,7 @@ class PolicyLossSettings(Checked):
     """The policy loss."""
 
     level: Literal["token", "action"] = "token"
-    """unit of a decision, and of a probability ratio: a token, or a whole turn"""
+    """unit of an action and of its probability ratio: a token, or a whole turn"""
     normalization_mode: Literal["sum", "token", "word"] | None = None
     """action level: the turn's log-ratio is summed, or divided by its tokens or words (TWOSOME); default: token"""
     clip_param: float = 0.2
@@ -108,11 +108,11 @@ class PolicyLossSettings(Checked):
     kl_estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k2"
     """in the loss: k2 or k3_corrected have the gradient of KL(policy, base), k3 that of KL(base, policy), k1 none"""
     kl_target: float | None = None
-    """KL in nats per token that kl_coef is steered to, up or down after every iteration; default: kl_coef is fixed"""
+    """target KL in nats per token, to which kl_coef adapts after every iteration; default: kl_coef is fixed"""
     kl_horizon: float = 10000.0
-    """turns in which kl_coef follows kl_target: an error of 20% moves it by 20% in so many"""
+    """time constant of the adaptive kl_coef in turns: an error of 20% changes it by 20% in this many"""
     importance_cap: float | None = 2.0
-    """another engine samples: terms are weighed by min(p_trainer / p_engine, this); none leaves them as they are"""
+    """cap of the importance weight p_trainer / p_engine where another engine samples; none: no weighting"""
     target_kl: float | None = None
     """end the epochs of an iteration when the mean KL to the sampling policy exceeds this; default: off"""
 
@@ -140,7 +140,7 @@ class PolicyLossSettings(Checked):
 
 @dataclass(frozen=True)
 class ScheduleSettings(Checked):
-    """Who learns when."""
+    """Schedule of the learning agents."""
 
     agent_iteration_interval: int = 0
     """iterations per agent, one learning at a time (or per casting: cory); 0: all agents learn together"""
@@ -267,8 +267,8 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     def flags(cls, algorithm: str | None = None) -> dict[str, Setting]:
         """The settings of all registered algorithms as flags, and those of the named one if it is not registered.
 
-        The default of each is None, which stands for the algorithm's own; the help lists who uses a setting, unless
-        all do.
+        The default of each is None, which stands for the algorithm's own. The help lists the algorithms that use a
+        setting, unless all do.
 
         Raises:
             ConfigError: `algorithm` is unknown, or declares a setting with another type than the registered ones.

@@ -33,15 +33,15 @@ class Registry:
     """Names of one kind of object, such as environments.
 
     Args:
-        what: the kind, as error messages call it: `environment`.
-        shipped: name -> `package.module:Class` of what comes with mafrt.
+        kind: noun for error messages, such as `environment`.
+        shipped: name -> `package.module:Class` of the shipped classes.
         error: class of the errors.
     """
 
     def __init__(
-        self, what: str, shipped: Mapping[str, str] | None = None, error: type[MafrtError] = ConfigError
+        self, kind: str, shipped: Mapping[str, str] | None = None, error: type[MafrtError] = ConfigError
     ) -> None:
-        self.what, self.error = what, error
+        self.kind, self.error = kind, error
         self._known: dict[str, Any] = dict(shipped or {})
 
     def register(self, name: str, value: Any) -> None:
@@ -53,9 +53,9 @@ class Registry:
             ConfigError (or the class given as `error`): the name is not a text, holds a colon, or is taken.
         """
         if not isinstance(name, str) or not name or ":" in name:
-            raise self.error(f"the name of a registered {self.what} must be a text without ':', found {name!r}")
+            raise self.error(f"the name of a registered {self.kind} must be a text without ':', found {name!r}")
         if self._known.get(name, value) is not value:
-            raise self.error(f"{self.what} {name!r} is registered already; choose another name")
+            raise self.error(f"{self.kind} {name!r} is registered already; choose another name")
         self._known[name] = value
 
     def names(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class Registry:
         value = self._known.get(name_or_path)
         if value is None:
             if ":" not in name_or_path:
-                sentence = unknown(self.what, name_or_path, self._known)
+                sentence = unknown(self.kind, name_or_path, self._known)
                 raise self.error(f"{sentence} (One's own is given as package.module:Class.)")
             value = name_or_path
         return load_object(value, error=self.error) if isinstance(value, str) else value

@@ -87,12 +87,12 @@ def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:
     return (hint, optional, many, choices) if hint in (bool, int, float, str) else None
 
 
-def unknown(what: str, name: object, known: Iterable[str] | Mapping[str, Any]) -> str:
+def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -> str:
     """The sentence for an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
-    return f"There is no {what} {name!r}; {hint}"
+    return f"There is no {kind} {name!r}; {hint}"
 
 
 def check_fields(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who is in the team: names, prompts, adapters, and the settings that one agent has for itself.
+"""The team: names, prompts, adapters, and per-agent settings.
 
 A team file is a JSON or YAML list of agents, or an object with that list under `agents`:
 
@@ -33,7 +33,7 @@ from mafrt.core.reading import parse_json, parse_yaml, read_text
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
-"""What an agent or an adapter may be called: it becomes a folder name and a metric name."""
+"""Valid names of agents and adapters, which become folder names and metric names."""
 
 # Beside the adapter folders, a checkpoint holds these; an adapter of the same name would overwrite them.
 RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
@@ -93,9 +93,9 @@ class AgentSpec:
     def __post_init__(self) -> None:
         if not self.adapter:
             object.__setattr__(self, "adapter", self.name)
-        for what, name in (("role", self.name), ("adapter", self.adapter)):
+        for field_name, name in (("role", self.name), ("adapter", self.adapter)):
             if problem := name_problem(name):
-                raise ConfigError(f"{what}: {problem}")
+                raise ConfigError(f"{field_name}: {problem}")
         where = f"agent {self.name!r}: "
         if not isinstance(self.prompt, str):
             raise ConfigError(f"{where}prompt must be a text, found {self.prompt!r}")
@@ -132,12 +132,12 @@ class Team:
             seen.add(agent.name)
         for adapter in self.adapters:
             users = [a for a in self.agents if a.adapter == adapter]
-            for what in ("lora", "lr"):
-                asked = [a for a in users if getattr(a, what) is not None]
-                if any(getattr(a, what) != getattr(asked[0], what) for a in asked):
+            for setting in ("lora", "lr"):
+                asked = [a for a in users if getattr(a, setting) is not None]
+                if any(getattr(a, setting) != getattr(asked[0], setting) for a in asked):
                     raise ConfigError(
                         f"agents {', '.join(a.name for a in asked)} share the adapter {adapter!r} but ask for "
-                        f"different {what} settings; give the same, or give each an adapter of its own"
+                        f"different {setting} settings; give the same, or give each an adapter of its own"
                     )
 
     @property
@@ -156,7 +156,7 @@ class Team:
         raise ConfigError(unknown("agent", name, self.names))
 
     def lora_for(self, adapter: str, default: LoraSpec) -> LoraSpec:
-        """The shape of `adapter`: what its agents ask for, else the run's default."""
+        """The shape of `adapter`: the one its agents ask for, else the run's default."""
         users = [a for a in self.agents if a.adapter == adapter]
         if not users:
             raise ConfigError(unknown("adapter", adapter, self.adapters))
@@ -172,7 +172,7 @@ class Team:
 
     @staticmethod
     def of(names: Sequence[str]) -> Team:
-        """A team without prompts, an adapter each; the last agent is the one whose answer counts."""
+        """A team without prompts, an adapter each; the answer of the last agent counts."""
         if isinstance(names, str):
             raise ConfigError(f"Team.of takes a list of names, found the single text {names!r}")
         return Team(tuple(AgentSpec(name, with_answer=i == len(names) - 1) for i, name in enumerate(names)))
@@ -200,7 +200,7 @@ class Team:
         return Team(tuple(_agent(entry, number) for number, entry in enumerate(data, start=1)))
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The team as the content of a team file; what equals the default is left out."""
+        """The team as the content of a team file; values equal to the default are left out."""
         entries = []
         for agent in self.agents:
             entry = {("role" if k == "name" else k): v for k, v in asdict(agent).items() if v is not None}

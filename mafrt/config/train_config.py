@@ -16,24 +16,24 @@ from mafrt.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """How episodes are played."""
+    """Rollout settings."""
 
     n_rollout_threads: int = 32
-    """environments played side by side; several processes share them"""
+    """environments played in parallel, over all processes"""
     n_samples: int = 1
-    """episodes played of each task; they form its group"""
+    """episodes per task; they form its group"""
     stratify: str | None = None
-    """field of the tasks' records, such as data_type: every batch gets its share of each of its values"""
+    """task field, such as data_type, to stratify by: every batch gets its share of each value; default: none"""
     tree_samples: int | None = None
-    """at_grpo: alternatives of every turn, the best of which is carried on; 1 for none; default: 4 if n_samples is 1"""
+    """at_grpo: alternatives per turn, of which the best continues; 1 for none; default: 4 if n_samples is 1"""
     dynamic_sampling_rounds: int | None = None
-    """rounds in which tasks whose samples are all worth the same make room for fresh ones; default: the algorithm's"""
+    """max rounds of replacing tasks whose samples all have the same return; default: the algorithm's"""
     episode_length: int = 1
     """turns per agent collected from each environment in an iteration; whole episodes are played until then"""
     max_new_tokens: int = 256
-    """tokens an agent may say in one turn"""
+    """max tokens of a turn"""
     context_window: int | None = None
-    """tokens of prompt and answer together; default: what the base was trained for"""
+    """max tokens of prompt and answer together; default: the context length of the base"""
     temperature: float = 1.0
     """softmax temperature while training; > 0"""
     top_p: float = 1.0
@@ -41,17 +41,17 @@ class PlayConfig:
     top_k: int = 0
     """keep the k likeliest tokens; 0 keeps all"""
     max_batch_rows: int = 256
-    """rows that one forward pass of the local engine may hold"""
+    """max rows of one forward pass of the local engine"""
     async_steps: int = 0
-    """1: sample the next batch while this one is learnt from, one update behind and corrected for; 0: in turn"""
+    """1: sample the next batch during the update, one step off-policy and corrected; 0: on-policy"""
     reasoning: Literal["auto", "on", "off"] = "auto"
-    """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
+    """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
     sandbox: str = "bwrap"
-    """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
+    """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
     env_timeout_s: float | None = 60.0
-    """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
+    """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
     env_max_lost: float = 0.25
-    """share of a batch's episodes, in [0, 1], that may be lost to errors of the environment before the run stops"""
+    """max share of a batch's episodes, in [0, 1], lost to environment errors before the run stops"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -80,30 +80,30 @@ class PlayConfig:
 
 @dataclass(frozen=True)
 class LearnConfig:
-    """How gradients become new adapter weights, whatever the algorithm."""
+    """Optimizer settings of all algorithms."""
 
     lr: float = 1e-4
     """learning rate of the adapters"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """shape of the learning rate over the run's iterations: constant, or falling to 0; the critic's is constant"""
+    """learning-rate schedule of the adapters over the run, constant or decaying to 0; the critic's is constant"""
     lr_warmup: int = 0
-    """iterations in which it rises to lr"""
+    """warm-up iterations of the learning rate"""
     ppo_epoch: int = 2
     """passes over each batch"""
     num_mini_batch: int = 1
     """optimizer steps per pass"""
     max_grad_norm: float = 1.0
-    """gradients of an adapter are scaled down to this norm"""
+    """gradient clipping norm per adapter"""
     weight_decay: float = 0.0
     """decoupled weight decay of AdamW"""
     opti_eps: float = 1e-8
     """epsilon of AdamW"""
     micro_batch_tokens: int = 8192
-    """padded tokens of one backward pass; the gradient does not depend on it"""
+    """padded tokens per backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, about a third more time"""
     optimizer: Literal["adamw", "paged_adamw_8bit"] = "adamw"
-    """optimizer of the adapters; paged_adamw_8bit (bitsandbytes) keeps its state in 8 bits, moved off a full GPU"""
+    """optimizer of the adapters; paged_adamw_8bit (bitsandbytes): 8-bit state, paged to CPU memory on a full GPU"""
     deepspeed: str | None = None
     """DeepSpeed configuration (ZeRO 1 to 3) for several processes, such as configs/zero2.json; default: none"""
 
@@ -116,7 +116,7 @@ class LearnConfig:
 
 @dataclass(frozen=True)
 class TeamConfig:
-    """Which adapters learn, and in which intervals."""
+    """Adapters and frozen agents."""
 
     lora_rank: int = 8
     """rank of each adapter"""
@@ -125,7 +125,7 @@ class TeamConfig:
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """linear layers that get an adapter"""
     freeze: tuple[str, ...] = ()
-    """agents that act but never learn; `all` freezes everybody"""
+    """agents that act but never learn; `all` freezes the whole team"""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "lora_rank")
@@ -137,18 +137,18 @@ class TeamConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long, how often, and what is kept."""
+    """Length, checkpoints, evaluations and logs of a run."""
 
     iterations: int = 100
-    """rounds of play and learning"""
+    """training iterations, each a rollout and an update"""
     seed: int = 1
     """every random choice of the run follows from it"""
     save_interval: int = 10
     """iterations between checkpoints; the last iteration always makes one"""
     keep_last: int = 2
-    """newest checkpoints that are kept"""
+    """number of newest checkpoints to keep"""
     keep_every: int = 0
-    """also keep every checkpoint whose step this divides; 0 keeps none besides"""
+    """also keep every checkpoint whose step is a multiple of this; 0: none"""
     eval_interval: int = 0
     """iterations between evaluations; 0 evaluates before and after only"""
     eval_episodes: int = 64
@@ -156,9 +156,9 @@ class RunConfig:
     eval_samples: int = 4
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
     log_episodes: bool = True
-    """write what everybody said to episodes.jsonl"""
+    """write the turns of all agents to episodes.jsonl"""
     log_tokens: bool = False
-    """write the token ids of prompts and answers there too: exact for learning from them, and much larger"""
+    """also write token ids of prompts and answers, for exact offline training; the file gets much larger"""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
@@ -167,38 +167,38 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class CoachConfig:
-    """Who scores each turn, and what that may cost."""
+    """The coach that scores each turn, and its limits."""
 
     coach: str = "none"
     """none, rules, local, openai:MODEL, anthropic:MODEL, google:MODEL, vertex:MODEL, or own package.module:Class"""
     coach_base_url: str | None = None
-    """server to ask instead of the provider's own, such as http://127.0.0.1:8000/v1; default: the provider's"""
+    """base URL of the API, such as http://127.0.0.1:8000/v1; default: the provider's"""
     coach_rubric: str | None = None
     """file of criteria, or the name of one that ships; default: the environment's own"""
     coach_adapter: str | None = None
     """local: folder of the judge's own adapter; default: the base without adapter judges"""
     coach_feedback: bool = False
-    """show the coach's reason to whoever acts next; the judge then never sees the ground truth"""
+    """show the coach's reason to the agents that act next; the coach then never sees the ground truth"""
     coach_max_unscored: float = 0.05
-    """share of a batch's turns without a score above which the update is skipped, in [0, 1]"""
+    """max share of unscored turns in a batch, in [0, 1]; above it the update is skipped"""
     coach_concurrency: int = 16
-    """calls under way at the same time"""
+    """max concurrent calls"""
     coach_timeout: float = 60.0
-    """seconds that one call may take"""
+    """timeout of one call in seconds"""
     coach_deadline: float = 300.0
-    """seconds for a reply with all its retries; a coach that fails for so long pauses the run"""
+    """total seconds for a reply, retries included; a coach that fails this long pauses the run"""
     coach_max_tokens: int = 2048
-    """tokens of a reply, the model's reasoning included"""
+    """max tokens of a reply, reasoning included"""
     coach_budget: float | None = None
-    """dollars that the run may spend on its coach; needs the two prices; default: no limit"""
+    """max dollars spent on the coach; needs both prices; default: no limit"""
     coach_max_calls: int | None = None
-    """calls that the run may make to its coach; default: no limit"""
+    """max calls to the coach in the run; default: no limit"""
     coach_price_in: float | None = None
-    """dollars per million tokens read by the coach; default: not known, so cost is not counted"""
+    """dollars per million input tokens; default: unknown, so cost is not counted"""
     coach_price_out: float | None = None
-    """dollars per million tokens written by the coach; default: not known"""
+    """dollars per million output tokens; default: unknown"""
     coach_cache: str | None = "~/.cache/mafrt/coach.sqlite"
-    """file of verdicts, which are not asked for twice; none switches it off"""
+    """cache file of verdicts; none switches it off"""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "coach_concurrency", "coach_max_tokens")
@@ -220,28 +220,28 @@ class CoachConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What samples the turns (docs/scale.md)."""
+    """The sampling engine (docs/scale.md)."""
 
     engine: str = "local"
     """local (the shared base itself), vllm (a process of its own, or --vllm_servers), or own package.module:Class"""
     vllm_servers: tuple[str, ...] = ()
-    """addresses of vLLM servers that share the sampling, such as http://127.0.0.1:8001; token: MAFRT_VLLM_TOKEN"""
+    """addresses of vLLM servers that sample together, such as http://127.0.0.1:8001; token: MAFRT_VLLM_TOKEN"""
     vllm_adapter_dir: str | None = None
-    """folder that servers read adapters from, under the same path; default: one in memory, for servers on loopback"""
+    """shared folder from which servers read adapters, same path on both; default: in memory, for loopback servers"""
     vllm_timeout: float = 600.0
-    """seconds without an answer after which a server counts as dead"""
+    """timeout in seconds after which a silent server counts as dead"""
     vllm_concurrency: int = 256
-    """requests under way at each server"""
+    """max concurrent requests per server"""
     vllm_sleep: bool = True
-    """give vLLM's GPU memory back while adapters learn; without a GPU nothing happens"""
+    """free vLLM's GPU memory during updates; no effect without a GPU"""
     max_loras: int | None = None
-    """adapters that a batch of vLLM may mix; default: as many as the team has"""
+    """max adapters in one vLLM batch; default: as many as the team has"""
     max_lora_rank: int | None = None
-    """largest rank that vLLM makes room for; default: the smallest it knows that holds the team's"""
+    """max adapter rank of vLLM; default: the smallest supported rank that fits the team"""
     gpu_memory_utilization: float | None = None
-    """share of the device's memory that vLLM may take; default: 0.4 of a GPU, 0.1 of a CPU's"""
+    """max share of the device's memory for vLLM; default: 0.4 on a GPU, 0.1 on a CPU"""
     tensor_parallel_size: int = 1
-    """GPUs that one vLLM spreads the base over"""
+    """GPUs per vLLM, over which the base is sharded"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -258,7 +258,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that a runner needs to know. `TrainConfig.of(iterations=200, lr=1e-4)` sorts flat names in."""
+    """All settings of a runner. `TrainConfig.of(iterations=200, lr=1e-4)` sorts flat names in."""
 
     play: PlayConfig = field(default_factory=PlayConfig)
     algorithm: AlgorithmSettings = field(default_factory=make_algorithm)

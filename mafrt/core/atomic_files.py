@@ -1,4 +1,4 @@
-"""Files that a kill or a full disk leaves whole, and state that is read without running anything."""
+"""Atomic writes that survive a kill or a full disk, and state files that load without running code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
 
 
 def load_tensors(path: str | os.PathLike[str]) -> Any:
-    """Read what `save_tensors` wrote, on the CPU, without running anything it may contain. Raises CheckpointError."""
+    """Load a file of `save_tensors` on the CPU (`weights_only`: no code in it is run). Raises CheckpointError."""
     import torch
 
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # foreign bytes make torch raise nearly anything
+    except Exception as error:  # torch raises many types of error on damaged input
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"{path} holds no plain tensors that can be loaded: {reason[0]}") from error
 

@@ -1,8 +1,8 @@
-"""The processes of one run: who this one is, and the few things that all of them have to agree on.
+"""The processes of one run: rank and size, and collective calls that work on one process as well.
 
 `accelerate launch` or `torchrun` starts the same script several times. Every process plays a part of the episodes and
-learns from a part of the turns; what lies between (credit, optimizer steps) all of them do alike, on the same numbers,
-so that the adapters stay equal without ever being sent. With one process every method here is a plain no-op.
+learns from a part of the turns. Credit and optimizer steps run in every process on the same numbers, so the adapters
+stay equal without ever being sent. With one process every method here is a plain no-op.
 
 Messages are JSON and not pickles: floats come back bit for bit, and nothing that arrives can run. They have a gloo
 group of their own on GPUs too, since a dead peer closes its socket at once, where NCCL would wait.
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
-"""Seconds that a process waits for the others before it takes them for lost; their rollouts may differ by as much."""
+"""Seconds that a process waits for the others before it counts them as lost; their rollouts may differ by as much."""
 
 
 class Processes:
@@ -55,7 +55,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process's part: every `size`-th item, so that what is sorted by length is dealt evenly."""
+        """This process's part: every `size`-th item, so that items sorted by length are dealt evenly."""
         return list(items[self.rank :: self.size])
 
     def any(self, flag: bool) -> bool:
@@ -69,33 +69,33 @@ class Processes:
         return [json.loads(part) for part in self._exchange(json.dumps(value, default=_plain).encode())]
 
     def lead(self, decide: Callable[[], T]) -> T:
-        """What `decide()` gives in the first process (JSON), for all; a MafrtError there is raised in all."""
+        """Result of `decide()` in the first process (JSON), sent to all; a MafrtError there is raised in all."""
         if self.size == 1:
             return decide()
-        found: dict[str, Any] = {}
+        decision: dict[str, Any] = {}
         if self.main:
             try:
-                found = {"value": decide()}
+                decision = {"value": decide()}
             except MafrtError as error:
-                found = {"error": packed_error(error)}
-        found = self.gather(found)[0]
-        if "error" in found:
-            raise unpacked_error(found["error"])
-        return found["value"]
+                decision = {"error": packed_error(error)}
+        decision = self.gather(decision)[0]
+        if "error" in decision:
+            raise unpacked_error(decision["error"])
+        return decision["value"]
 
-    def same(self, value: Any, what: str) -> None:
+    def same(self, value: Any, name: str) -> None:
         """Raise ConfigError unless all processes give the same `value` (JSON; of a dict, the first that differs)."""
         first, *others = self.gather(value)
         for rank, other in enumerate(others, 1):
             if other == first:
                 continue
-            one, two = first, other
-            while isinstance(one, dict) and isinstance(two, dict):
-                name = next(name for name in {**one, **two} if one.get(name) != two.get(name))
-                what, one, two = f"{what}: {name}", one.get(name), two.get(name)
+            expected, actual = first, other
+            while isinstance(expected, dict) and isinstance(actual, dict):
+                key = next(key for key in {**expected, **actual} if expected.get(key) != actual.get(key))
+                name, expected, actual = f"{name}: {key}", expected.get(key), actual.get(key)
             raise ConfigError(
-                f"{what} differs between processes: process 0 has {one!r}, process {rank} has {two!r}; start all of "
-                "them with the same settings, code, libraries and files."
+                f"{name} differs between processes: process 0 has {expected!r}, process {rank} has {actual!r}; "
+                "start all of them with the same settings, code, libraries and files."
             )
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
@@ -149,16 +149,16 @@ class Processes:
         size = torch.tensor([len(message)])
         sizes = [torch.zeros_like(size) for _ in range(self.size)]
         self._collective(lambda: torch.distributed.all_gather(sizes, size, group=self._control))
-        longest = max(int(one) for one in sizes)
+        longest = max(int(length) for length in sizes)
         padded = torch.frombuffer(bytearray(message.ljust(longest, b" ")), dtype=torch.uint8)
-        found = [torch.empty_like(padded) for _ in range(self.size)]
-        self._collective(lambda: torch.distributed.all_gather(found, padded, group=self._control))
-        return [part[: int(one)].numpy().tobytes() for part, one in zip(found, sizes, strict=True)]
+        messages = [torch.empty_like(padded) for _ in range(self.size)]
+        self._collective(lambda: torch.distributed.all_gather(messages, padded, group=self._control))
+        return [part[: int(length)].numpy().tobytes() for part, length in zip(messages, sizes, strict=True)]
 
     def _collective(self, call: Callable[[], Any]) -> None:
         try:
             call()
-        except RuntimeError as error:  # what gloo and NCCL raise; they have no class in common
+        except RuntimeError as error:  # gloo and NCCL share no narrower class
             raise lost(error, self.rank, self.size, self.timeout_s) from error
 
 
@@ -210,9 +210,9 @@ def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout_s))
         control = None if state.backend == "gloo" else _new_group(torch.distributed, timeout_s)
     except (RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ProcessLostError(
-            f"process {rank} of {size} cannot join the others ({said[0][:200]}); start all of them with "
+            f"process {rank} of {size} cannot join the others ({lines[0][:200]}); start all of them with "
             "`accelerate launch` or `torchrun`, with one address and port that every machine reaches."
         ) from error
     return Processes(rank, size, control, timeout_s, "cpu" if control is None else state.device.type)
@@ -229,14 +229,15 @@ def packed_error(error: MafrtError) -> dict[str, str]:
     return {"kind": type(error).__name__, "text": str(error)}
 
 
-def unpacked_error(found: dict[str, str]) -> MafrtError:
+def unpacked_error(packed: dict[str, str]) -> MafrtError:
     """The error that `packed_error` packed, of the same class where it is one of `mafrt.core.errors`."""
-    kind = getattr(errors, found["kind"], MafrtError)
-    return kind(found["text"]) if isinstance(kind, type) and issubclass(kind, MafrtError) else MafrtError(found["text"])
+    kind = getattr(errors, packed["kind"], MafrtError)
+    known = isinstance(kind, type) and issubclass(kind, MafrtError)
+    return kind(packed["text"]) if known else MafrtError(packed["text"])
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know: scalars of numpy and torch as numbers, sets as lists, the rest as text."""
+    """Values outside JSON: scalars of numpy and torch as numbers, sets as lists, the rest as text."""
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)

@@ -1,10 +1,10 @@
-"""The one error tree. Every message says what was found, what was expected, and what to do."""
+"""The one error tree. Every message names the value found, the value expected, and the remedy."""
 
 from __future__ import annotations
 
 
 class MafrtError(Exception):
-    """Base of every error that a user can cause or mend. Scripts print it as one sentence and exit with 2."""
+    """Base of every error that a user can cause or fix. Scripts print it as one sentence and exit with 2."""
 
 
 class ConfigError(MafrtError, ValueError):
@@ -32,15 +32,15 @@ class CoachError(MafrtError, RuntimeError):
 
 
 class CoachDownError(CoachError):
-    """The judge refuses everybody (key, model, quota) or has not answered for longer than the deadline."""
+    """The judge refuses every call (key, model, quota) or has not answered within the deadline."""
 
 
 class BudgetSpentError(CoachError):
-    """What the run may spend on its coach is spent; the run stops cleanly."""
+    """The run's coach budget is spent; the run stops cleanly."""
 
 
 class CoachInterruptedError(CoachError):
-    """Somebody asked the run to stop while it was being judged."""
+    """The run was asked to stop during judging."""
 
 
 class PromptTooLongError(MafrtError, ValueError):
@@ -52,7 +52,7 @@ class MissingExtraError(MafrtError, ImportError):
 
 
 class EngineDownError(MafrtError, RuntimeError):
-    """Nothing is left that could sample. A run saves a checkpoint and pauses; no half iteration is learnt from."""
+    """No engine is left to sample. A run saves a checkpoint and pauses; no half iteration is learnt from."""
 
 
 class SandboxError(MafrtError, RuntimeError):

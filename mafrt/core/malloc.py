@@ -1,4 +1,4 @@
-"""Tell the C allocator to keep what it gets back.
+"""Make the C allocator keep freed memory.
 
 glibc returns every large block to the kernel as soon as it is freed. A training loop on a CPU frees and asks for the
 same activations thousands of times a minute, and then spends up to half its time having pages zeroed.

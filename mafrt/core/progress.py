@@ -1,6 +1,6 @@
-"""Progress within an iteration: the library reports how far a stage has come, and whoever watches shows it.
+"""Progress within an iteration: stages report their completed parts to a reporter.
 
-Like `logging`, it is off until a reporter is installed, and costs next to nothing then.
+Like `logging`, it is off until a reporter is installed; without one it costs almost nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def reporting(reporter: Reporter | None) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A stage of `total` parts; the value is called with the number of parts that were completed just now.
+    """A stage of `total` parts; call the yielded function with the number of newly completed parts.
 
     Args:
         name: as shown: `playing`, `judging`, `learning`, `evaluating`.

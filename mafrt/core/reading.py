@@ -32,8 +32,8 @@ def read_file(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> by
     mode, most = os.fstat(descriptor).st_mode, int(most_mib * 2**20)
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        what = "is a folder" if stat.S_ISDIR(mode) else "is a device or a pipe, not a file"
-        raise OSError(errno.EINVAL, what, str(path))
+        problem = "is a folder" if stat.S_ISDIR(mode) else "is a device or a pipe, not a file"
+        raise OSError(errno.EINVAL, problem, str(path))
     with open(descriptor, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:

@@ -1,8 +1,8 @@
-"""Seeds as pure functions of what they are for.
+"""Seeds as pure functions of their purpose.
 
 Every random choice of a run is seeded by a hash of the run's seed and of the place where it is made, so a resumed
-run needs no generator state to repeat what an uninterrupted one would have done, and neither batch size nor the
-order of work changes a sample.
+run repeats an uninterrupted one without any generator state, and neither batch size nor the order of work changes a
+sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a flag that the loop looks at when it is safe to stop."""
+"""Turns SIGINT and SIGTERM into a flag polled at safe points."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 _ECHO_S = 0.2
-"""A second signal within this time is the same one: launchers pass on what the terminal sent to everybody."""
+"""A second signal within this time echoes the first: the terminal signals all processes, and launchers forward it."""
 
 
 class StopRequest:
     """`with StopRequest() as stop:` ... `if stop.requested: checkpoint, leave with 0`.
 
-    The first SIGTERM or SIGINT only sets the flag; the runner looks at it between iterations and between generation
-    batches. The second raises KeyboardInterrupt at once. Handlers that were there before come back on exit. Outside
+    The first SIGTERM or SIGINT only sets the flag; the runner polls it between iterations and between generation
+    batches. The second raises KeyboardInterrupt at once. Earlier handlers are restored on exit. Outside
     the main thread Python allows no handlers: the flag then stays down unless `request` is called.
     """
 
@@ -28,29 +28,29 @@ class StopRequest:
         self._previous: dict[signal.Signals, Any] = {}
         self._since: float | None = None
         self.reason: str | None = None
-        """What asked to stop ("SIGTERM"), None while nothing has."""
+        """Source of the request, such as "SIGTERM"; None if there was none."""
 
     @property
     def requested(self) -> bool:
         return self.reason is not None
 
     def request(self, reason: str) -> None:
-        """Ask to stop from within, as a signal would (a spent budget, a dead coach)."""
+        """Request a stop from inside the program (a spent budget, a dead coach)."""
         self._since = time.monotonic()
         self.reason = reason
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for one in self._signals:
-                self._previous[one] = signal.signal(one, self._handle)
+            for number in self._signals:
+                self._previous[number] = signal.signal(number, self._handle)
         else:
             log.debug("not in the main thread, so signals are left alone")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one, previous in self._previous.items():
+        for number, previous in self._previous.items():
             # None: the handler was not installed from Python and cannot be put back by it.
-            signal.signal(one, signal.SIG_DFL if previous is None else previous)
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
         self._previous.clear()
 
     def _handle(self, number: int, _: FrameType | None) -> None:

@@ -2,7 +2,7 @@
 
 Data sets, observations, judges, tools, file names and models all deliver text. A lone surrogate makes tokenizers and
 SQLite raise, NUL ends C strings, and other control characters are obeyed by terminals. `clean_text` is the one place
-where that is mended; every boundary calls it, so that nothing behind a boundary has to.
+where that is repaired; every boundary calls it, so no code behind a boundary has to.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def shortened(text: str, limit: int = 80) -> str:
 
 
 def error_line(error: BaseException, limit: int = 500) -> str:
-    """The message of an error on one line. Never raises, whatever the error's own `__str__` does."""
+    """The message of an error on one line. Never raises, even if the error's own `__str__` does."""
     try:
         return shortened(str(error), limit)
     except Exception as failure:

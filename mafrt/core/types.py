@@ -13,7 +13,7 @@ Message: TypeAlias = dict[str, str]
 """One chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
 
 Observation: TypeAlias = "str | list[Message]"
-"""What an agent sees: a text (it becomes the user message) or the chat messages themselves."""
+"""Input of an agent: a text (it becomes the user message) or the chat messages themselves."""
 
 Stop: TypeAlias = Literal["eos", "length", "stop"]
 """Why a generation ended: the model's end token, the token limit, or one of the request's stop strings."""
@@ -30,7 +30,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Unscored:
-    """A judgement that failed, and why. It is never turned into a number."""
+    """A failed judgement and its reason. It is never turned into a number."""
 
     why: str
 
@@ -40,20 +40,20 @@ Verdict: TypeAlias = "Scored | Unscored"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the environment found out about one turn: `env.step` gives it as `info["evidence"] = {agent: Evidence}`.
+    """Facts of the environment about one turn: `env.step` gives it as `info["evidence"] = {agent: Evidence}`.
 
     It depends on seed and actions alone (no clock times, no paths): it is written to `episodes.jsonl`.
     """
 
     tool_output: str | None = None
-    """What the turn's tools answered; None if it used none."""
+    """Answers of the turn's tools; None if it used none."""
     rules: Scored | None = None
-    """The environment's own judgement, backed by its verifier: what `--coach rules` reads. None if it makes none."""
+    """The environment's own judgement, backed by its verifier; `--coach rules` reads it. None if it makes none."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Whatever else it found: JSON-able values, such as a status, or files with their shapes."""
+    """Further facts: JSON-able values, such as a status, or files with their shapes."""
 
     def updated(self, later: Evidence) -> Evidence:
-        """What is known of a turn after `later` came in: what it gives replaces what was there."""
+        """This evidence merged with `later`, whose fields win where they are set."""
         return Evidence(
             self.tool_output if later.tool_output is None else later.tool_output,
             self.rules if later.rules is None else later.rules,
@@ -70,11 +70,11 @@ class Turn:
 
     agent: str
     prompt_ids: list[int]
-    """Exactly what the model was fed."""
+    """Exact input of the model."""
     action_ids: list[int]
-    """Exactly what it sampled, the end token included if it was sampled; never re-tokenised."""
+    """Exact sampled tokens, the end token included if it was sampled; never re-tokenised."""
     logprobs: list[float]
-    """Log-probabilities of `action_ids` under the distribution they were really sampled from."""
+    """Log-probabilities of `action_ids` under the distribution that sampled them."""
     stop: Stop
     text: str
     """`action_ids` decoded without special tokens, for people and for the environment."""
@@ -87,7 +87,7 @@ class Turn:
     reward: float | None = None
     """Filled from `env.step`; None if the environment gave this agent none."""
     evidence: Evidence | None = None
-    """Filled from `info["evidence"]` of `env.step`; None if the environment found out nothing about it."""
+    """Filled from `info["evidence"]` of `env.step`; None if the environment gave none."""
     coach: Verdict | None = None
     """Filled by the coach; None if it was not judged."""
     values: list[float] | None = None
@@ -105,7 +105,7 @@ class Episode:
     group: str
     """The task instance; the n samples of one problem share it."""
     turns: list[Turn] = field(default_factory=list)
-    """In the order in which they were spoken."""
+    """In speaking order."""
     outcome: float | None = None
     """The task's own verdict for the team (`info["outcome"]` of the last step), None if the task gives none."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Episode:
 
 
 class StepResult(NamedTuple):
-    """What `Env.step` returns, in Gymnasium's order. Dicts are keyed by agent name."""
+    """Return value of `Env.step`, in Gymnasium's order. Dicts are keyed by agent name."""
 
     observations: Mapping[str, Observation]
     rewards: Mapping[str, float]
@@ -127,7 +127,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled. `temperature=0` is greedy; `top_p=1` and `top_k=0` switch those off."""
+    """Sampling parameters of one request. `temperature=0` is greedy; `top_p=1` and `top_k=0` switch those off."""
 
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -153,7 +153,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What came back: ids, the log-probabilities of the distribution really sampled from, and why it ended."""
+    """Result of a `Request`: ids, log-probabilities under the sampling distribution, and the reason it ended."""
 
     ids: list[int]
     logprobs: list[float]

@@ -1,1 +1,1 @@
-"""Checkpoints, run folders, metrics, and what `--load_path` may name."""
+"""Checkpoints, run folders, metrics, and the resolution of `--load_path`."""

@@ -6,7 +6,7 @@ folder with the final name is either complete or was damaged later, which the ha
 
 Names beside the checkpoints, all ignored by `latest` unless said otherwise:
 `step_N.tmp` is unfinished or half removed; `step_N.old` is the one being replaced (it counts while `step_N` does not
-exist); `step_N.aside` lay beyond the step that a run was resumed from.
+exist); `step_N.aside` is newer than the step from which a run was resumed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Writer = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files were all found and hashed."""
+    """A verified checkpoint: every file is present and matches its hash."""
 
     path: Path
     step: int
@@ -81,14 +81,14 @@ def save(
 ) -> Path:
     """Write checkpoint `step` under `root`, atomically and durably, then thin out old ones (see `thin`).
 
-    `writers` maps a relative path ("solver", "critic.pth", "state/run.json") to what writes that file or folder.
+    `writers` maps a relative path ("solver", "critic.pth", "state/run.json") to its writer.
     `meta` is any JSON. A step that exists is left alone if it is intact and holds the same files, else replaced.
     Raises CheckpointError, with earlier checkpoints untouched and nothing left behind, if it cannot be written.
     """
     root = Path(root)
     _check_names(writers)
     final, temporary = root / step_name(step), root / f"{step_name(step)}.tmp"
-    what = str(final)
+    part = str(final)
     try:
         if not root.is_dir():
             root.mkdir(parents=True)
@@ -96,19 +96,19 @@ def save(
         clean(root)
         temporary.mkdir()
         for name, write in writers.items():
-            what = f"{name} of {final}"
+            part = f"{name} of {final}"
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write(temporary / name)
             if not (temporary / name).exists():
                 raise FileNotFoundError(errno.ENOENT, "its writer wrote nothing", name)
-        what = str(final)
+        part = str(final)
         manifest = _seal(temporary, step, json.loads(json.dumps(meta or {}, allow_nan=False)), sandbox_tier)
         _publish(temporary, final, manifest)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if _is_disk_error(error):
             raise CheckpointError(
-                f"cannot write {what}: {error} ({_free_mib(root)} MiB free); earlier checkpoints are untouched: "
+                f"cannot write {part}: {error} ({_free_mib(root)} MiB free); earlier checkpoints are untouched: "
                 "free some space or lower --keep_last, then go on with --load_path"
             ) from error
         raise
@@ -179,10 +179,10 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
 def thin(
     root: str | os.PathLike[str], *, keep_last: int, keep_every: int = 0, trusted: Path | None = None
 ) -> list[Path]:
-    """Remove old checkpoints and return what was removed.
+    """Remove old checkpoints and return their paths.
 
     The newest `keep_last` stay, every multiple of `keep_every` steps (0: none), and the newest one that is intact,
-    whatever these say. `trusted` was verified just now.
+    regardless of these. `trusted` was verified just now.
     """
     if keep_last < 1:
         raise ConfigError(f"keep_last is {keep_last}; at least the newest checkpoint has to stay, so give 1 or more")
@@ -200,7 +200,7 @@ def thin(
 
 
 def clean(root: str | os.PathLike[str]) -> None:
-    """Tidy up after a killed process: only for whoever writes into `root`."""
+    """Clean up after a killed process. Only the process that writes into `root` may call it."""
     for path in sorted(Path(root).glob("step_*")):
         if path.name.endswith(".tmp"):
             log.info("removing the unfinished %s", path)
@@ -244,7 +244,7 @@ def _remove(path: Path) -> None:
 
 
 def verify(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read the manifest and hash every file. Raises CheckpointError with the first thing that is wrong."""
+    """Read the manifest and hash every file. Raises CheckpointError for the first mismatch."""
     path = Path(path)
     manifest = _read_manifest(path)
     named = _STEP.fullmatch(path.name)
@@ -272,12 +272,12 @@ def latest(root: str | os.PathLike[str]) -> Checkpoint:
     skipped: list[str] = []
     for _, path in candidates(root):
         try:
-            found = verify(path)
+            point = verify(path)
         except CheckpointError as error:
             log.error("%s cannot be used, falling back to the one before: %s", path, error)
             skipped.append(str(error))
         else:
-            return replace(found, skipped=tuple(skipped))
+            return replace(point, skipped=tuple(skipped))
     if skipped:
         raise CheckpointError(f"no checkpoint in {root} is intact ({'; '.join(skipped)}); start a new run")
     raise CheckpointError(f"{root} holds no finished checkpoint; start a new run")
@@ -315,7 +315,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{where} has {key}: {manifest.get(key)!r}; expected a {kind.__name__}")
     for name, entry in manifest["files"].items():
         if not isinstance(entry, dict) or not entry.keys() >= {"sha256", "size"}:
-            raise CheckpointError(f"{where} does not say what {name!r} should hold")
+            raise CheckpointError(f"{where} gives no hash and size for {name!r}")
     return manifest
 
 
@@ -354,14 +354,14 @@ def _manifest_hash(manifest: dict[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a resumed run must share to give the same numbers."""
-    found = {"python": platform.python_version()}
+    """Versions of the packages that a resumed run must share to give the same numbers."""
+    packages = {"python": platform.python_version()}
     for name in ("mafrt", "torch", "transformers", "peft"):
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            packages[name] = "absent"
+    return packages
 
 
 def _sha256(path: Path) -> str:

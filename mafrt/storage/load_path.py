@@ -1,4 +1,4 @@
-"""What a `--load_path` is: a run, one checkpoint, or a folder of adapters."""
+"""Resolves `--load_path`: a run, one checkpoint, or a folder of adapters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a fol
 
 @dataclass(frozen=True)
 class Loadable:
-    """What a `--load_path` turned out to be."""
+    """Result of resolving `--load_path`."""
 
     kind: Literal["run", "checkpoint", "adapters"]
     path: Path
@@ -60,9 +60,9 @@ class Loadable:
 
 
 def resolve(load_path: str | os.PathLike[str]) -> Loadable:
-    """What to load from `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
+    """The content of `load_path`: a run, one checkpoint, or a folder of adapters. Writes nothing.
 
-    A run yields its newest intact checkpoint. One that was stopped before its first yields what it had started from,
+    A run yields its newest intact checkpoint. A run stopped before its first checkpoint yields its own initial weights,
     with `run` set to itself. Raises CheckpointError.
     """
     path = Path(load_path).expanduser()
@@ -90,15 +90,15 @@ def _one_checkpoint(path: Path) -> Loadable:
     return _loadable("checkpoint", verify(path), run)
 
 
-def _loadable(kind: Literal["run", "checkpoint"], found: Checkpoint, run: Path | None) -> Loadable:
-    names = [name.rpartition("/")[0] for name in found.files if name.endswith("/" + _ADAPTER_FILES[0])]
-    adapters = {name: found.path / name for name in names if f"{name}/{_ADAPTER_FILES[1]}" in found.files}
+def _loadable(kind: Literal["run", "checkpoint"], point: Checkpoint, run: Path | None) -> Loadable:
+    names = [name.rpartition("/")[0] for name in point.files if name.endswith("/" + _ADAPTER_FILES[0])]
+    adapters = {name: point.path / name for name in names if f"{name}/{_ADAPTER_FILES[1]}" in point.files}
     current = versions()
-    changed = [f"{k} {v} -> {current.get(k)}" for k, v in found.versions.items() if current.get(k) != v]
+    changed = [f"{k} {v} -> {current.get(k)}" for k, v in point.versions.items() if current.get(k) != v]
     if changed:
-        log.warning("%s was written with other versions, so numbers may differ: %s", found.path, ", ".join(changed))
-    critic = found.path / CRITIC if CRITIC in found.files else None
-    return Loadable(kind, found.path, adapters, critic, found, run)
+        log.warning("%s was written with other versions, so numbers may differ: %s", point.path, ", ".join(changed))
+    critic = point.path / CRITIC if CRITIC in point.files else None
+    return Loadable(kind, point.path, adapters, critic, point, run)
 
 
 def _adapter_folders(path: Path) -> Loadable:
@@ -115,7 +115,7 @@ def _adapter_folders(path: Path) -> Loadable:
                 f"{folder} has no {missing}; expected an adapter folder with {' and '.join(_ADAPTER_FILES)}"
             )
     if not adapters:
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise CheckpointError(f"{path} holds no run, checkpoint or adapter folder (found: {found}); {_TAKES}")
+        entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise CheckpointError(f"{path} holds no run, checkpoint or adapter folder (found: {entries}); {_TAKES}")
     critic = path / CRITIC
     return Loadable("adapters", path, adapters, critic if critic.is_file() else None)

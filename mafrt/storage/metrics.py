@@ -1,4 +1,4 @@
-"""Numbers of a run: one line an iteration in `metrics.jsonl`, the same in TensorBoard, and what each of them means."""
+"""Numbers of a run: one line per iteration in `metrics.jsonl`, the same in TensorBoard, and their glossary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Meaning(NamedTuple):
 
 
 GLOSSARY: dict[str, Meaning] = {
-    # what was played
+    # rollout
     "iteration": Meaning("iterations done; 0 is before training"),
     "score": Meaning("mean over episodes of the outcome, or of the summed rewards where there is none", "reward"),
     "reward/AGENT": Meaning("mean reward of the agent's turns, the outcome's share included", "reward"),
@@ -40,11 +40,11 @@ GLOSSARY: dict[str, Meaning] = {
     "eval/greedy": Meaning("mean score of one episode per held-out task at temperature 0", "0..1 in most tasks"),
     "eval/avg@K": Meaning("mean score of K sampled episodes per held-out task", "0..1 in most tasks"),
     "eval/measure/AGENT": Meaning(
-        "mean over sampled held-out episodes of what else the environment measures, such as success or a task's metric"
+        "mean over sampled held-out episodes of a further measure of the environment, such as a task's metric"
     ),
     "measure/AGENT": Meaning("the same over the iteration's episodes"),
     "eval/pass@K": Meaning("share of held-out tasks that at least one of K sampled episodes solves", "0..1"),
-    # how credit was assigned
+    # credit assignment
     "advantage_mean/AGENT": Meaning("mean advantage over the agent's tokens, before normalisation", "reward"),
     "advantage_std/AGENT": Meaning(
         "deviation of the advantages over the agent's tokens, before normalisation", "reward"
@@ -53,53 +53,59 @@ GLOSSARY: dict[str, Meaning] = {
         "share of the variance of the agent's returns that the critic predicts; 1 is perfect", "up to 1"
     ),
     "groups": Meaning("groups whose episodes are compared with each other", "groups"),
-    "groups_of_one": Meaning("groups with one member, which has nothing to be compared with", "groups"),
+    "groups_of_one": Meaning("groups with one member, which cannot be compared", "groups"),
     "groups_no_spread": Meaning("share of the larger groups whose members all got the same reward", "0..1"),
-    "groups_no_spread/AGENT": Meaning("the same of the groups in which the agent has turns", "0..1"),
+    "groups_no_spread/AGENT": Meaning("the same for groups in which the agent has turns", "0..1"),
     "sampling_rounds": Meaning("rounds of fresh tasks played for groups without spread (dynamic sampling)", "rounds"),
-    "groups_replaced": Meaning("groups without spread that fresh tasks took the place of", "groups"),
-    "tree_unscored": Meaning("share of turns of whose alternatives nothing was found out (trees of AT-GRPO)", "0..1"),
+    "groups_replaced": Meaning("groups without spread replaced by fresh tasks", "groups"),
+    "tree_unscored": Meaning("share of turns none of whose alternatives could be scored (trees of AT-GRPO)", "0..1"),
     "tree_errors": Meaning("alternatives lost because the environment raised", "alternatives"),
     "round_bonus": Meaning("mean bonus of a turn for corrections, its own and its peers' (MAPoRL)", "reward"),
     "anchors": Meaning("groups of steps that share a state (GiGPO)", "groups"),
-    "anchors_of_one": Meaning("states that were met once", "groups"),
+    "anchors_of_one": Meaning("states visited once", "groups"),
     "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
-    "anchors_no_spread/AGENT": Meaning("the same of the agent's steps", "0..1"),
-    "flat_returns/AGENT": Meaning("1 if the agent's turns all earned the same, so that they teach nothing", "0 or 1"),
-    "turns_truncated": Meaning("turns out of the loss whose episode was truncated (--truncation mask)", "turns"),
-    "turns_no_outcome": Meaning("turns out of the loss because their episode was cut before its verdict", "turns"),
-    "turns_cut_by_length": Meaning("turns out of the loss because they were cut (--mask_cut_turns)", "turns"),
-    "turns_unjudged": Meaning("turns out of the loss because a judgement that they need failed", "turns"),
-    "turns_nonfinite": Meaning("turns out of the loss because a reward, value or advantage was not finite", "turns"),
+    "anchors_no_spread/AGENT": Meaning("the same for the agent's steps", "0..1"),
+    "flat_returns/AGENT": Meaning(
+        "1 if all turns of the agent have the same return, so the advantages carry no signal", "0 or 1"
+    ),
+    "turns_truncated": Meaning(
+        "turns left out of the loss because their episode was truncated (--truncation mask)", "turns"
+    ),
+    "turns_no_outcome": Meaning("turns left out of the loss because their episode was cut before its verdict", "turns"),
+    "turns_cut_by_length": Meaning("turns left out of the loss because they were cut (--mask_cut_turns)", "turns"),
+    "turns_unjudged": Meaning("turns left out of the loss because a judgement that they need failed", "turns"),
+    "turns_nonfinite": Meaning(
+        "turns left out of the loss because a reward, value or advantage was not finite", "turns"
+    ),
     "coach_score/AGENT": Meaning("mean score that the coach gave the agent's turns", "0..10"),
-    "coach_unscored_share": Meaning("share of turns that have no score, for whatever reason", "0..1"),
-    "coach_skipped_updates": Meaning("1 if too few turns have a score, so that nothing was learnt from the batch"),
+    "coach_unscored_share": Meaning("share of turns without a score", "0..1"),
+    "coach_skipped_updates": Meaning("1 if the update was skipped because too few turns have a score"),
     "coach_correlation/AGENT": Meaning("correlation of the coach's scores of the agent with the outcome", "-1..1"),
     "coach_accepted_score": Meaning("mean score of the turns that end episodes with an outcome above 0", "0..10"),
     "coach_rejected_score": Meaning("mean score of the turns that end episodes with an outcome of 0 or less", "0..10"),
-    "coach_alarm": Meaning("1 if the coach rewards what the verifier rejects: look at its reasons"),
-    "spans_unlocated": Meaning("quotations of the coach that were not found in the turn", "spans"),
+    "coach_alarm": Meaning("1 if the coach rewards answers that the verifier rejects: read its reasons"),
+    "spans_unlocated": Meaning("quoted spans of the coach that were not found in the turn", "spans"),
     # an engine beside the trainer's own model (vLLM)
     "engine_gap/AGENT": Meaning("mean difference between the engine's and the trainer's log-probabilities", "nats"),
     "engine_gap_max/AGENT": Meaning("largest difference of a token", "nats"),
     "engine_kl/AGENT": Meaning("estimated KL from the engine that sampled to the trainer's policy", "nats per token"),
-    "staleness/AGENT": Meaning("changes that the adapter has seen since it sampled (async_steps)", "versions"),
-    # what was learnt
-    "trained/AGENT": Meaning("1 if the agent learnt in this iteration, 0 if it was frozen"),
+    "staleness/AGENT": Meaning("adapter updates since the turns were sampled (async_steps)", "versions"),
+    # updates
+    "trained/AGENT": Meaning("1 if the agent was trained in this iteration, 0 if it was frozen"),
     "policy_loss/AGENT": Meaning("loss of the adapter, summed over micro-batches, mean over steps"),
     "kl/AGENT": Meaning("estimated KL from the policy that sampled to the one being updated", "nats per token"),
-    "ref_kl/AGENT": Meaning("estimate (k3) of KL(policy || base without adapter)", "nats per token"),
-    "kl_coef": Meaning("weight of that KL in the iteration, where a target steers it"),
+    "ref_kl/AGENT": Meaning("estimate (k3) of KL(policy, base without adapter)", "nats per token"),
+    "kl_coef": Meaning("weight of that KL in the iteration, where kl_target adapts it"),
     "importance_weight_mean/AGENT": Meaning("mean weight min(p_trainer / p_engine, cap) where another engine sampled"),
     "importance_weight_clipped/AGENT": Meaning("share of those ratios that exceed the cap", "0..1"),
     "clip_fraction/AGENT": Meaning("share of ratios that were clipped", "0..1"),
     "ratio_mean/AGENT": Meaning("mean probability ratio, updated over sampled; far from 1 means stale data"),
     "entropy/AGENT": Meaning("mean entropy of the next-token distribution", "nats per token"),
-    "epochs": Meaning("passes over the batch that were made; target_kl may end them early", "passes"),
+    "epochs": Meaning("passes over the batch; target_kl may end them early", "passes"),
     "grad_norm/AGENT": Meaning("norm of the adapter's gradient before clipping, mean over steps"),
     "lr/AGENT": Meaning("learning rate of the adapter, where it learns", "per step"),
-    "adapter_version/AGENT": Meaning("changes that the adapter's weights have seen", "versions"),
-    "compound_mean": Meaning("mean factor that agents updated earlier put on the others' advantages (HAPPO)"),
+    "adapter_version/AGENT": Meaning("updates of the adapter's weights so far", "versions"),
+    "compound_mean": Meaning("mean factor on the advantages from agents updated earlier (HAPPO)"),
     "compound_std": Meaning("deviation of that factor"),
     "compound_std/AGENT": Meaning("deviation of that factor over the agent's turns when it was updated itself"),
     "compound_min": Meaning("smallest of it"),
@@ -107,12 +113,12 @@ GLOSSARY: dict[str, Meaning] = {
     "compound_nonfinite": Meaning("turns left out of it because their ratio was not finite", "turns"),
     "value_loss": Meaning("loss of the critic, mean over its first pass"),
     "q_tot": Meaning("mean value of the batch's joint steps after the update (VDN, QMIX)", "reward"),
-    "replay_steps": Meaning("joint steps that the mixer remembers (VDN, QMIX)", "steps"),
+    "replay_steps": Meaning("joint steps in the replay buffer of the mixer (VDN, QMIX)", "steps"),
     "grad_norm/critic": Meaning("norm of the critic's gradient before clipping, mean over steps"),
-    # what was learnt without play
-    "loss/AGENT": Meaning("loss of the adapter's records before the step: nats per token (SFT), or DPO's"),
+    # offline training
+    "loss/AGENT": Meaning("loss of the adapter's records before the step: nats per token (SFT), or the DPO loss"),
     "accuracy/AGENT": Meaning(
-        "share of pairs whose chosen answer has the larger implicit reward; ties do not count", "0..1"
+        "share of pairs with a larger implicit reward for the chosen answer; ties do not count", "0..1"
     ),
     "margin/AGENT": Meaning("mean difference of the implicit rewards of chosen and rejected answers", "nats"),
     "chosen_reward/AGENT": Meaning("mean implicit reward of chosen answers: beta times their log-ratio", "nats"),
@@ -122,29 +128,29 @@ GLOSSARY: dict[str, Meaning] = {
     "eval/margin/AGENT": Meaning("margin/AGENT on held-out pairs", "nats"),
     "eval/chosen_reward/AGENT": Meaning("chosen_reward/AGENT on held-out pairs", "nats"),
     "eval/rejected_reward/AGENT": Meaning("rejected_reward/AGENT on held-out pairs", "nats"),
-    # what went wrong
+    # failures
     "skipped_updates": Meaning("optimizer steps skipped because a gradient was not finite", "steps"),
-    "rollbacks": Meaning("adapters put back to their last good weights", "adapters"),
+    "rollbacks": Meaning("adapters restored to their last good weights", "adapters"),
     "nonfinite_terms": Meaning("tokens or turns left out of the loss because they were not finite", "terms"),
-    "nonfinite_values": Meaning("numbers of this line that were not finite and are null", "numbers"),
+    "nonfinite_values": Meaning("non-finite numbers of this line, written as null", "numbers"),
     # timings.jsonl
     "seconds_play": Meaning("playing episodes", "s"),
     "seconds_learn": Meaning("values, credit and gradient steps", "s"),
     "tokens_per_s": Meaning("tokens generated per second of the whole iteration", "tokens/s"),
-    "seconds_coach": Meaning("judging turns, a part of seconds_play", "s"),
+    "seconds_coach": Meaning("judging turns, part of seconds_play", "s"),
     "coach_calls": Meaning("calls made to the coach", "calls"),
-    "coach_cached": Meaning("verdicts without a call: from the cache, or an equal call under way", "verdicts"),
-    "coach_retries": Meaning("calls made again because the one before failed", "calls"),
-    "coach_tokens_in": Meaning("tokens that the coach read, as the provider counts them", "tokens"),
-    "coach_tokens_out": Meaning("tokens that the coach wrote, its reasoning included", "tokens"),
-    "coach_cost": Meaning("what that cost at the prices given", "dollars"),
+    "coach_cached": Meaning("verdicts without a call: from the cache, or from an equal call in flight", "verdicts"),
+    "coach_retries": Meaning("retries after a failed call", "calls"),
+    "coach_tokens_in": Meaning("input tokens of the coach, as the provider counts them", "tokens"),
+    "coach_tokens_out": Meaning("output tokens of the coach, reasoning included", "tokens"),
+    "coach_cost": Meaning("cost of the coach at the given prices", "dollars"),
 }
 """Name -> meaning. `AGENT` stands for an agent's or adapter's name, `K` for a number of samples."""
 
 
 @lru_cache(maxsize=4096)
 def explain(name: str) -> Meaning:
-    """What a metric means. Raises KeyError, naming the nearest entry, if the glossary does not know it."""
+    """Meaning of a metric. Raises KeyError, naming the nearest entry, if the glossary does not know it."""
     if name in GLOSSARY:
         return GLOSSARY[name]
     for pattern, meaning in _PATTERNS.items():
@@ -182,9 +188,9 @@ class MetricsWriter:
     def write(
         self, iteration: int, metrics: Mapping[str, float | None], timings: Mapping[str, float | None] | None = None
     ) -> None:
-        """Write one iteration, durably. What is not finite becomes null and is counted in `nonfinite_values`.
+        """Write one iteration, durably. Non-finite values become null and are counted in `nonfinite_values`.
 
-        `metrics` must depend on nothing but seed and data: whatever a clock says belongs into `timings`.
+        `metrics` must depend on seed and data only; wall-clock values belong into `timings`.
         """
         line = {name: None if value is None else _number(value) for name, value in metrics.items()}
         bad = [name for name, value in line.items() if value is not None and not math.isfinite(value)]
@@ -218,7 +224,7 @@ class MetricsWriter:
                     self._board.add_scalar(name, value, iteration)
                 self._board.flush()
             except OSError as error:
-                # The numbers are safe in metrics.jsonl; a picture of them is not worth the run.
+                # The numbers are safe in metrics.jsonl; losing the curves must not stop the run.
                 log.error("TensorBoard cannot be written any more (%s); metrics.jsonl goes on", error)
                 self._board = None
 

@@ -1,4 +1,4 @@
-"""What a run ends with: a table of before and after, where things lie, and `summary.json`."""
+"""End-of-run report: a before/after table, paths of the outputs, and `summary.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUMMARY = "summary.json"
 def before_after(before: Mapping[str, float | None], after: Mapping[str, float | None]) -> str:
     """A table with one row per metric of either side, in the order of `after`: before, after, change.
 
-    What is missing or None on a side is shown as a dash.
+    Missing values and None are shown as a dash.
     """
     names = [*after, *(name for name in before if name not in after)]
     rows = [("", "before", "after", "change")]
@@ -28,7 +28,7 @@ def before_after(before: Mapping[str, float | None], after: Mapping[str, float |
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the cells below each other: the first column to the left, all others to the right."""
+    """Rows as aligned text lines: the first column left, all others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -49,7 +49,7 @@ def end_of_run(
     adapters: tuple[str, ...] = (),
     go_on: str | None = None,
 ) -> str:
-    """The text that closes a run: the table, how long it took, and where things lie."""
+    """The text that closes a run: the table, the duration, and the paths of the outputs."""
     run_dir = Path(run_dir)
     lines = [before_after(before, after), ""] if before or after else []
     lines += [f"{iterations} iterations in {duration(seconds)}", ""]
@@ -68,7 +68,7 @@ def end_of_run(
 
 
 def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:
-    """Write `summary.json` atomically and return its path. What is not finite becomes null."""
+    """Write `summary.json` atomically and return its path. Non-finite values become null."""
     import json
 
     path = Path(run_dir) / SUMMARY

@@ -1,9 +1,9 @@
-"""The directory of a run: settings, one line an iteration, what everybody said, and the checkpoints.
+"""The directory of a run: settings, metrics, episodes, and checkpoints.
 
-Iterations count from 1; 0 is what happens before training (the first evaluation). Checkpoint `step_N` holds the state
-after iteration N, and the lines of iteration N are on disk before it is written, so resuming from it means to keep
-lines up to N and to drop the rest. (Only the evaluation of what iteration N led to comes after its checkpoint; it is
-dropped and made again.) Wall-clock values live in `timings.jsonl` only, which lets a resumed run have the
+Iterations count from 1; 0 is before training (the first evaluation). Checkpoint `step_N` holds the state
+after iteration N, and the lines of iteration N are on disk before it is written, so resuming from it keeps lines up
+to N and drops the rest. (Only the evaluation after iteration N comes later than its checkpoint; it is dropped and
+repeated.) Wall-clock values live in `timings.jsonl` only, which lets a resumed run have the
 same `metrics.jsonl` and `episodes.jsonl`, byte for byte, as one that was never interrupted.
 """
 
@@ -71,7 +71,7 @@ class RunDir:
     ) -> RunDir:
         """Start a run in `path`, or go on with one.
 
-        `loaded` is what `--load_path` resolved to. If it belongs to the run in `path`, that run goes on: lines and
+        `loaded` is the resolved `--load_path`. If it belongs to the run in `path`, that run goes on: lines and
         checkpoints beyond its step are dropped and set aside. If it belongs to another run, `path` has to be empty,
         and the history up to its step is copied. `record` goes to `run.json`. Raises ConfigError if `path` holds
         anything that would be mixed up with the new run's files, or if another process is writing there.
@@ -91,7 +91,7 @@ class RunDir:
         run = cls(path, step=step)
         try:
             if record is not None:
-                record.save(path)  # before args.yaml: what has settings and no record is a run of an earlier version
+                record.save(path)  # before args.yaml: settings without a record mean a run of an earlier version
             if here:
                 run._go_on(args)
             else:
@@ -113,7 +113,7 @@ class RunDir:
     def _go_on(self, args: Mapping[str, Any]) -> None:
         step = -1 if self.step is None else self.step
         self.checkpoints.mkdir(exist_ok=True)
-        # Before the lines go: a kill in between must not leave checkpoints whose lines are missing.
+        # Before lines are dropped: a kill in between must not leave checkpoints without their lines.
         for path in checkpoint.set_aside_after(self.checkpoints, step):
             log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         for name in LINE_FILES:
@@ -196,7 +196,7 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
 
 
 def json_safe(value: Any) -> Any:
-    """`value` as JSON can hold it: what is not finite becomes None, what has no JSON form its `str`."""
+    """`value` in JSON types: non-finite floats become None, unknown types their `str`."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -213,7 +213,7 @@ def json_safe(value: Any) -> Any:
 
 
 def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
-    """An episode as `episodes.jsonl` holds it: who said what, and what it was worth; token ids only if asked for."""
+    """An episode as `episodes.jsonl` holds it: turns, rewards and verdicts; token ids only if asked for."""
     turns = []
     for turn in episode.turns:
         record: dict[str, Any] = {
@@ -239,18 +239,18 @@ def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
         turns.append(record)
     record = {"id": episode.id, "group": episode.group, "outcome": episode.outcome, "turns": turns}
     if episode.branches:
-        # What was said instead, of a tree: not part of the play, so nothing that reads episodes takes it for one.
+        # Alternatives of a tree were not played on, so they stand apart from the turns.
         others = [branch for branch in episode.branches if not branch.info.get("carried")]
         record["alternatives"] = [
-            {**said, "outcome": branch.outcome}
+            {**alternative, "outcome": branch.outcome}
             for branch in others
-            for said in episode_record(branch, tokens=tokens)["turns"]
+            for alternative in episode_record(branch, tokens=tokens)["turns"]
         ]
     return {**record, "info": episode.info}
 
 
 def _evidence_record(evidence: Evidence) -> dict[str, Any]:
-    """Only what the environment gave; `recorded.evidence_of` reads it back."""
+    """Only the fields that the environment gave; `recorded.evidence_of` reads it back."""
     record: dict[str, Any] = {}
     if evidence.tool_output is not None:
         record["tool_output"] = evidence.tool_output
@@ -265,7 +265,7 @@ def _evidence_record(evidence: Evidence) -> dict[str, Any]:
 
 
 def write_args(path: Path, args: Mapping[str, Any]) -> None:
-    """Write settings as YAML, atomically. Raises ConfigError for what looks like a key, which never goes there."""
+    """Write settings as YAML, atomically. Raises ConfigError for a value that looks like a secret."""
     import yaml
 
     for name, value in args.items():
@@ -291,7 +291,7 @@ def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what `yaml.safe_dump` knows: tuples as lists, paths as text. Infinity stays, it may be a setting."""
+    """Only types that `yaml.safe_dump` knows: tuples as lists, paths as text. Infinity stays, it may be a setting."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -303,12 +303,12 @@ def _plain(value: Any) -> Any:
 
 
 def _last_line(name: str, step: int) -> int:
-    """The last iteration whose lines stay. What the team of `step_N` is worth is found out after it is written."""
+    """The last iteration whose lines stay. The team of `step_N` is evaluated after its checkpoint is written."""
     return step - 1 if name == "evaluations" else step
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Drop from a file of JSON lines what lies beyond iteration `step`, and half a line at the end if there is one.
+    """Drop the lines after iteration `step` from a file of JSON lines, and half a line at the end if there is one.
 
     Only lines that `JsonLines` wrote are known: the iteration is read off their first bytes.
     """
@@ -332,9 +332,9 @@ def _lines(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
     """(line, whether it is whole and of an iteration up to `step`)."""
     with open(path, "rb") as file:
         for line in file:
-            found = _ITERATION.match(line)
-            whole = found and line.endswith(b"}\n") and b"\0" not in line
-            yield line, bool(whole and found and int(found[1]) <= step)
+            prefix = _ITERATION.match(line)
+            whole = prefix and line.endswith(b"}\n") and b"\0" not in line
+            yield line, bool(whole and prefix and int(prefix[1]) <= step)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path | None:
@@ -358,7 +358,7 @@ def set_aside(path: str | os.PathLike[str]) -> Path | None:
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether nothing but the lock, or a temporary file of a process that died at once, is there."""
+    """Whether the folder holds only the lock or temporary files of a process that died at once."""
     return all(entry.name.startswith(".") for entry in path.iterdir())
 
 

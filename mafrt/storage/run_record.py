@@ -1,9 +1,9 @@
-"""What a run is made of: `run.json`, written beside `args.yaml` when the run starts.
+"""Inputs of a run: `run.json`, written beside `args.yaml` when the run starts.
 
-`args.yaml` holds the settings; this file holds what the settings only point at: the environment (path, arguments,
+`args.yaml` holds the settings; this file identifies the things they refer to: the environment (path, arguments,
 hash of its source), the whole team, data and rubric files (absolute path, hash), the base (hashes of its
 configuration and of its weights' headers), the sandbox and the machine's choices. A run is resumed and evaluated from
-these two files alone, and whatever has changed since is named.
+these two files alone, and every later change is reported by name.
 """
 
 from __future__ import annotations
@@ -122,34 +122,34 @@ def load_record(run_dir: Path) -> RunRecord:
 
 
 def changes(then: RunRecord, now: RunRecord) -> list[str]:
-    """Names of everything that differs and that results depend on; what only one side knows does not count."""
-    found = []
+    """Names of everything that differs and that results depend on; values known on one side only do not count."""
+    differences = []
     for name in ("environment", "eval_environment"):
         old, new = getattr(then, name), getattr(now, name)
         if old is None or new is None:
             continue
         if old.path != new.path:
-            found.append(f"the {name.replace('_', ' ')} ({old.path}, now {new.path})")
+            differences.append(f"the {name.replace('_', ' ')} ({old.path}, now {new.path})")
         elif old.sha256 and new.sha256 and old.sha256 != new.sha256:
             source = f"the source of the environment ({new.file})"
-            if source not in found:
-                found.append(source)
+            if source not in differences:
+                differences.append(source)
         elif old.arguments is not None and new.arguments is not None and old.arguments != new.arguments:
             keys = sorted(
                 key for key in {*old.arguments, *new.arguments} if old.arguments.get(key) != new.arguments.get(key)
             )
-            found.append(f"arguments of the {name.replace('_', ' ')} ({', '.join(keys)})")
-    found += _team_changes(then.team, now.team)
+            differences.append(f"arguments of the {name.replace('_', ' ')} ({', '.join(keys)})")
+    differences += _team_changes(then.team, now.team)
     for name in sorted(then.files.keys() & now.files.keys()):
         if then.files[name].sha256 != now.files[name].sha256:
-            found.append(f"the content of {name} ({now.files[name].path})")
+            differences.append(f"the content of {name} ({now.files[name].path})")
     if then.base is not None and now.base is not None:
         for name in ("config_sha256", "header_sha256"):
             old, new = getattr(then.base, name), getattr(now.base, name)
             if old and new and old != new:
-                found.append(f"the base model ({then.base.name}, now {now.base.name})")
+                differences.append(f"the base model ({then.base.name}, now {now.base.name})")
                 break
-    return found
+    return differences
 
 
 def _team_changes(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
@@ -181,7 +181,7 @@ def file_record(path: str | Path) -> FileRecord | None:
 
 
 def base_hashes(folder: Path) -> tuple[str | None, str | None]:
-    """Hashes of a base's config.json and of the headers of its safetensors files; None for what is not there."""
+    """Hashes of a base's config.json and of the headers of its safetensors files; None where missing."""
     config = folder / "config.json"
     config_hash = hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None
     headers = hashlib.sha256()

@@ -1,8 +1,8 @@
 """Records to learn from without play: read from JSONL files, in batches that are a pure function of the step.
 
 A record of a file is `{"agent": ..., "prompt": text, ...}` or `{"agent": ..., "messages": [...], ...}` with the
-answers under the names that the rule asks for: `response`, or `chosen` and `rejected`. What the agent was shown becomes
-tokens exactly as in play (`mafrt.rollout.prompts`), the team's role prompt included.
+answers under the names that the rule asks for: `response`, or `chosen` and `rejected`. Prompts become
+tokens exactly as in a rollout (`mafrt.rollout.prompts`), the team's role prompt included.
 """
 
 from __future__ import annotations
@@ -60,25 +60,25 @@ def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team 
     """The records of JSONL files, in order, with one answer per name in `fields`. Fields of other names are ignored.
 
     Raises:
-        DataError: a file that cannot be read or is empty, or a record that lacks something, holds something of a wrong
-            kind, has two equal answers, or names an agent that `team` does not have; it names file and line.
+        DataError: a file that cannot be read or is empty, or a record that lacks a field, has a field of a wrong
+            type, has two equal answers, or names an agent that `team` does not have; it names file and line.
     """
-    found: list[tuple[Answer, ...]] = []
+    groups: list[tuple[Answer, ...]] = []
     for path in map(Path, paths):
-        before = len(found)
+        before = len(groups)
         for where, record in lines(path):
             agent, seen = agent_of(where, record, team), _seen(where, record)
             texts = [text_of(where, record, name, empty=name == "rejected") for name in fields]
             if len(set(texts)) < len(texts):
                 raise DataError(f"{where}: {' and '.join(fields)} are the same text; nothing can be learnt from that")
-            found.append(tuple(Answer(agent, seen, text, where) for text in texts))
-        if len(found) == before:
+            groups.append(tuple(Answer(agent, seen, text, where) for text in texts))
+        if len(groups) == before:
             raise DataError(f"{path}: holds no records; expected lines of {{agent, prompt, {', '.join(fields)}}}")
-    return found
+    return groups
 
 
 def encode(answers: Sequence[tuple[Answer, ...]], team: Team, tokenizer: Any) -> list[Record]:
-    """Tokens of what was seen and said; every answer closes with the tokenizer's end token.
+    """Tokens of prompts and answers; every answer closes with the tokenizer's end token.
 
     Raises DataError for an answer without tokens.
     """
@@ -110,12 +110,12 @@ def fit(records: Sequence[Record], window: int, *, skip: bool) -> list[Record]:
 
 def digest(records: Iterable[Record]) -> str:
     """16 hex digits that change with any agent, prompt or answer, and with the order of the records."""
-    found = hashlib.sha256()
+    digested = hashlib.sha256()
     for record in records:
         for turn in record.turns:
-            found.update(repr((turn.agent, list(turn.prompt_ids), list(turn.action_ids))).encode())
-        found.update(b"\n")
-    return found.hexdigest()[:16]
+            digested.update(repr((turn.agent, list(turn.prompt_ids), list(turn.action_ids))).encode())
+        digested.update(b"\n")
+    return digested.hexdigest()[:16]
 
 
 def steps_per_epoch(count: int, batch_size: int) -> int:

@@ -5,7 +5,7 @@
 
 log pi(answer) is the sum over its tokens at temperature 1. The reference is the base with no adapter, or the adapter as
 it was before the first step; its log-probabilities are computed once, before training, and live in the checkpoints.
-Preferences come from files (`runners/offline/dataset.py`) or from what a team said in recorded episodes (`pairs_of`).
+Preferences come from files (`runners/offline/dataset.py`) or from the turns of recorded episodes (`pairs_of`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from mafrt.algorithms.preference_losses import dpo_loss
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode
 from mafrt.runners.offline.dataset import Record
-from mafrt.runners.offline.replay import Said
+from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.critic import Valuation
 from mafrt.training.learner import Learner
 
 _AT_ONCE = 512
-"""Records whose reference log-probabilities are held token by token at a time."""
+"""Max records whose per-token reference log-probs are in memory at once."""
 
 
 class Dpo:
     """Preferences as a log-likelihood ratio test; see `mafrt.algorithms.preference_losses.dpo_loss`.
 
     Args:
-        beta: how much a log-ratio is worth, above 0. Usual are .1 to .5.
-        reference: `base`, which has no adapter, or `initial`, the adapters before the first step (what SFT led to).
+        beta: scale of the log-ratios, above 0; usually .1 to .5.
+        reference: `base`, which has no adapter, or `initial`, the adapters before the first step (the result of SFT).
     """
 
     name, turns = "dpo", 2
@@ -59,10 +59,10 @@ class Dpo:
             if self.reference == "base":
                 episodes = [Episode("", "", turns=turns)]
                 valuation.annotate(episodes, learner.temperatures, values=False, reference=True)
-                found = [turn.ref_logprobs or [] for turn in turns]
+                logprobs = [turn.ref_logprobs or [] for turn in turns]
             else:
-                found = learner.logprobs(turns)
-            sums = iter([float(torch.tensor(values, dtype=torch.float64).sum()) for values in found])
+                logprobs = learner.logprobs(turns)
+            sums = iter([float(torch.tensor(values, dtype=torch.float64).sum()) for values in logprobs])
             for record in part:
                 record.reference = tuple(next(sums) for _ in record.turns)
                 for turn in record.turns:
@@ -78,21 +78,23 @@ class Dpo:
         return dpo_loss(*policy.unbind(1), *reference.unbind(1), beta=self.beta, denominator=denominator)
 
 
-def pairs_of(said: Sequence[Said], min_gap: float = 0.0) -> list[Record]:
+def pairs_of(turns: Sequence[RecordedTurn], min_gap: float = 0.0) -> list[Record]:
     """Preferences among recorded turns: same problem, same agent, same prompt token by token, different return.
 
-    What was said several times counts once, with its mean return (an early speaker's return depends on what others say
-    afterwards). Of n different answers in one context the best is paired with the worst, the second best with the
-    second worst, and so on, so each is used once at most; pairs whose returns differ by `min_gap` or less are left out.
-    The result does not depend on the order of `said`.
+    Repeated answers count once, with their mean return (an early speaker's return depends on the turns after it).
+    Of n different answers in one context the best is paired with the worst, the second best with the second worst, and
+    so on, so each is used once at most; pairs with returns that differ by `min_gap` or less are left out.
+    The result does not depend on the order of `turns`.
     """
-    contexts: dict[tuple[Any, ...], dict[tuple[int, ...], list[Said]]] = {}
-    for one in said:
-        context = (one.problem, one.turn.agent, tuple(one.turn.prompt_ids))
-        contexts.setdefault(context, {}).setdefault(tuple(one.turn.action_ids), []).append(one)
+    contexts: dict[tuple[Any, ...], dict[tuple[int, ...], list[RecordedTurn]]] = {}
+    for recorded in turns:
+        context = (recorded.problem, recorded.turn.agent, tuple(recorded.turn.prompt_ids))
+        contexts.setdefault(context, {}).setdefault(tuple(recorded.turn.action_ids), []).append(recorded)
     pairs = []
     for context in sorted(contexts):
-        answers = [(_mean([one.worth for one in same]), ids, same[0]) for ids, same in contexts[context].items()]
+        answers = [
+            (_mean([recorded.worth for recorded in same]), ids, same[0]) for ids, same in contexts[context].items()
+        ]
         answers.sort(key=lambda answer: answer[:2])
         for (low, _, worse), (high, _, better) in zip(answers, reversed(answers), strict=True):
             if high - low <= min_gap:

@@ -1,6 +1,6 @@
-"""Recorded episodes as something to learn from: what was said, to which prompt, and what came of it.
+"""Recorded episodes as training data: turns with their prompts, tokens and returns.
 
-`episodes.jsonl` holds what was said and how many tokens it took, but not what the speaker saw. Token ids are taken
+`episodes.jsonl` holds the text and number of tokens of a turn, but not its prompt. Token ids are taken
 where a run recorded them; otherwise the episode is played again, with the recorded texts as actions, from the seed
 that its group names, and is left out unless task, speakers, length of every prompt and outcome come out the same.
 """
@@ -33,8 +33,8 @@ _GROUP = re.compile(r"\d{6,}-(\d{9,})")
 
 
 @dataclass(frozen=True)
-class Said:
-    """One turn of a recorded episode, with what it was said to and what came of it."""
+class RecordedTurn:
+    """One turn of a recorded episode, with its problem and its return."""
 
     turn: Turn
     problem: str
@@ -48,7 +48,7 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
     path = Path(run) / "episodes.jsonl"
     if not path.is_file():
         raise DataError(f"{run} holds no episodes.jsonl; give a run directory that was trained with --log_episodes")
-    found: Episodes = []
+    episodes: Episodes = []
     for where, episode in lines(path, growing=True):
         turns, info = episode.get("turns"), episode.get("info")
         if not isinstance(turns, list) or not isinstance(info, dict) or "group" not in episode:
@@ -64,14 +64,14 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
             lacking = [name for name in ("env_step", "stop", "tokens", "prompt_tokens") if name not in turn]
             if lacking:
                 raise DataError(f"{where}: a turn lacks {', '.join(lacking)}; it has {keys_of(turn)}")
-        found.append((where, episode))
-    if not found:
+        episodes.append((where, episode))
+    if not episodes:
         raise DataError(f"{path}: holds no episodes yet; let the run finish an iteration first")
-    return found
+    return episodes
 
 
 def evidence_of(where: str, turn: Mapping[str, Any]) -> Evidence | None:
-    """What `rundir.episode_record` wrote about a turn; None if it wrote nothing. Raises DataError."""
+    """Evidence of a turn as `run_dir.episode_record` wrote it; None if there is none. Raises DataError."""
     record = turn.get("evidence")
     if record is None:
         return None
@@ -86,11 +86,11 @@ def evidence_of(where: str, turn: Mapping[str, Any]) -> Evidence | None:
 
 
 def holds_tokens(episode: Mapping[str, Any]) -> bool:
-    """Whether the ids of what was seen and said are on record, so that nothing needs to be played again."""
+    """Whether the token ids of prompts and answers are recorded, so that no replay is needed."""
     return all("prompt_ids" in turn and "action_ids" in turn for turn in episode["turns"])
 
 
-def mine(
+def recorded_turns(
     episodes: Episodes,
     team: Team,
     tokenizer: Any,
@@ -98,7 +98,7 @@ def mine(
     env: Env | None = None,
     seed: int = 0,
     return_of: Literal["episode", "agent"] = "episode",
-) -> tuple[list[Said], Counter[str]]:
+) -> tuple[list[RecordedTurn], Counter[str]]:
     """Every turn of recorded episodes with its tokens and its return.
 
     Args:
@@ -118,7 +118,7 @@ def mine(
     Raises:
         DataError: there is an episode without token ids and no `env`, or with ids that the tokenizer does not have.
     """
-    found: list[Said] = []
+    recorded: list[RecordedTurn] = []
     counts: Counter[str] = Counter(episodes=len(episodes))
     for where, episode in episodes:
         exact = holds_tokens(episode)
@@ -129,16 +129,16 @@ def mine(
             counts["not_reproduced"] += 1
             continue
         problem = str(episode["info"].get("task", episode["group"]))
-        for index, (said, (prompt, action)) in enumerate(zip(episode["turns"], tokens, strict=True)):
+        for index, (entry, (prompt, action)) in enumerate(zip(episode["turns"], tokens, strict=True)):
             worth = _return(episode, index, return_of)
             if not action or worth is None:
                 counts["silent" if not action else "no_return"] += 1
                 continue
-            counts["retokenised"] += len(action) != said["tokens"]
-            turn = turn_of(said["agent"], prompt, action, said["stop"], said["text"])
-            turn.evidence = evidence_of(where, said)
-            found.append(Said(turn, problem, worth, where))
-    return found, counts
+            counts["retokenised"] += len(action) != entry["tokens"]
+            turn = turn_of(entry["agent"], prompt, action, entry["stop"], entry["text"])
+            turn.evidence = evidence_of(where, entry)
+            recorded.append(RecordedTurn(turn, problem, worth, where))
+    return recorded, counts
 
 
 def _return(episode: Mapping[str, Any], index: int, of: str) -> float | None:
@@ -165,7 +165,7 @@ def _recorded(where: str, episode: Mapping[str, Any], tokenizer: Any) -> list[tu
 def _replayed(
     episode: Mapping[str, Any], env: Env | None, seed: int, team: Team, tokenizer: Any
 ) -> list[tuple[list[int], list[int]]] | None:
-    """Prompt and action of every turn, or None if playing the episode again does not give what is on record."""
+    """Prompt and action of every turn, or None if the replay does not reproduce the record."""
     assert env is not None
     try:
         seen = _observations(episode, env, seed, opens_thought(tokenizer))
@@ -181,7 +181,7 @@ def _replayed(
 
 
 def _observations(episode: Mapping[str, Any], env: Env, seed: int, opened: bool) -> list[Observation] | None:
-    """What the speaker of each turn saw; None if the episode comes out otherwise. Raises EnvError.
+    """Observation of each turn; None if the replay differs from the record. Raises EnvError.
 
     `opened`: whether the chat template begins every answer inside a thought, which the environment did not hear.
     """

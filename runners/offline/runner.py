@@ -1,9 +1,9 @@
-"""The loop of learning without play: draw -> forward and backward -> step -> log -> checkpoint.
+"""The offline training loop: draw -> forward and backward -> step -> log -> checkpoint.
 
 One iteration is one optimizer step of every adapter that has records left. Each adapter passes over its own records
-`epochs` times in an order of its own, which depends on the seed and its name alone; so neither the others' records nor
-how many they have change what it learns. Which records a step takes is a pure function of the iteration, and a resumed
-run equals an uninterrupted one.
+`epochs` times in an order of its own, which depends on the seed and its name alone; so the records of
+other adapters do not affect it. The records of a step are a pure function of the iteration, and a resumed run equals
+an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import place_adapters
 from mafrt.runners.identity import describe_run, refuse_changes
-from mafrt.runners.loop import Learnt, Loop, Progress, Summary
+from mafrt.runners.loop import IterationResult, Loop, Progress, Summary
 from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
@@ -34,32 +34,32 @@ from mafrt.storage.run_dir import RunDir
 from mafrt.training.lr_schedule import pace_of
 
 ADAPTERS = "adapters"
-"""In the run directory, once the run is complete: the adapter folders, initial weights for whatever comes next."""
+"""In the run directory, once the run is complete: the adapter folders, initial weights for later runs."""
 
 
 class Offline:
     """Trains the adapters of `team` on `base` with fixed records.
 
     Args:
-        records: what is learnt from; those of frozen agents are left out.
-        rule: how.
-        team: whose adapters learn, added to `base` if they are not there yet. An agent's own `lr` counts.
+        records: training data; those of frozen agents are left out.
+        rule: the loss.
+        team: its adapters learn, and are added to `base` if missing. An agent's own `lr` counts.
         base: the shared base.
         config: of `learn` the optimizer's settings, `micro_batch_tokens` and `gradient_checkpointing`, of `team` the
             adapters' shape and `freeze`, of `run` the seed and the checkpoints; all else is about play.
         epochs: passes over the records.
         batch_size: records of each adapter in an optimizer step.
         held_out: records to measure before and after training.
-        run_dir: where everything is written; nothing is written without one.
-        resume: what `--load_path` resolved to: a checkpoint to go on from, or initial adapters.
-        args: what goes to `args.yaml`; the config by default.
+        run_dir: output folder; None: nothing is written.
+        resume: the resolved `--load_path`: a checkpoint to resume, or initial adapters.
+        args: content of `args.yaml`; the config by default.
         command: the script that starts the run, for `run.json`; None from Python.
         accept_changes: go on with `resume` although its team, records or base changed since.
         progress: called after every iteration.
 
     Raises:
         ConfigError: settings that contradict each other or the team.
-        DataError: nobody who may learn has a record.
+        DataError: no learning agent has a record.
         CheckpointError: `resume` does not fit.
     """
 
@@ -97,7 +97,7 @@ class Offline:
         self.record = describe_run(team, self.args, command=command, base=base)
         refuse_changes(resume, self.record, accept=accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
-        self.steps = {name: epochs * steps_per_epoch(len(mine), batch_size) for name, mine in self.records.items()}
+        self.steps = {name: epochs * steps_per_epoch(len(own), batch_size) for name, own in self.records.items()}
         self.iterations = max(self.steps.values())
         pace = pace_of(config.learn, self.iterations)
         self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, pace)
@@ -115,7 +115,7 @@ class Offline:
             loop = Loop(self, self.config.run, stop, progress=self.progress)
             return loop.run(self.run_dir, self.args, self.resume, self.record)
 
-    # ------------------------------------------------------------------------------- what the loop asks for
+    # ---------------------------------------------------------------------------- the `Training` protocol
 
     def evaluation_due(self) -> bool:
         return bool(self.held_out) and self.iteration in (0, self.iterations)
@@ -129,12 +129,12 @@ class Offline:
         """The records of the next iteration."""
         return self.batch(self.iteration)
 
-    def learn(self, batch: list[Record]) -> Learnt:
+    def learn(self, batch: list[Record]) -> IterationResult:
         """One optimizer step of every adapter that has records left."""
         metrics = self.learner.step(batch, self.iteration)
         metrics |= {f"trained/{name}": float(self.iteration < self.steps.get(name, 0)) for name in self.team.adapters}
         self.iteration += 1
-        return Learnt(dict(sorted(metrics.items())))
+        return IterationResult(dict(sorted(metrics.items())))
 
     def findings(self) -> list[str]:
         return []
@@ -149,17 +149,17 @@ class Offline:
         """The records of one iteration: some of every adapter that has not finished its last pass."""
         seed = self.config.run.seed
         return [
-            mine[index]
-            for name, mine in self.records.items()
+            own[index]
+            for name, own in self.records.items()
             if iteration < self.steps[name]
-            for index in batch_at(iteration, len(mine), self.batch_size, seed, name)
+            for index in batch_at(iteration, len(own), self.batch_size, seed, name)
         ]
 
     def _all(self) -> list[Record]:
-        return [record for mine in self.records.values() for record in mine]
+        return [record for own in self.records.values() for record in own]
 
     def _must_match(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the one it goes on with."""
+        """Values that a resumed run must share with its checkpoint."""
         return {
             "rule": self.rule.name,
             "seed": self.config.run.seed,
@@ -211,21 +211,21 @@ class Offline:
         if loaded.checkpoint is None:
             return
         check_base(loaded, self.base)
-        found = atomic_files.load_json(loaded.state("run.json"))
-        was = found.get("must_match") if isinstance(found, dict) else None
+        stored = atomic_files.load_json(loaded.state("run.json"))
+        was = stored.get("must_match") if isinstance(stored, dict) else None
         for name, value in self._must_match().items():
             if was is None or was.get(name) != value:
                 kind = "another kind of run" if was is None else f"other {name} ({was.get(name)}, here {value})"
                 raise CheckpointError(
-                    f"{loaded.path} was written with {kind}, so it cannot go on from there; go on with what it was "
-                    "started with, or give a folder that holds its adapter folders alone to start from them."
+                    f"{loaded.path} was written with {kind}, so it cannot be resumed from there; resume with its own "
+                    "settings and records, or give a folder that holds its adapter folders alone to start from them."
                 )
         tensors = atomic_files.load_tensors(loaded.state("optimizers.pt"))
         try:
             self.learner.load_state(tensors["adapters"])
-            self.iteration, self.before = found["iteration"], found["before"]
+            self.iteration, self.before = stored["iteration"], stored["before"]
             for name in self.team.adapters:
-                self.base.versions[name] = found["versions"][name]
+                self.base.versions[name] = stored["versions"][name]
             if tensors["reference"] is not None:
                 for record, values in zip([*self._all(), *self.held_out], tensors["reference"].tolist(), strict=True):
                     record.reference = tuple(values)
@@ -241,12 +241,12 @@ def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) ->
         if name not in team.names and name != "all":
             raise ConfigError(unknown("agent", name, team.names))
     frozen = team.names if "all" in freeze else freeze
-    found: dict[str, list[Record]] = {name: [] for name in team.adapters}
+    by_adapter: dict[str, list[Record]] = {name: [] for name in team.adapters}
     for record in records:
         if record.agent not in frozen:
-            found[team.agent(record.agent).adapter].append(record)
-    found = {name: mine for name, mine in found.items() if mine}
-    if not found:
+            by_adapter[team.agent(record.agent).adapter].append(record)
+    by_adapter = {name: own for name, own in by_adapter.items() if own}
+    if not by_adapter:
         others = f" ({len(records)} are of frozen agents)" if records else ""
         raise DataError(f"there is no record to learn from{others}; give records of an agent that may learn")
-    return found
+    return by_adapter

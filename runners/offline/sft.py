@@ -1,6 +1,6 @@
 """Supervised fine-tuning (SFT), and the learner that takes its gradients from records instead of episodes.
 
-SFT of an adapter: L = - mean over the action tokens of its agents' answers of log pi(token | what stands before)
+SFT of an adapter: L = - mean over the action tokens of its agents' answers of log pi(token | tokens before it)
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from mafrt.core.types import Turn
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import rates_of
 from mafrt.runners.offline.dataset import Record
-from mafrt.runners.offline.replay import Said
+from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import Pace
 from mafrt.training.policy_objective import Objective, Part
 
 
 class RecordRule(Protocol):
-    """What is learnt from a record."""
+    """Loss of a record."""
 
     name: str
     turns: int
     """answers in a record"""
 
     def settings(self) -> dict[str, Any]:
-        """What a resumed run has to have in common with the one it goes on with."""
+        """Settings that a resumed run must share with its checkpoint."""
         ...
 
     def refer(self, records: Sequence[Record], learner: Learner) -> None:
@@ -42,7 +42,7 @@ class RecordRule(Protocol):
         ...
 
     def size(self, records: Sequence[Record]) -> int:
-        """The denominator of a mini-batch's loss: what the mean runs over."""
+        """The denominator of a mini-batch's loss: the number of averaged terms."""
         ...
 
     def loss(self, records: Sequence[Record], logprobs: Sequence[Tensor], denominator: int) -> tuple[Tensor, Stats]:
@@ -68,17 +68,17 @@ class Sft:
         return sft_loss(torch.cat(list(logprobs)), denominator=denominator)
 
 
-def examples_of(said: Sequence[Said], min_return: float) -> list[Record]:
+def examples_of(turns: Sequence[RecordedTurn], min_return: float) -> list[Record]:
     """Recorded turns with a return of at least `min_return`, equal ones (agent, prompt, answer) once.
 
     (As in rejection-sampling fine-tuning, Yuan 2023, 2308.01825.)
     """
-    found: dict[tuple[Any, ...], Record] = {}
-    for one in said:
-        if one.worth >= min_return:
-            key = (one.turn.agent, tuple(one.turn.prompt_ids), tuple(one.turn.action_ids))
-            found.setdefault(key, Record((one.turn,), one.where))
-    return list(found.values())
+    records: dict[tuple[Any, ...], Record] = {}
+    for recorded in turns:
+        if recorded.worth >= min_return:
+            key = (recorded.turn.agent, tuple(recorded.turn.prompt_ids), tuple(recorded.turn.action_ids))
+            records.setdefault(key, Record((recorded.turn,), recorded.where))
+    return list(records.values())
 
 
 class RecordLoss:
@@ -103,11 +103,11 @@ class RecordLoss:
         pieces = part.logprobs.split([len(turn.action_ids) for turn in rows])
         each = dict(zip(map(id, rows), pieces, strict=True))
         owner = dict(zip(map(id, rows), part.owners, strict=True))
-        mine: dict[str, list[Record]] = {}
+        own: dict[str, list[Record]] = {}
         for turn in part.turns:
-            mine.setdefault(owner[id(turn)], []).append(self.records[id(turn)])
+            own.setdefault(owner[id(turn)], []).append(self.records[id(turn)])
         total = part.logprobs.new_zeros(())
-        for name, records in mine.items():
+        for name, records in own.items():
             answers = [each[id(turn)] for record in records for turn in record.turns]
             loss, _ = self.rule.loss(records, answers, self.sizes[name])
             part.tally.add_loss(name, loss)
@@ -153,7 +153,7 @@ class RecordLearner:
 
     @torch.no_grad()
     def measure(self, records: Sequence[Record]) -> dict[str, float]:
-        """`loss/ADAPTER` and what else the rule tells, on `records`, with the adapters as they are."""
+        """`loss/ADAPTER` and the other statistics of the rule on `records`, with the adapters as they are."""
         self.learner.recompute_logprobs([turn for record in records for turn in record.turns])
         return self._metrics(self._by_adapter(records))
 
@@ -168,11 +168,11 @@ class RecordLearner:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.learner.load_state(state)
 
-    def _metrics(self, mine: Mapping[str, Sequence[Record]]) -> dict[str, float]:
+    def _metrics(self, own: Mapping[str, Sequence[Record]]) -> dict[str, float]:
         """The rule's numbers from `old_logprobs`, which are dropped."""
         metrics: dict[str, float] = {}
         bad = 0.0
-        for name, records in mine.items():
+        for name, records in own.items():
             turns = [turn for record in records for turn in record.turns]
             logprobs = [torch.tensor(turn.old_logprobs) for turn in turns]
             loss, stats = self.rule.loss(records, logprobs, self.rule.size(records))

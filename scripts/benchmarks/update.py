@@ -33,7 +33,7 @@ NAMES = "peft_loop", "peft_mixed"
 
 
 @dataclass
-class Batch:
+class PaddedBatch:
     """`ids`, `mask` `[B, T]` (1 = real, padded on the right); `actions` `[B, T]` is True where a token was sampled."""
 
     ids: Tensor
@@ -119,7 +119,7 @@ def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _batch(args: argparse.Namespace, count: int) -> Batch:
+def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     """Rows in random order, `1..2*rows-1` per adapter, with a tail of short ones."""
     rng = random.Random(count)
     owner = [k for k in range(count) for _ in range(rng.randint(1, 2 * args.rows - 1) if count > 1 else args.rows)]
@@ -130,10 +130,10 @@ def _batch(args: argparse.Namespace, count: int) -> Batch:
     steps = torch.arange(args.tokens)
     mask = (steps < torch.tensor(lengths)[:, None]).long()
     actions = mask.bool() & (steps >= args.tokens // 3)
-    return Batch(ids.to(args.device), mask.to(args.device), actions.to(args.device), owner)
+    return PaddedBatch(ids.to(args.device), mask.to(args.device), actions.to(args.device), owner)
 
 
-def _loss(base: SharedBase, hidden: Tensor, batch: Batch, rows: Tensor | slice = slice(None)) -> Tensor:
+def _loss(base: SharedBase, hidden: Tensor, batch: PaddedBatch, rows: Tensor | slice = slice(None)) -> Tensor:
     """A policy loss: every row with an advantage of its own, and an entropy bonus."""
     actions, ids = batch.actions[rows, 1 : hidden.shape[1]], batch.ids[rows, 1 : hidden.shape[1]]
     advantage = torch.linspace(-1, 1, len(batch.owner), device=ids.device)[rows, None].expand_as(ids)[actions]
@@ -141,7 +141,7 @@ def _loss(base: SharedBase, hidden: Tensor, batch: Batch, rows: Tensor | slice =
     return -(logprobs * advantage).sum() - 0.01 * entropy.sum()
 
 
-def _rivals(base: SharedBase, peft: Any, batch: Batch, count: int) -> dict[str, Callable[[], Tensor]]:
+def _rivals(base: SharedBase, peft: Any, batch: PaddedBatch, count: int) -> dict[str, Callable[[], Tensor]]:
     index = torch.tensor(batch.owner)
     names = [f"agent{k}" for k in batch.owner]
     groups = [(f"agent{k}", (index == k).nonzero()[:, 0].to(batch.ids.device)) for k in range(count)]

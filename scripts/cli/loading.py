@@ -19,10 +19,10 @@ from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.scripts.cli.command import Settings
-from mafrt.scripts.cli.processes import Spread
+from mafrt.scripts.cli.prepared_run import PreparedRun
+from mafrt.scripts.cli.processes import Placement
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
-from mafrt.scripts.cli.stage import Stage
 from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
     return team
 
 
-def stage_of(
+def prepared_run(
     build: Callable[[Mapping[str, Any], Team | None], Construction], settings: Settings, team: Team | None, name: str
-) -> Stage:
+) -> PreparedRun:
     """What an environment's `build` makes of the settings, with its team."""
     built = build(settings.values, team)
     env = built.train_env
-    return Stage(env, built.eval_env, team_for(env, team, settings["n_agents"]), name, built.notes)
+    return PreparedRun(env, built.eval_env, team_for(env, team, settings["n_agents"]), name, built.notes)
 
 
 def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | No
     return recorded_settings(run, record), record
 
 
-def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
+def load_base(settings: Settings, placement: Placement | None = None) -> SharedBase:
     """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
     quiet()
     if settings["device"] is not None:
@@ -151,14 +151,14 @@ def load_base(settings: Settings, spread: Spread | None = None) -> SharedBase:
         settings["model_name_or_path"],
         dtype=settings["dtype"],
         # A base to be sharded may be too large for one GPU: it goes there in parts.
-        device="cpu" if spread is not None and spread.shards else settings["device"],
+        device="cpu" if placement is not None and placement.shards else settings["device"],
         trust_remote_code=settings["trust_remote_code"],
         bits=settings.make(ModelSettings).bits,
     )
-    if spread is not None:
+    if placement is not None:
         from mafrt.runners import build
 
-        build.spread(base, spread.processes, spread.zero, fsdp=spread.fsdp)
+        build.spread(base, placement.processes, placement.zero, fsdp=placement.fsdp)
     return base
 
 

@@ -1,4 +1,4 @@
-"""The body of the scripts that learn from records: settings, reading, training, and what is said at the end."""
+"""The shared body of the offline scripts: settings, reading, training, and the final report."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
     from mafrt.runners.loop import Summary
     from mafrt.runners.offline.dataset import Answer, Record
-    from mafrt.runners.offline.replay import Episodes, Said
+    from mafrt.runners.offline.replay import Episodes, RecordedTurn
     from mafrt.runners.offline.sft import RecordRule
     from mafrt.storage.load_path import Loadable
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What is learnt from."""
+    """Training records."""
 
     records_path: tuple[str, ...] = ()
     """JSONL files of records, see docs/dpo_sft.md"""
     episodes_path: tuple[str, ...] = ()
-    """run directories whose recorded episodes are learnt from"""
+    """run directories with recorded episodes to learn from"""
     return_of: Literal["episode", "agent"] = "episode"
     """a recorded turn's return: the episode's score, or the agent's own rewards from that turn on"""
     eval_records_path: tuple[str, ...] = ()
@@ -46,12 +46,12 @@ class RecordSettings:
     skip_too_long: bool = False
     """leave out records that do not fit into the context window, instead of refusing them"""
     context_window: int | None = None
-    """tokens of prompt and answer together; default: what the base was trained for"""
+    """max tokens of prompt and answer together; default: the context length of the base"""
 
 
 @dataclass(frozen=True)
 class PassSettings:
-    """How it is learnt."""
+    """Optimisation."""
 
     epochs: int = 1
     """passes over the records"""
@@ -60,17 +60,17 @@ class PassSettings:
     lr: float = LearnConfig.lr
     """learning rate of the adapters"""
     lr_schedule: Literal["constant", "linear", "cosine"] = LearnConfig.lr_schedule
-    """what becomes of it over the steps of the run: it stays, or falls to 0"""
+    """learning-rate schedule over the steps of the run: constant, or decaying to 0"""
     lr_warmup: int = LearnConfig.lr_warmup
-    """steps in which it rises to lr"""
+    """warm-up steps of the learning rate"""
     max_grad_norm: float = LearnConfig.max_grad_norm
-    """gradients of an adapter are scaled down to this norm"""
+    """gradient clipping norm per adapter"""
     weight_decay: float = LearnConfig.weight_decay
     """decoupled weight decay of AdamW"""
     opti_eps: float = LearnConfig.opti_eps
     """epsilon of AdamW"""
     micro_batch_tokens: int = LearnConfig.micro_batch_tokens
-    """padded tokens of one backward pass; the gradient does not depend on it"""
+    """padded tokens per backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = LearnConfig.gradient_checkpointing
     """recompute activations in the backward pass: less memory, about a third more time"""
 
@@ -91,12 +91,12 @@ class AdapterSettings:
     lora_targets: tuple[str, ...] = TeamConfig.lora_targets
     """linear layers that get an adapter"""
     freeze: tuple[str, ...] = ()
-    """agents whose records are left out"""
+    """agents to leave out: their records are not used"""
 
 
 @dataclass(frozen=True)
 class KeepSettings:
-    """Seed, and what is kept."""
+    """Seed and checkpoints."""
 
     seed: int = RunConfig.seed
     """every random choice of the run follows from it"""
@@ -105,7 +105,7 @@ class KeepSettings:
     keep_last: int = RunConfig.keep_last
     """newest checkpoints that are kept"""
     keep_every: int = RunConfig.keep_every
-    """also keep every checkpoint whose step this divides; 0 keeps none besides"""
+    """also keep every checkpoint whose step is a multiple of this; 0: none"""
 
 
 OFFLINE = (RecordSettings, PassSettings, AdapterSettings, ModelSettings, PlaceSettings, KeepSettings)
@@ -113,29 +113,29 @@ TO_CONFIG = (PassSettings, AdapterSettings, KeepSettings)
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a command makes of the settings that are its own."""
+class OfflineTask:
+    """The rule of an offline command and the records it reads."""
 
     rule: Callable[[], RecordRule]
     fields: tuple[str, ...]
     """names of the answers in a record of a file"""
-    choose: Callable[[Sequence[Said]], list[Record]]
-    """the records that recorded turns amount to"""
+    choose: Callable[[Sequence[RecordedTurn]], list[Record]]
+    """makes records out of recorded turns"""
 
 
 @dataclass(frozen=True)
-class Source:
-    """What was read before the model is loaded."""
+class OfflineData:
+    """Data read before the model is loaded."""
 
     team: Team
     answers: list[tuple[Answer, ...]]
     held_out: list[tuple[Answer, ...]]
     runs: list[tuple[Path, Episodes, Env | None, int]]
-    """run directory, its episodes, and what they can be played again in: environment and seed of the run"""
+    """run directory, its episodes, and the environment and seed to replay them with"""
 
 
-def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Task]) -> int:
-    """Read settings and records, go on if asked to, train, and say what came of it. Returns the exit code."""
+def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], OfflineTask]) -> int:
+    """Read settings and records, resume if asked to, train, and print the result. Returns the exit code."""
     settings = command.read(argv)
     only_one(command.name)
     loaded, stored, record = _start(command, resolve(settings))
@@ -186,8 +186,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], T
     return _close(command, summary, source.team, run_dir)
 
 
-def read(settings: Settings, task: Task) -> Source:
-    """Everything that files and runs hold, checked against the team; without a team file, who is named makes it up."""
+def read(settings: Settings, task: OfflineTask) -> OfflineData:
+    """All answers and episodes, checked against the team; without a team file, the agents they name form it."""
     from mafrt.runners.offline.dataset import read_answers
     from mafrt.runners.offline.replay import holds_tokens, read_episodes
 
@@ -198,40 +198,44 @@ def read(settings: Settings, task: Task) -> Source:
     episodes = [read_episodes(path, team) for path in data.episodes_path]
     if team is None:
         names = [group[0].agent for group in answers]
-        names += [turn["agent"] for one in episodes for _, episode in one for turn in episode["turns"]]
+        names += [
+            turn["agent"] for run_episodes in episodes for _, episode in run_episodes for turn in episode["turns"]
+        ]
         team = Team.of(list(dict.fromkeys(names)))
         team.check_size(settings["n_agents"])
     held_out = read_answers(data.eval_records_path, task.fields, team)
     runs = []
-    for path, one in zip(map(Path, data.episodes_path), episodes, strict=True):
-        exact = all(holds_tokens(episode) for _, episode in one)
-        runs.append((path, one, *((None, 0) if exact else _environment(path))))
-    return Source(team, answers, held_out, runs)
+    for path, run_episodes in zip(map(Path, data.episodes_path), episodes, strict=True):
+        exact = all(holds_tokens(episode) for _, episode in run_episodes)
+        runs.append((path, run_episodes, *((None, 0) if exact else _environment(path))))
+    return OfflineData(team, answers, held_out, runs)
 
 
-def encode(source: Source, settings: Settings, task: Task, base: SharedBase) -> tuple[list[Record], list[Record]]:
+def encode(
+    source: OfflineData, settings: Settings, task: OfflineTask, base: SharedBase
+) -> tuple[list[Record], list[Record]]:
     """The records to learn from and the held-out ones, as tokens."""
     from mafrt.runners.checks import check_window
     from mafrt.runners.offline import dataset as reading
-    from mafrt.runners.offline.replay import mine
+    from mafrt.runners.offline.replay import recorded_turns
 
     data, tokenizer = settings.make(RecordSettings), base.tokenizer
     window = check_window(data.context_window, base.context_window)
-    said: list[Said] = []
+    turns: list[RecordedTurn] = []
     for path, episodes, env, seed in source.runs:
-        new, counts = mine(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
-        said += new
-        print(_told(path, counts, len(new)), flush=True)
-    found = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(said)]
-    kept = reading.fit(found, window, skip=data.skip_too_long)
-    if len(kept) < len(found):
-        print(f"{len(found) - len(kept)} records are longer than {window} tokens and are left out.")
+        new, counts = recorded_turns(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
+        turns += new
+        print(_report_line(path, counts, len(new)), flush=True)
+    records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns)]
+    kept = reading.fit(records, window, skip=data.skip_too_long)
+    if len(kept) < len(records):
+        print(f"{len(records) - len(kept)} records are longer than {window} tokens and are left out.")
     held_out = reading.encode(source.held_out, source.team, tokenizer)
     return kept, reading.fit(held_out, window, skip=data.skip_too_long)
 
 
 def _start(command: Command, loaded: Loadable | None) -> tuple[Loadable | None, Mapping[str, Any], RunRecord | None]:
-    """What to load, and its settings and record: all settings of a run of this command, the shape of another's."""
+    """The loadable, its settings and its record: all settings of a run of this command, the adapter shape of others."""
     stored, record = stored_args(loaded)
     if loaded is None or not loaded.resumes:
         return loaded, stored, record
@@ -259,16 +263,16 @@ def _environment(run: Path) -> tuple[Env, int]:
     return rebuild(run).env, int(read_args(run / ARGS).get("seed", 1))
 
 
-def _told(path: Path, counts: Mapping[str, int], turns: int) -> str:
+def _report_line(path: Path, counts: Mapping[str, int], turns: int) -> str:
     parts = [f"{path}: {turns} turns of {counts['episodes']} episodes"]
-    for name, what in (
+    for name, text in (
         ("not_reproduced", "episodes came out otherwise when played again and are left out"),
         ("no_return", "turns have no return and are left out"),
         ("silent", "turns have no tokens and are left out"),
         ("retokenised", "turns were sampled as other tokens of the same text"),
     ):
         if counts[name]:
-            parts.append(f"{counts[name]} {what}")
+            parts.append(f"{counts[name]} {text}")
     return "; ".join(parts) + "."
 
 

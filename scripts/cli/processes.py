@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Placement:
     """How a run lies on its processes."""
 
     processes: Processes
@@ -32,7 +32,7 @@ class Spread:
         return self.fsdp or (self.zero is not None and self.zero["zero_optimization"]["stage"] == 3)
 
 
-def join(settings: Settings, config: TrainConfig) -> Spread:
+def join(settings: Settings, config: TrainConfig) -> Placement:
     """Check what was asked for, then meet the other processes.
 
     Raises:
@@ -70,8 +70,8 @@ def join(settings: Settings, config: TrainConfig) -> Spread:
         )
     bits = settings.make(ModelSettings).bits
     check_extras(config, bits)
-    spread = Spread(ALONE, zero, fsdp)
-    if bits and spread.shards:
+    placement = Placement(ALONE, zero, fsdp)
+    if bits and placement.shards:
         raise ConfigError(
             f"load_in_{bits}bit is on, and quantised weights cannot be shared out by FSDP or ZeRO-3; a base in {bits} "
             "bits fits whole: start without FSDP, or with configs/zero1.json or zero2.json."
@@ -79,7 +79,7 @@ def join(settings: Settings, config: TrainConfig) -> Spread:
     if fsdp:
         # Else transformers leaves the weights out in all processes but the first, for FSDP to send them on.
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    return replace(spread, processes=connect(cpu=settings["device"] == "cpu", timeout_s=scale.process_timeout_s))
+    return replace(placement, processes=connect(cpu=settings["device"] == "cpu", timeout_s=scale.process_timeout_s))
 
 
 def only_one(command: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import shipped
-from mafrt.scripts.cli.stage import Stage
+from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.run_dir import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
 
@@ -61,7 +61,7 @@ def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[st
     return found
 
 
-def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> Stage:
+def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
     """Environment and team of a run, from its record.
 
     Args:
@@ -77,14 +77,14 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> Stage:
     if record.command in BUILD:
         command: Any = importlib.import_module(f"mafrt.scripts.{record.command}")
         below = {**recorded_settings(run, record), **(changed or {})}
-        stage: Stage = command.prepare(command.COMMAND.read([], below=below, record=record))
-        return stage
+        prepared: PreparedRun = command.prepare(command.COMMAND.read([], below=below, record=record))
+        return prepared
     if record.environment is None:
         raise ConfigError(f"The run {run} learnt from records, so it has no environment; name one by --env.")
     env = build_environment(record.environment, run)
     eval_env = None if record.eval_environment is None else build_environment(record.eval_environment, run)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", record.environment.path.rpartition(":")[2])
-    return Stage(env, eval_env, record.agents(), name)
+    return PreparedRun(env, eval_env, record.agents(), name)
 
 
 def build_environment(record: EnvironmentRecord, run: Path) -> Env:

@@ -1,6 +1,6 @@
 """Settings of the scripts themselves: the model, the data, the run folder, processes.
 
-The text under a field is its help on the command line. A default of None says in its help what happens then.
+The text under a field is its help on the command line. Where the default is None, the help states the effective one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ModelSettings:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """number format of the base; default: float32 on a CPU, the model's own on a GPU"""
     device: str | None = None
-    """where the base lies, such as cpu or cuda:0; default: a GPU if there is one"""
+    """device of the base, such as cpu or cuda:0; default: a GPU if there is one"""
     threads: int | None = None
     """torch threads on a CPU; default: measured at the start, those of the run that goes on, or OMP_NUM_THREADS"""
     trust_remote_code: bool = False
@@ -55,7 +55,7 @@ class ModelSettings:
 
     @property
     def bits(self) -> Literal[4, 8] | None:
-        """Of the base's weights; None: those of its number format."""
+        """Bits per weight of a quantised base; None: not quantised."""
         return 4 if self.load_in_4bit else 8 if self.load_in_8bit else None
 
 
@@ -64,7 +64,7 @@ class ScaleSettings:
     """Several processes, started by `accelerate launch` or `torchrun` (docs/scale.md)."""
 
     process_timeout_s: float = 1800.0
-    """seconds that a process waits for the others, whose rollouts may take longer, before it gives up"""
+    """timeout in seconds for the other processes, whose rollouts may take longer"""
 
     def __post_init__(self) -> None:
         if not self.process_timeout_s > 0:
@@ -73,7 +73,7 @@ class ScaleSettings:
 
 @dataclass(frozen=True)
 class PlaceSettings:
-    """Where the run lies."""
+    """Location of the run."""
 
     run_dir: str | None = None
     """folder of the run; default: runs/ENVIRONMENT-DATE, or the run that is resumed"""
@@ -101,20 +101,20 @@ class EnvSettings:
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """What is evaluated, and how."""
+    """Subject and size of the evaluation."""
 
     load_path: str | None = None
     """a run, a checkpoint or a folder of adapter folders; default: the base, untrained"""
     accept_changes: bool = False
     """evaluate a run although its environment, team, data or base changed since it was started"""
     dataset_path: str | None = None
-    """problems to solve; default: what the run held out, or the shipped held-out ones"""
+    """problems to solve; default: the held-out problems of the run, or the shipped ones"""
     env: str | None = None
-    """play this environment instead of solving problems; default: what the run was trained on"""
+    """play this environment instead of solving problems; default: the run's own"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor; default: those of the run"""
     env_timeout_s: float | None = 60.0
-    """seconds that a reset or step of your own environment may take, in a worker process; none: no limit, no worker"""
+    """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
     tasks: int = 0
     """tasks to play; 0 plays all, or 100 seeds where the environment has no numbered tasks"""
     k: int = 16
@@ -138,7 +138,7 @@ class EvaluateSettings:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How the agents sample; a run's own settings where one is loaded."""
+    """Sampling; defaults to the settings of the loaded run."""
 
     temperature: float = 1.0
     """softmax temperature of the sampled answers; > 0"""
@@ -147,15 +147,15 @@ class SampleSettings:
     top_k: int = 0
     """keep the k likeliest tokens; 0 keeps all"""
     max_new_tokens: int = 256
-    """tokens an agent may say in one turn"""
+    """max tokens of a turn"""
     context_window: int | None = None
-    """tokens of prompt and answer together; default: what the base was trained for"""
+    """max tokens of prompt and answer together; default: the context length of the base"""
     max_batch_rows: int = 256
-    """rows that one forward pass of the local engine may hold"""
+    """max rows of one forward pass of the local engine"""
     reasoning: Literal["auto", "on", "off"] = "auto"
-    """what others hear of <think>: auto takes thoughts off, on says every answer begins inside one, off leaves them"""
+    """<think> text that other agents see: auto strips it, on: every answer starts inside one, off keeps it"""
     sandbox: str = "bwrap"
-    """where programs of agents run, if the environment runs any: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
+    """sandbox for programs of agents: bwrap, fusion:URL, or degraded (docs/sandbox.md)"""
 
 
 def train_config(settings: object) -> TrainConfig:

@@ -18,10 +18,10 @@ from mafrt.core.reading import is_writable
 from mafrt.core.threads import ThreadWatch
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
+from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
-from mafrt.scripts.cli.stage import Stage
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from mafrt.storage.load_path import Loadable
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
-"""Where a run lies is not part of what it is: `--config args.yaml` repeats it in a folder of its own."""
+"""Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
 
 PAUSED = 3
-"""Exit code of a run that cannot go on before somebody mends its coach or its engine."""
+"""Exit code of a run that pauses until the user fixes its coach or its engine."""
 
 SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
 """Settings that come along with the adapters of another kind of run."""
 
 
-def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], Stage]) -> int:
-    """Read the settings, resume if asked to, train, and say what came of it. Returns the exit code."""
+def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], PreparedRun]) -> int:
+    """Read the settings, resume if asked to, train, and print the result. Returns the exit code."""
     settings = command.read(argv)
     loaded = resolve(settings)
     stored, record = stored_args(loaded)
@@ -58,40 +58,42 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
     from mafrt.runners.limits import check_limits
 
     config = train_config(settings)
-    stage = prepare(settings)
+    prepared = prepare(settings)
     check_limits(
         config,
-        stage.team,
+        prepared.team,
         settings["model_name_or_path"],
         tokens_given="max_new_tokens" in settings.given,
     )
     work_offline_if_unreachable(settings["model_name_or_path"])
-    now = describe_run(stage.team, settings.values, command=command.name, env=stage.env, eval_env=stage.eval_env)
+    now = describe_run(
+        prepared.team, settings.values, command=command.name, env=prepared.env, eval_env=prepared.eval_env
+    )
     refuse_changes(loaded, now, accept=settings["accept_changes"])
-    rule = resolve_rule(config, stage.team)  # refuses what cannot learn before any model is loaded
-    check_sampler(config, stage.team, settings["model_name_or_path"])
+    rule = resolve_rule(config, prepared.team)  # refuses a run that cannot learn before any model is loaded
+    check_sampler(config, prepared.team, settings["model_name_or_path"])
     if config.play.stratify:
         from mafrt.rollout.stratified_order import strata_of
 
-        strata_of(stage.env, config.play.stratify)
-    coach = prepare_coach(config, stage.env)
-    check_tree(stage.env, rule.tree_samples, coach if config.algorithm.process_weight else None)
-    together = join(settings, config)
-    processes = together.processes
-    check_async(config, stage.team, sharded=together.shards)
+        strata_of(prepared.env, config.play.stratify)
+    coach = prepare_coach(config, prepared.env)
+    check_tree(prepared.env, rule.tree_samples, coach if config.algorithm.process_weight else None)
+    placement = join(settings, config)
+    processes = placement.processes
+    check_async(config, prepared.team, sharded=placement.shards)
     say = print if processes.main else quietly
-    run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, stage.name))))
+    run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, prepared.name))))
     others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
     args |= config.algorithm.flat()
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
-    for note in stage.notes:
+    for note in prepared.notes:
         say(note)
     if coach is not None:
         say(f"Turns are judged by: {coach.name}")
     say(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings, together)
+    base = load_base(settings, placement)
 
     from mafrt.runners.on_policy import OnPolicy
 
@@ -103,11 +105,11 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
             print(collapse, file=sys.stderr, flush=True)
 
     runner = OnPolicy(
-        stage.env,
-        stage.team,
+        prepared.env,
+        prepared.team,
         base,
         config,
-        eval_env=stage.eval_env,
+        eval_env=prepared.eval_env,
         run_dir=run_dir,
         resume=loaded,
         coach=coach,
@@ -122,7 +124,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         if aside := processes.lead(lambda: str(set_aside(run_dir) or "")):
             say(f"The earlier run is now in {aside}.")
     first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
-    names = ", ".join(stage.team.names)
+    names = ", ".join(prepared.team.names)
     many = f" with {processes.size} processes" if processes.size > 1 else ""
     say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
     try:
@@ -134,11 +136,11 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], S
         if coach is not None:
             coach.close()
     processes.close()
-    return close(command, summary, stage.team, config.run.seed, run_dir) if processes.main else 0
+    return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
 
 
 def quietly(*_: object, **__: object) -> None:
-    """What processes but the first print."""
+    """Output of every process but the first."""
 
 
 def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
@@ -179,13 +181,13 @@ def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
 
 
 def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Path) -> int:
-    """Write summary.json and print the table, or how to go on with what was stopped."""
+    """Write summary.json and print the table, or the command that resumes a stopped run."""
     from mafrt.storage import report
 
     if summary.stopped_by is not None:
         if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal
-            what = "Paused" if summary.paused else "Stopped"
-            print(f"{what} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
+            state = "Paused" if summary.paused else "Stopped"
+            print(f"{state} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
         else:
             print(f"Stopped by {summary.stopped_by} after iteration {summary.iterations}; everything is saved.")
         print(f"Go on with: {go_on(command, run_dir)}")
@@ -232,5 +234,5 @@ def go_on(command: Command, run_dir: Path) -> str:
 
 
 def sampled(metrics: Mapping[str, float]) -> float | None:
-    """The mean score of sampled episodes, under whatever k it was measured."""
+    """The mean score of sampled episodes, for any k."""
     return next((value for name, value in metrics.items() if re.fullmatch(r"eval/avg@\d+", name)), None)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PreparedRun:
     """What a script has made of its settings before any model is loaded."""
 
     env: Env
