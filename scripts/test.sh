@@ -6,4 +6,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec .venv/bin/python -m pytest -n "${PYTEST_WORKERS:-auto}" "$@"
+exec .venv/bin/python -m pytest -n "${PYTEST_WORKERS:-auto}" --dist loadgroup --no-loadscope-reorder "$@"

@@ -12,6 +12,10 @@ NOT_RUN: dict[str, str] = {}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: files stay together
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            # Slow tests of a file share servers and trained runs: one process runs them, one after the other.
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
