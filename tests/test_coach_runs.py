@@ -221,7 +221,7 @@ def test_verdicts_decide_which_groups_dynamic_sampling_replaces(tmp_path):
 def test_spans_are_paid_where_they_stand():
     def say(case: Case):
         assert case.spans
-        return Scored(0.0, "", ((case.said[0], 10.0),)) if case.said else Unscored("nothing was said")
+        return Scored(10.0, "", ((case.said[0], 10.0),)) if case.said else Unscored("nothing was said")
 
     runner = make(coach=Told(say), iterations=1, level="token", outcome_weight=0.0, gamma=0.0, gae_lambda=0.0)
     kept = []
