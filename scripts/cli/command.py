@@ -265,10 +265,21 @@ def _log_to_stderr() -> None:
     """Show the library's warnings; other packages' loggers are their own business."""
     logger = logging.getLogger("mafrt")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _ToStderr()
         handler.setFormatter(logging.Formatter(f"%(levelname)s{_which()}: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+class _ToStderr(logging.StreamHandler):
+    """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
 
 
 class _Parser(argparse.ArgumentParser):
