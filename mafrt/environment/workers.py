@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MOST_WORKERS = 32
 """Workers of one environment; more sessions than that share them."""
-_DUMP_S = 0.5
+_DUMP_S = 3.0
 """Time that a hanging worker gets to write its stack."""
 _FRAME = re.compile(rb'^  File "(.*)", line (\d+)', re.MULTILINE)
 
