@@ -25,11 +25,11 @@ from mafrt.rollout.player import Feedback, Player
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import Rule
 from mafrt.storage.load_path import Loadable
-from mafrt.training.critic import Valuation
+from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
-from mafrt.training.lr_schedule import pace_of
-from mafrt.training.mixer_critic import Mixing
-from mafrt.training.optimizer_steps import make_steps
+from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training.mixer_critic import MixerCritic
+from mafrt.training.optimizer_steps import make_optimizer_steps
 from mafrt.training.policy_objective import Objective
 
 log = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, i
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 
-def make_valuation(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Valuation | Mixing:
+def make_critic(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Critic | MixerCritic:
     """The critic, or the mixer that takes its place."""
     seed = seed_of(config.run.seed, "critic")
     if isinstance(rule.settings, Mixed):
-        return Mixing(base, config.learn, rule.settings, team.names, seed)
+        return MixerCritic(base, config.learn, rule.settings, team.names, seed)
     critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) else None
-    return Valuation(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
+    return Critic(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
 
 
 def rates_of(team: Team, default: float) -> dict[str, float]:
@@ -94,8 +94,8 @@ def make_learner(
             cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
         seed_of(config.run.seed, "learner"),
-        make_steps(base, rates, config.learn, base.zero),
-        pace=pace_of(config.learn, config.run.iterations),
+        make_optimizer_steps(base, rates, config.learn, base.zero),
+        lr_schedule=make_lr_schedule(config.learn, config.run.iterations),
     )
 
 

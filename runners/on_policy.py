@@ -144,7 +144,7 @@ class OnPolicy:
         self.state = RunState()
         self.doctor = Doctor(team.names if "all" not in config.team.freeze else ())
         if resume is not None:
-            restore(resume, self.state, base, team, self.updater.valuation, self.updater.learner)
+            restore(resume, self.state, base, team, self.updater.critic, self.updater.learner)
             self.updater.kl_coef = self.state.kl_coef
             if async_rollout is not None:
                 async_rollout.load(resume.path / "state" / STATE)
@@ -255,7 +255,7 @@ class OnPolicy:
         self.processes.same(adapters, f"the weights after iteration {self.state.iteration}")
         async_rollout, updater = self.collector.async_rollout, self.updater
         extra = {} if async_rollout is None else {STATE: async_rollout.state()}
-        save(disk, self.state, self.base, self.team, updater.valuation, updater.learner, self.config.run, extra)
+        save(disk, self.state, self.base, self.team, updater.critic, updater.learner, self.config.run, extra)
 
     def findings(self) -> list[str]:
         return self.doctor.lines()

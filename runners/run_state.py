@@ -20,9 +20,9 @@ from mafrt.storage.run_dir import RunDir
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
-    from mafrt.training.critic import Valuation
+    from mafrt.training.critic import Critic
     from mafrt.training.learner import Learner
-    from mafrt.training.mixer_critic import Mixing
+    from mafrt.training.mixer_critic import MixerCritic
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def save(
     state: RunState,
     base: SharedBase,
     team: Team,
-    valuation: Valuation | Mixing,
+    critic: Critic | MixerCritic,
     learner: Learner,
     run: RunConfig,
     extra: Mapping[str, Any] | None = None,
@@ -67,8 +67,8 @@ def save(
     All processes call it, since optimizer state may be spread over them; the one that has `disk` writes. `extra` are
     further files of tensors among the state, by name.
     """
-    tensors = {"optimizers.pt": {"adapters": learner.state(), "critic": valuation.state()}, **(extra or {})}
-    base.processes.lead(lambda: _write(disk, state, base, team, valuation, tensors, run) if disk else None)
+    tensors = {"optimizers.pt": {"adapters": learner.state(), "critic": critic.state()}, **(extra or {})}
+    base.processes.lead(lambda: _write(disk, state, base, team, critic, tensors, run) if disk else None)
 
 
 def _write(
@@ -76,7 +76,7 @@ def _write(
     state: RunState,
     base: SharedBase,
     team: Team,
-    valuation: Valuation | Mixing,
+    critic: Critic | MixerCritic,
     tensors: Mapping[str, Any],
     run: RunConfig,
 ) -> None:
@@ -84,8 +84,8 @@ def _write(
         name: lambda folder, name=name: base.save_adapter(name, folder)  # type: ignore[misc]
         for name in team.adapters
     }
-    if valuation.present:
-        writers["critic.pth"] = valuation.save
+    if critic.present:
+        writers["critic.pth"] = critic.save
     for name, content in tensors.items():
         writers[f"state/{name}"] = lambda path, content=content: atomic_files.save_tensors(path, content)  # type: ignore[misc]
     versions = {name: base.versions[name] for name in team.adapters}
@@ -104,7 +104,7 @@ def _write(
 
 
 def restore(
-    loaded: Loadable, state: RunState, base: SharedBase, team: Team, valuation: Valuation | Mixing, learner: Learner
+    loaded: Loadable, state: RunState, base: SharedBase, team: Team, critic: Critic | MixerCritic, learner: Learner
 ) -> None:
     """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
 
@@ -115,8 +115,8 @@ def restore(
         return
     for name in team.adapters:
         base.load_adapter(name, loaded.adapter(name))
-    if loaded.critic is not None and valuation.present:
-        _load_critic(loaded, loaded.critic, valuation)
+    if loaded.critic is not None and critic.present:
+        _load_critic(loaded, loaded.critic, critic)
     if loaded.checkpoint is None:
         return
     check_base(loaded, base)
@@ -124,7 +124,7 @@ def restore(
     optimizers = atomic_files.load_tensors(loaded.state("optimizers.pt"))
     try:
         learner.load_state(optimizers["adapters"])
-        valuation.load_state(optimizers["critic"])
+        critic.load_state(optimizers["critic"])
         state.iteration, state.drawn, state.tokens = stored["iteration"], stored["drawn"], stored["tokens"]
         state.before, state.kl_coef = stored["before"], stored["kl_coef"]
         for name in ("iteration", "drawn", "tokens"):
@@ -141,10 +141,10 @@ def restore(
         ) from error
 
 
-def _load_critic(loaded: Loadable, path: Path, valuation: Valuation | Mixing) -> None:
+def _load_critic(loaded: Loadable, path: Path, critic: Critic | MixerCritic) -> None:
     """Take over the critic; one beside foreign adapters that cannot be read is set aside, and a fresh one starts."""
     try:
-        valuation.load(path)
+        critic.load(path)
     except CheckpointError as error:
         if loaded.checkpoint is not None:
             raise

@@ -53,11 +53,11 @@ class Updater:
         context: CreditContext,
         judge: Judge | None,
     ) -> None:
-        from mafrt.runners.build import make_kl_control, make_learner, make_valuation
+        from mafrt.runners.build import make_critic, make_kl_control, make_learner
 
         self.base, self.team, self.config, self.rule, self.sampling = base, team, config, rule, sampling
         self.context, self.judge = context, judge
-        self.valuation = make_valuation(base, team, config, rule)
+        self.critic = make_critic(base, team, config, rule)
         self.learner = make_learner(base, team, config, rule, sampling)
         self.kl = make_kl_control(rule.settings)
         self.engine = engine
@@ -85,7 +85,7 @@ class Updater:
         trained = to_learn(episodes)
         turns = [turn for episode in trained for turn in episode.turns]
         temperatures = {name: how.temperature for name, how in self.sampling.items()}
-        features: Any = self.valuation.annotate(
+        features: Any = self.critic.annotate(
             trained, temperatures, values=rule.critic is not None, reference=rule.reference
         )
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
@@ -103,7 +103,7 @@ class Updater:
             metrics |= self.judge.metrics(episodes)
         if self.judge is None or not self.judge.too_few(episodes):
             if rule.critic is not None:
-                metrics |= self.valuation.update(features, iteration)
+                metrics |= self.critic.update(features, iteration)
             metrics |= self._update(trained, plan, iteration, kl_coef)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_swap_and_sampling import metrics
+from test_swap_and_dynamic_sampling import metrics
 from toy import train
 
 from mafrt.algorithms import assign

@@ -11,7 +11,7 @@ from mafrt import algorithms
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.scripts.benchmarks import learn
-from mafrt.scripts.benchmarks._tasks import Debate, Pair, Retry, Rounds
+from mafrt.scripts.benchmarks._tasks import DebateEnv, RetryEnv, SolverPairEnv, TwoRoundEnv
 
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
@@ -20,13 +20,13 @@ def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():
     assert {name: learn.task_of(name) for name in own} == own
 
 
-@pytest.mark.parametrize("kind", [Rounds, Retry, Pair, Debate])
+@pytest.mark.parametrize("kind", [TwoRoundEnv, RetryEnv, SolverPairEnv, DebateEnv])
 def test_tasks_keep_the_contract_of_environments(kind):
     check_env(kind("test"), seeds=(0,))
 
 
 def test_rounds_pay_each_turn_at_once_and_unequally():
-    env = session_of(Rounds("test"))
+    env = session_of(TwoRoundEnv("test"))
     env.reset(seed=1, options={"task": 0})
     answer = env.task.answer
     right = env.step({"reasoner": f"Add {answer} and 0."})
@@ -39,7 +39,7 @@ def test_rounds_pay_each_turn_at_once_and_unequally():
 
 
 def test_a_second_try_begins_in_the_very_state_of_the_first():
-    env = session_of(Retry("test"))
+    env = session_of(RetryEnv("test"))
     first, _ = env.reset(seed=1, options={"task": 0})
     asked = env.step({"reasoner": "Think."}).observations
     again = env.step({"actor": "\\boxed{-1}"})

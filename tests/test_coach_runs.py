@@ -90,7 +90,7 @@ def lines(run: Path, name: str = "metrics") -> list[dict]:
 
 def weights(runner: OnPolicy) -> list[torch.Tensor]:
     names = runner.team.adapters
-    head = getattr(runner.updater.valuation, "head", None)
+    head = getattr(runner.updater.critic, "head", None)
     critic = [] if head is None else list(head.parameters())
     return [p.detach().clone() for n in names for p in runner.base.adapter_parameters(n)] + [
         p.detach().clone() for p in critic

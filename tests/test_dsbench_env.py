@@ -22,7 +22,7 @@ from mafrt.envs.dsbench.env import Stage
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
-from mafrt.envs.dsbench.workspace import Shape
+from mafrt.envs.dsbench.workspace import FileSummary
 
 
 @pytest.fixture(scope="module")
@@ -292,14 +292,18 @@ def test_tables_larger_than_the_workspace_are_refused(tasks):
 
 # The rules, on facts that need no sandbox.
 
-X, Y, T = Shape("table", 100, 5, ("a",)), Shape("table", 100, 1, ("count",)), Shape("table", 126, 5, ("a",))
+X, Y, T = (
+    FileSummary("table", 100, 5, ("a",)),
+    FileSummary("table", 100, 1, ("count",)),
+    FileSummary("table", 126, 5, ("a",)),
+)
 DATA = {"X_train.pkl": X, "y_train.pkl": Y, "X_test.pkl": T}
-MODEL = {"model.pkl": Shape("model", of="sklearn.ensemble.Forest", asks=("sklearn", "numpy"))}
+MODEL = {"model.pkl": FileSummary("model", of="sklearn.ensemble.Forest", asks=("sklearn", "numpy"))}
 WORKS = {"rows": 126, "constant": False}
 
 
 def shape(kind="table", rows=100, columns=5, **more):
-    return Shape(kind, rows, columns, **more)
+    return FileSummary(kind, rows, columns, **more)
 
 
 @pytest.mark.parametrize(

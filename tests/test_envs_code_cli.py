@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence(workdir, capsys):
     )
     assert "sandbox" in refused(capsys, train_code.main, "--sandbox", "docker", "--run_dir", "run")
     assert "leave --sandbox out" in refused(
-        capsys, train.main, "--env", "test_toolcalls:Hears", "--sandbox", "degraded", "--run_dir", "run"
+        capsys, train.main, "--env", "test_tool_calls:Hears", "--sandbox", "degraded", "--run_dir", "run"
     )
     assert "played by three agents" in refused(capsys, train_math.main, "--workflow", "mathchat", "--run_dir", "run")
     assert "no setting tool_turns" in refused(capsys, train_math.main, "--tool_turns", 2, "--run_dir", "run")

@@ -15,7 +15,7 @@ from mafrt.config.team import LoraSpec
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode, Turn
 from mafrt.training.batch import collate, split
-from mafrt.training.critic import Valuation
+from mafrt.training.critic import Critic
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
@@ -288,16 +288,16 @@ def test_gather_and_scatter_are_inverse():
 def test_the_critic_learns_returns_that_its_features_tell_and_is_cheap_to_repeat(level):
     base, turns = make_base(), make_turns(24)
     critic = ValueHeadSettings(critic_lr=1e-2, critic_epoch=60, value_clip=None)
-    valuation = Valuation(base, LearnConfig(), critic, level, seed=0)
+    critic = Critic(base, LearnConfig(), critic, level, seed=0)
     heat = dict.fromkeys(AGENTS, 1.0)
     episodes = [Episode(f"{index}", "g", [turn]) for index, turn in enumerate(turns)]
-    features = valuation.annotate(episodes, heat, values=True, reference=True)
+    features = critic.annotate(episodes, heat, values=True, reference=True)
     for turn in turns:
         assert len(turn.values) == len(turn.action_ids) == len(turn.ref_logprobs)
         turn.returns = [float(turn.agent == "ann")] * len(turn.action_ids)
-    first = valuation.update(features, iteration=0)["value_loss"]
-    features = valuation.annotate(episodes, heat, values=True, reference=False)
-    last = valuation.update(features, iteration=1)["value_loss"]
+    first = critic.update(features, iteration=0)["value_loss"]
+    features = critic.annotate(episodes, heat, values=True, reference=False)
+    last = critic.update(features, iteration=1)["value_loss"]
     assert last < 0.5 * first
 
 
@@ -312,13 +312,13 @@ def test_a_central_critic_reads_what_everybody_said_and_who_speaks():
     assert base.tokenizer.decode(seen[id(second)]) == f"{begin}\nbob: seven\nann:"
     short = central_prompts(episodes, base.tokenizer, 4 + len(second.action_ids))
     assert base.tokenizer.decode(short[id(second)]) == "ann:"
-    valuation = Valuation(base, LearnConfig(), ValueHeadSettings(), "token", seed=0, central=True)
+    critic = Critic(base, LearnConfig(), ValueHeadSettings(), "token", seed=0, central=True)
     with torch.no_grad():  # a fresh head is nearly 0 everywhere, so differences would not show
-        valuation.head.out.weight.mul_(1000)
-    valuation.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=True)
+        critic.head.out.weight.mul_(1000)
+    critic.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=True)
     before = second.values
     first.text = "eight"
-    valuation.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
+    critic.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
     assert second.values != before and len(second.ref_logprobs) == len(second.action_ids)
 
 

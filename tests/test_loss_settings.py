@@ -10,7 +10,7 @@ import torch
 from helpers_credit import assign
 from test_learner import AGENTS, CONFIG, close, make_base, make_turns
 from test_on_policy import adapters, same
-from test_swap_and_sampling import cut_and_resumed, metrics
+from test_swap_and_dynamic_sampling import cut_and_resumed, metrics
 from toy import make, train
 
 from mafrt import algorithms
@@ -21,7 +21,7 @@ from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Turn
 from mafrt.runners.algorithm import resolve_rule
-from mafrt.training.critic import Valuation
+from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
@@ -265,7 +265,7 @@ def critic_norm(**settings) -> float:
     """Norm of the critic's first gradient where it is off by about 100."""
     base, turns = make_base(), make_turns(12)
     critic = ValueHeadSettings(critic_epoch=1, value_norm=False, **settings)
-    stage = Valuation(base, LearnConfig(max_grad_norm=1e9), critic, "token", seed=0)
+    stage = Critic(base, LearnConfig(max_grad_norm=1e9), critic, "token", seed=0)
     episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
     features = stage.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)
     for turn in turns:
@@ -288,7 +288,7 @@ def test_value_clip_stops_the_critic_where_it_has_moved_far_enough():
         critic = ValueHeadSettings(
             critic_lr=1e-3, critic_epoch=150, value_clip=clip, huber_delta=None, value_norm=False
         )
-        stage = Valuation(base, LearnConfig(), critic, "token", seed=0)
+        stage = Critic(base, LearnConfig(), critic, "token", seed=0)
         episodes = [Episode(str(index), "g", [turn]) for index, turn in enumerate(turns)]
         heat = dict.fromkeys(AGENTS, 1.0)
         features = stage.annotate(episodes, heat, values=True, reference=False)

@@ -10,12 +10,12 @@ from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode
 from mafrt.models.value_head import ValueHead, load_critic, save_critic
-from mafrt.training.critic import Valuation
+from mafrt.training.critic import Critic
 
 
 def values_after(iterations: int, returns: float, **settings) -> list[float]:
     base, turns = make_base(), make_turns(12)
-    stage = Valuation(base, LearnConfig(), ValueHeadSettings(**settings), "token", seed=0)
+    stage = Critic(base, LearnConfig(), ValueHeadSettings(**settings), "token", seed=0)
     episodes = [Episode(str(i), "g", [turn]) for i, turn in enumerate(turns)]
     for iteration in range(iterations):
         features = stage.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=False)

@@ -18,7 +18,7 @@ from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.tasks import Task
-from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, Shape
+from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, FileSummary
 
 STYLES = ("full", "brief")
 PRELUDE = "from lab import *\n"
@@ -193,7 +193,7 @@ class DSBenchEnv(Env):
             evidence[blamed] = latest.updated(Evidence(rules=Scored(low, reason), facts={"root_cause": why}))
         return StepResult({}, {}, True, False, info)
 
-    def _run(self, text: str) -> tuple[str | None, str | None, str, dict[str, Shape]]:
+    def _run(self, text: str) -> tuple[str | None, str | None, str, dict[str, FileSummary]]:
         """(program, how it went, what the agent gets to read of it, files that it made or changed)."""
         code = find_code(text)
         if code is None:

@@ -27,7 +27,7 @@ from mafrt.core.types import Scored
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER, REQUIRED, ROLES
 from mafrt.envs.dsbench.scoring import Score
 from mafrt.envs.dsbench.tasks import Task
-from mafrt.envs.dsbench.workspace import Shape
+from mafrt.envs.dsbench.workspace import FileSummary
 
 _PEEKS = re.compile(r"test_answer|answer_dir|/answers?\b|\.\./|/proc/|/etc/|\bos\.walk\(\s*['\"]/")
 DANGEROUS = frozenset({"os", "posix", "nt", "subprocess", "sys", "socket", "shutil", "pty", "importlib", "runpy"})
@@ -38,7 +38,7 @@ class Work:
     """What is known about the workspace after a turn."""
 
     task: Task
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, FileSummary]
     probe: Mapping[str, Any] | None = None
     """what model.pkl made of X_test.pkl, if both are there"""
     score: Score | None = None
@@ -111,7 +111,7 @@ def model_defect(work: Work) -> str | None:
     return None
 
 
-def dangerous(shape: Shape) -> str | None:
+def dangerous(shape: FileSummary) -> str | None:
     """Why a pickled model is not even tried, or None."""
     if shape.kind != "model":
         return shape.why or shape.kind

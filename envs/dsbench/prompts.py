@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER, REQUIRED
 from mafrt.envs.dsbench.tasks import Task
-from mafrt.envs.dsbench.workspace import LAB, Shape
+from mafrt.envs.dsbench.workspace import LAB, FileSummary
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution
@@ -52,7 +52,9 @@ def handed_in(task: Task) -> str:
     )
 
 
-def full_task(role: str, task: Task, shapes: Mapping[str, Shape], said: Sequence[tuple[str, str]], lab: bool) -> str:
+def full_task(
+    role: str, task: Task, shapes: Mapping[str, FileSummary], said: Sequence[tuple[str, str]], lab: bool
+) -> str:
     """The opening message of a stage."""
     better = "more" if task.answers.metric.higher else "less"
     parts = [
@@ -76,7 +78,7 @@ def full_task(role: str, task: Task, shapes: Mapping[str, Shape], said: Sequence
     return "\n\n".join(parts)
 
 
-def brief_task(role: str, task: Task, shapes: Mapping[str, Shape]) -> str:
+def brief_task(role: str, task: Task, shapes: Mapping[str, FileSummary]) -> str:
     """The opening message of a stage, in few tokens."""
     shown = {name: shape for name, shape in shapes.items() if name in _NEEDS[role]}
     files = " ".join(f"{_SHORT[name]} {shape.rows or 0}" for name, shape in shown.items())
@@ -94,7 +96,7 @@ _SHORT = {"train.csv": "train", "test.csv": "test", "X_train.pkl": "x", "y_train
 _SHORT |= {"model.pkl": "model"}
 
 
-def listed(shapes: Mapping[str, Shape]) -> list[str]:
+def listed(shapes: Mapping[str, FileSummary]) -> list[str]:
     """One line for each file."""
     return [f"{name}: {shape.brief(COLUMNS)}" for name, shape in sorted(shapes.items())]
 
@@ -116,7 +118,7 @@ def printed(done: Execution, timeout_s: float, memory_mib: int) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def full_answer(output: str, changed: Mapping[str, Shape], missing: Sequence[str], done: bool, left: int) -> str:
+def full_answer(output: str, changed: Mapping[str, FileSummary], missing: Sequence[str], done: bool, left: int) -> str:
     """What an agent reads after its turn."""
     parts = [shorten(output, OUTPUT) or "(nothing was printed)"]
     if changed:

@@ -51,7 +51,7 @@ HIDDEN = "."
 
 
 @dataclass(frozen=True)
-class Shape:
+class FileSummary:
     """Description of a file, found in the sandbox. Controlled by untrusted code: data, not facts."""
 
     kind: str
@@ -166,17 +166,17 @@ class Bench:
         """
         return self._run(code, files, self.timeout_s, "all")
 
-    def look(self, files: Mapping[str, bytes]) -> dict[str, Shape]:
+    def look(self, files: Mapping[str, bytes]) -> dict[str, FileSummary]:
         """What these files are; each is looked at in an execution of its own."""
         shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
         return {name: self._look(name, files[name]) for name in shown}
 
-    def _look(self, name: str, data: bytes) -> Shape:
+    def _look(self, name: str, data: bytes) -> FileSummary:
         kept = Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
         try:
             found = self._judge(LOOKING, ("look", "look", (kept,)), {kept: data})
         except Undecided as undecided:
-            return Shape("broken", why=str(undecided))
+            return FileSummary("broken", why=str(undecided))
         return _shape(found)
 
     def probe(self, files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -276,10 +276,10 @@ def _flat(files: Mapping[str, bytes]) -> list[bytes]:
     return [part for name in sorted(files) for part in (name.encode("utf-8", "replace"), files[name])]
 
 
-def _shape(found: Any) -> Shape:
-    """A `Shape` from what the sandbox said, of which nothing is taken on trust."""
+def _shape(found: Any) -> FileSummary:
+    """A `FileSummary` from what the sandbox said, of which nothing is taken on trust."""
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
-        return Shape("broken", why="could not be looked at")
+        return FileSummary("broken", why="could not be looked at")
 
     def count(key: str) -> int | None:
         value = found.get(key)
@@ -289,7 +289,7 @@ def _shape(found: Any) -> Shape:
         value = found.get(key)
         return tuple(readable_name(str(one))[:60] for one in value[:40]) if isinstance(value, list) else ()
 
-    return Shape(
+    return FileSummary(
         found["kind"][:40],
         count("rows"),
         count("columns"),

@@ -24,7 +24,7 @@ from difflib import SequenceMatcher
 from typing import Any, ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
-from mafrt.algorithms.group_relative import GroupTally, drop_incomplete, relative
+from mafrt.algorithms.group_relative import GroupStats, drop_incomplete, relative
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import total
 from mafrt.config.schema import at_least, check_choice, within
@@ -72,10 +72,10 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     for rows in complete:
         problems.setdefault(rows[0].group, []).append(rows)
     episode_part: dict[int, float] = {}
-    tally = GroupTally()
+    group_stats = GroupStats()
     for members in problems.values():
         totals = [total(row.reward for row in rows) for rows in members]
-        tally.add(totals, (row.turn.agent for rows in members for row in rows))
+        group_stats.add(totals, (row.turn.agent for rows in members for row in rows))
         for rows, advantage in zip(members, relative(totals, scale=scale, eps=settings.eps), strict=True):
             episode_part[rows[0].episode] = advantage
 
@@ -86,14 +86,14 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
         for row in reversed(rows):
             running = row.reward + settings.gamma * running
             step_groups.setdefault(names[id(row)], []).append((row, running))
-    steps = GroupTally()
+    steps = GroupStats()
     for pairs in step_groups.values():
         returns = [value for _, value in pairs]
         steps.add(returns, (row.turn.agent for row, _ in pairs))
         for (row, value), part in zip(pairs, relative(returns, scale=scale, eps=settings.eps), strict=True):
             tokens = len(row.turn.action_ids)
             row.fill([episode_part[row.episode] + settings.step_weight * part] * tokens, [value] * tokens)
-    return tally.metrics() | steps.metrics("anchors")
+    return group_stats.metrics() | steps.metrics("anchors")
 
 
 def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[int, tuple[Hashable, ...]]:

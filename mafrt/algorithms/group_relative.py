@@ -76,7 +76,7 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
     members: dict[Hashable, list[list[Row]]] = {}
     for rows in samples.values():
         members.setdefault(_key(rows[0], settings.group), []).append(rows)
-    tally = GroupTally()
+    group_stats = GroupStats()
     fold = mean if settings.unit == "row" or settings.reduce == "mean" else total
     for group_rows in members.values():
         rewards = [fold([row.reward for row in rows]) for rows in group_rows]
@@ -84,12 +84,12 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
         bare = [fold([row.reward - total(row.kl_rewards) for row in rows]) for rows in group_rows]
         floor = 1.0 if no_spread(bare) else 0.0
         advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps, floor=floor)
-        tally.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
+        group_stats.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
         for rows, reward, advantage in zip(group_rows, rewards, advantages, strict=True):
             for row in rows:
                 tokens = len(row.turn.action_ids)
                 row.fill([advantage] * tokens, [reward] * tokens)
-    return tally.metrics()
+    return group_stats.metrics()
 
 
 def relative(
@@ -109,7 +109,7 @@ def relative(
 
 
 @dataclass
-class GroupTally:
+class GroupStats:
     """How many groups could teach something, in all and to each agent."""
 
     groups: int = 0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
-from mafrt.algorithms.group_relative import GroupTally
+from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.normalize import NOISE
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, no_spread, std, total
@@ -106,17 +106,17 @@ def _subtract_mean(rows: Sequence[Row], settings: Reinforce) -> dict[str, float]
     for row in rows:
         own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}[settings.group]
         groups.setdefault((row.group, *own), {}).setdefault(row.episode, []).append(row)
-    tally = GroupTally()
+    group_stats = GroupStats()
     for trajectories in groups.values():
         rewards = [mean([total(row.token_rewards.values()) for row in some]) for some in trajectories.values()]
         members = [row for some in trajectories.values() for row in some]
-        tally.add(rewards, (row.turn.agent for row in members))
+        group_stats.add(rewards, (row.turn.agent for row in members))
         centre = mean(rewards)
         for row in members:
             # Spread over the tokens where the turn is paid, so that spans lose the mean once and not once each.
             share = centre / len(row.token_rewards)
             row.token_rewards = {token: reward - share for token, reward in row.token_rewards.items()}
-    return tally.metrics()
+    return group_stats.metrics()
 
 
 def _returns(row: Row, settings: Reinforce) -> list[float]:

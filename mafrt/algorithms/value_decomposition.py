@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories
-from mafrt.algorithms.group_relative import GroupTally
+from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.rewards import CreditContext, Joint, Row
 from mafrt.algorithms.stats import mean, total
 from mafrt.config.algorithm import MixerSettings
@@ -93,15 +93,15 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
             if tokens:
                 pair = row, settings.residual_weight * beyond[row.turn.env_step]
                 groups.setdefault((row.group, row.turn.agent, time), []).append(pair)
-    tally = GroupTally()
+    group_stats = GroupStats()
     for members in groups.values():
         # Sorted, so that the order of the episodes does not even change a rounding of the mixer's.
         alternatives = sorted(_own(row) for row, _ in members)
         advantages = [_against(row, alternatives, joint) + residual for row, residual in members]
-        tally.add(advantages, (row.turn.agent for row, _ in members))
+        group_stats.add(advantages, (row.turn.agent for row, _ in members))
         for (row, _), advantage in zip(members, advantages, strict=True):
             row.turn.advantages = [advantage] * len(row.turn.action_ids)
-    return tally.metrics()
+    return group_stats.metrics()
 
 
 def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> float:

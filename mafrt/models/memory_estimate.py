@@ -27,7 +27,7 @@ QUANTISED = {8: 1.0, 4: 0.516}
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What matters of a decoder-only model."""
 
     hidden: int
@@ -66,13 +66,13 @@ class Shape:
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
-SHAPES = {
-    "Qwen/Qwen3-0.6B": Shape(1024, 28, 3072, 16, 8, 128, 151936, True),
-    "Qwen/Qwen3-1.7B": Shape(2048, 28, 6144, 16, 8, 128, 151936, True),
-    "Qwen/Qwen3-4B": Shape(2560, 36, 9728, 32, 8, 128, 151936, True),
-    "Qwen/Qwen3-8B": Shape(4096, 36, 12288, 32, 8, 128, 151936, False),
-    "Qwen/Qwen3-14B": Shape(5120, 40, 17408, 40, 8, 128, 151936, False),
-    "Qwen/Qwen3-32B": Shape(5120, 64, 25600, 64, 8, 128, 151936, False),
+MODEL_SHAPES = {
+    "Qwen/Qwen3-0.6B": ModelShape(1024, 28, 3072, 16, 8, 128, 151936, True),
+    "Qwen/Qwen3-1.7B": ModelShape(2048, 28, 6144, 16, 8, 128, 151936, True),
+    "Qwen/Qwen3-4B": ModelShape(2560, 36, 9728, 32, 8, 128, 151936, True),
+    "Qwen/Qwen3-8B": ModelShape(4096, 36, 12288, 32, 8, 128, 151936, False),
+    "Qwen/Qwen3-14B": ModelShape(5120, 40, 17408, 40, 8, 128, 151936, False),
+    "Qwen/Qwen3-32B": ModelShape(5120, 64, 25600, 64, 8, 128, 151936, False),
 }
 """Of models that are often asked for; those of others are read from their config.json."""
 
@@ -123,12 +123,12 @@ class Footprint:
         return max(self.learning, self.playing)
 
 
-def adapter_weights(shape: Shape, use: Use) -> int:
+def adapter_weights(shape: ModelShape, use: Use) -> int:
     """A: parameters of one adapter."""
     return use.rank * shape.layers * sum(sum(shape.linears[name]) for name in use.targets)
 
 
-def footprint(shape: Shape, use: Use) -> Footprint:
+def footprint(shape: ModelShape, use: Use) -> Footprint:
     """What one process needs. Raises ConfigError for a layout or width of weights that does not exist."""
     if use.layout not in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
         raise ConfigError(f"layout is {use.layout!r}; choose ddp, zero1, zero2, zero3 or fsdp.")
@@ -151,7 +151,7 @@ def footprint(shape: Shape, use: Use) -> Footprint:
     )
 
 
-def activations(shape: Shape, use: Use, number: int) -> float:
+def activations(shape: ModelShape, use: Use, number: int) -> float:
     """Of one micro-batch: what its backward pass needs, and the chunk of logits that exists at a time.
 
     A block keeps, for each token: the inputs of its norms (of queries and keys, too) in float32, what they give,
@@ -170,21 +170,21 @@ def activations(shape: Shape, use: Use, number: int) -> float:
     return float(tokens * shape.layers * in_a_block + head)
 
 
-def shape_of(model: str) -> Shape:
+def model_shape(model: str) -> ModelShape:
     """Of a known name, or of a folder with a config.json. Raises ConfigError."""
-    if model in SHAPES:
-        return SHAPES[model]
+    if model in MODEL_SHAPES:
+        return MODEL_SHAPES[model]
     path = Path(model).expanduser() / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(
-            f"{model!r} is no model that is known here ({', '.join(SHAPES)}), and holds no config.json that can be "
-            "read; give one of those, or the folder of a model."
+            f"{model!r} is neither a known model ({', '.join(MODEL_SHAPES)}) nor a folder with a readable config.json; "
+            "give one of those names, or the folder of a model."
         ) from None
     try:
         heads = int(found["num_attention_heads"])
-        return Shape(
+        return ModelShape(
             hidden=int(found["hidden_size"]),
             layers=int(found["num_hidden_layers"]),
             inner=int(found["intermediate_size"]),
@@ -200,7 +200,7 @@ def shape_of(model: str) -> Shape:
 
 def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:
     """Rows of (how, base, adapters, activations, keys and values, peak) in GB, after a line of titles."""
-    shape = shape_of(model)
+    shape = model_shape(model)
     rows: list[tuple[str, ...]] = [("", "base", "adapters", "activations", "keys, values", "peak of one GPU")]
     for title, one in variants:
         found = footprint(shape, one)

@@ -1,7 +1,7 @@
-"""Linear layers that hold every agent's LoRA pair, and the plan that says which pair acts on which token.
+"""Linear layers that hold every agent's LoRA pair, and the routing that says which pair acts on which token.
 
-One batch may mix rows of different agents, of the reference policy and of the critic (both: no adapter). A `Plan` is
-made once per forward and shared by all layers; each `StackedLoRALinear` turns it into a few *pieces*:
+One batch may mix rows of different agents, of the reference policy and of the critic (both: no adapter). An
+`AdapterRouting` is made once per forward and shared by all layers; each `StackedLoRALinear` turns it into a few *pieces*:
 
 - *grouped*: a run of tokens of one adapter is one piece, `[tokens, r_k]` wide. The work does not grow with the number
   of adapters K, but each piece costs its own small matrix products. For training and long prompts.
@@ -36,7 +36,7 @@ BLOCK_TOKENS = {"cpu": 192}
 
 
 class Segment(NamedTuple):
-    """Tokens `start:stop` of the flattened (and, if the plan has `order`, permuted) batch; `adapter` -1 for none."""
+    """Tokens `start:stop` of the flattened (and, if the routing has `order`, permuted) batch; `adapter` -1 for none."""
 
     adapter: int
     start: int
@@ -48,7 +48,7 @@ Layout: TypeAlias = "tuple[tuple[int, int, float], ...]"
 
 
 @dataclass
-class Plan:
+class AdapterRouting:
     """Which adapter acts on which token in one forward over a `[rows, steps]` batch.
 
     `index` is `[rows]` or `[rows, steps]`, -1 for no adapter. `train` holds the adapters that get gradients (None:
@@ -65,7 +65,7 @@ class Plan:
     order: Tensor | None = None
     train: frozenset[int] | None = None
     pieces: dict[Layout, list[Piece]] = field(default_factory=dict)
-    """What layers with equal layouts make of this plan."""
+    """What layers with equal layouts make of this routing."""
 
     def learns(self, adapter: int) -> bool:
         return self.train is None or adapter in self.train
@@ -78,7 +78,7 @@ class Plan:
         return (index == owner[:, None, None]) * scale[:, None, None]
 
 
-def make_plan(
+def route_adapters(
     index: Tensor,
     rows: int,
     steps: int,
@@ -88,7 +88,7 @@ def make_plan(
     device: torch.device,
     form: str = "auto",
     train: frozenset[int] | None = None,
-) -> Plan:
+) -> AdapterRouting:
     """Group the tokens of a `[rows, steps]` batch by adapter and pick the cheaper form.
 
     `index`: `[rows]` or `[rows, steps]` on the CPU, since it is read here. `ranks[k]` is adapter k's rank, `width`
@@ -105,19 +105,19 @@ def make_plan(
     if form == "auto" and len(present) > 1:
         wasted = 2.0 * rows * steps * (total - total / len(present)) * width / FLOP_PER_S.get(device.type, 6e13)
         wide = wasted < 2 * (len(present) - 1) * LAUNCH_S.get(device.type, 1e-5)
-    plan = Plan(rows, steps, index, present, wide, segments, train=train)
+    routing = AdapterRouting(rows, steps, index, present, wide, segments, train=train)
     if wide:
-        plan.segments = ()
+        routing.segments = ()
     elif len(segments) > 2 * len(present) + 1:
         # Many short runs: one per adapter instead, at the price of a gather and a scatter in each layer.
         tokens = index.reshape(-1).repeat_interleave(span)
         counts = torch.bincount(tokens + 1, minlength=2).tolist()
-        plan.order = torch.argsort(tokens, stable=True)[counts[0] :].to(device)
+        routing.order = torch.argsort(tokens, stable=True)[counts[0] :].to(device)
         stops = list(accumulate(counts[k + 1] for k in present))
-        plan.segments = _segments(present, stops)
+        routing.segments = _segments(present, stops)
     if most := BLOCK_TOKENS.get(device.type):
-        plan.segments = tuple(block for segment in plan.segments for block in _blocks(segment, most))
-    return plan
+        routing.segments = tuple(block for segment in routing.segments for block in _blocks(segment, most))
+    return routing
 
 
 def _segments(owners: Sequence[int], stops: Sequence[int]) -> tuple[Segment, ...]:
@@ -189,29 +189,29 @@ def packed_attention(
 
 
 class LoraContext:
-    """Holds the plan of the forward that is running; all layers of one base share it. None: the bare base."""
+    """Holds the routing of the forward that is running; all layers of one base share it. None: the bare base."""
 
     def __init__(self) -> None:
-        self._plans: dict[int, Plan | None] = {}
+        self._routings: dict[int, AdapterRouting | None] = {}
         self.sharded = False
         """whether another library brings the frozen weights when a layer is called, and takes them away afterwards"""
 
     @property
-    def plan(self) -> Plan | None:
+    def routing(self) -> AdapterRouting | None:
         """Of this thread: one may sample while another learns."""
-        return self._plans.get(threading.get_ident())
+        return self._routings.get(threading.get_ident())
 
     @contextmanager
-    def use(self, plan: Plan | None) -> Iterator[None]:
-        before, thread = self.plan, threading.get_ident()
-        self._plans[thread] = plan
+    def use(self, routing: AdapterRouting | None) -> Iterator[None]:
+        before, thread = self.routing, threading.get_ident()
+        self._routings[thread] = routing
         try:
             yield
         finally:
             if before is None:
-                del self._plans[thread]
+                del self._routings[thread]
             else:
-                self._plans[thread] = before
+                self._routings[thread] = before
 
 
 class Piece(NamedTuple):
@@ -398,52 +398,53 @@ class StackedLoRALinear(nn.Module):
         self._fused = None
 
     def forward(self, x: Tensor) -> Tensor:
-        plan = self.context.plan
-        if plan is None:
+        routing = self.context.routing
+        if routing is None:
             return self.base_layer(x)
-        pieces, params = self._pieces(plan, x)
+        pieces, params = self._pieces(routing, x)
         if not pieces:
             return self.base_layer(x)
         flat = x.reshape(-1, self.in_features)
-        if flat.shape[0] != plan.rows * plan.steps:
-            raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {plan.rows} x {plan.steps}")
+        if flat.shape[0] != routing.rows * routing.steps:
+            raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {routing.rows} x {routing.steps}")
         plain = type(self.base_layer) is nn.Linear and not self.context.sharded
         weight, bias = (self.weight, self.bias) if plain else (None, None)
         if torch.is_grad_enabled():
-            out = _LoraLinear.apply(flat, weight, bias, self.out_features, plan.order, pieces, *params)
+            out = _LoraLinear.apply(flat, weight, bias, self.out_features, routing.order, pieces, *params)
             if not plain:
                 out = out + self.base_layer(flat)
-        elif plan.order is not None:
+        elif routing.order is not None:
             out = self.base_layer(flat)
-            _permuted(flat, out, plan.order, pieces, _as(params, x.dtype))
+            _permuted(flat, out, routing.order, pieces, _as(params, x.dtype))
         else:
             out = flat.new_empty(len(flat), self.out_features) if plain else self.base_layer(flat)
             _forward(flat, out, weight, bias, pieces, _as(params, x.dtype))
         return out.view(*x.shape[:-1], self.out_features)
 
-    def _pieces(self, plan: Plan, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
-        """How the plan's segments meet this layer's adapters, and the tensors of those, A and B in turn."""
-        layout = tuple((k, self.ranks[k], self.scalings[k]) for k in plan.present if k in self.pairs)
+    def _pieces(self, routing: AdapterRouting, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
+        """How the routing's segments meet this layer's adapters, and the tensors of those, A and B in turn."""
+        layout = tuple((k, self.ranks[k], self.scalings[k]) for k in routing.present if k in self.pairs)
         if not layout:
             return [], []
         here = [k for k, _, _ in layout]
-        if layout not in plan.pieces:
-            if plan.wide:
-                plan.pieces[layout] = [Piece(0, 0, plan.rows * plan.steps, 1.0, plan.mask(layout, x))]
+        if layout not in routing.pieces:
+            if routing.wide:
+                routing.pieces[layout] = [Piece(0, 0, routing.rows * routing.steps, 1.0, routing.mask(layout, x))]
             else:
                 slot = {k: i for i, k in enumerate(here)}
-                plan.pieces[layout] = [
-                    Piece(slot.get(k, -1), start, stop, self.scalings.get(k, 1.0)) for k, start, stop in plan.segments
+                routing.pieces[layout] = [
+                    Piece(slot.get(k, -1), start, stop, self.scalings.get(k, 1.0))
+                    for k, start, stop in routing.segments
                 ]
-        if plan.wide:
-            return plan.pieces[layout], self._wide_weights(plan, here, x.dtype)
-        pairs = [self.pairs[k] if plan.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
-        return plan.pieces[layout], [p for pair in pairs for p in pair]
+        if routing.wide:
+            return routing.pieces[layout], self._wide_weights(routing, here, x.dtype)
+        pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
+        return routing.pieces[layout], [p for pair in pairs for p in pair]
 
-    def _wide_weights(self, plan: Plan, here: list[int], dtype: torch.dtype) -> list[Tensor]:
+    def _wide_weights(self, routing: AdapterRouting, here: list[int], dtype: torch.dtype) -> list[Tensor]:
         """`[sum r_k, in]` and `[out, sum r_k]`; kept between forwards that need no gradient."""
         if torch.is_grad_enabled():
-            pairs = [self.pairs[k] if plan.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
+            pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
             return [torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)]
         key = (tuple(here), dtype)
         fused = self._fused  # another thread may drop it at any moment
@@ -458,7 +459,7 @@ def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> 
     """Wrap the `forward` of each decoder block so that its activations are recomputed in the backward pass.
 
     Hugging Face's own switch works in training mode only, and its recomputation would run after the forward has
-    taken its plan away; here the plan travels with the block.
+    taken its routing away; here the routing travels with the block.
     """
     lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
     for block in max(lists, key=len, default=()):
@@ -468,13 +469,13 @@ def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> 
 
 
 def _checkpointed(forward: Callable[..., Any], context: LoraContext) -> Callable[..., Any]:
-    def run(plan: Plan | None, *args: Any, **kwargs: Any) -> Any:
-        with context.use(plan):
+    def run(routing: AdapterRouting | None, *args: Any, **kwargs: Any) -> Any:
+        with context.use(routing):
             return forward(*args, **kwargs)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or kwargs.get("past_key_values") is not None:
             return forward(*args, **kwargs)
-        return checkpoint(run, context.plan, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(run, context.routing, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     return wrapper

@@ -25,12 +25,12 @@ from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.models import logprobs, peft_format
 from mafrt.models.multi_lora import (
+    AdapterRouting,
     LoraContext,
-    Plan,
     StackedLoRALinear,
-    make_plan,
     pack,
     packed_attention,
+    route_adapters,
     set_checkpointing,
 )
 from mafrt.models.peft_format import AdapterShape, matches
@@ -53,7 +53,7 @@ class SharedBase:
 
     `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state. It is put in
     eval mode and frozen; its linear layers are wrapped where an adapter targets them, and behave as before when
-    called without a plan (`base.model(...)` is always the bare base).
+    called without a routing (`base.model(...)` is always the bare base).
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
@@ -80,7 +80,7 @@ class SharedBase:
         self.zero: dict[str, Any] | None = None
         """settings of the DeepSpeed engines that hold the adapters' optimizers; None: it is not used"""
         self._layers: dict[str, StackedLoRALinear] = {}
-        self._plan: tuple[object, Plan | None] | None = None
+        self._routing: tuple[object, AdapterRouting | None] | None = None
         self._packs = _use_packed_attention(model)
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
@@ -342,7 +342,7 @@ class SharedBase:
         self._drop_caches()
 
     def _drop_caches(self) -> None:
-        self._plan = None
+        self._routing = None
         for layer in self._layers.values():
             layer.drop_cache()
 
@@ -379,7 +379,7 @@ class SharedBase:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
-        with self.context.use(self._plan_for(index, rows, steps, learn)):
+        with self.context.use(self._routing_for(index, rows, steps, learn)):
             return self._run(
                 lambda: (
                     self.inner(
@@ -410,7 +410,7 @@ class SharedBase:
         hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
         if not packing.runs:
             return hidden.view(rows, steps, -1)
-        with self.context.use(self._make_plan(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
+        with self.context.use(self._make_routing(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
             packed = self._run(
                 lambda: (
                     self.inner(
@@ -425,20 +425,24 @@ class SharedBase:
             )
         return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
 
-    def _plan_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
-        """The plan of the last forward where this one is alike, as decode steps are."""
+    def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
+        """The routing of the last forward where this one is alike, as decode steps are."""
         key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
-        last = self._plan  # another thread may put its own there at any moment
+        last = self._routing  # another thread may put its own there at any moment
         if last is None or last[0] != key:
-            self._plan = last = (key, self._make_plan(index, rows, steps, learn))
+            self._routing = last = (key, self._make_routing(index, rows, steps, learn))
         return last[1]
 
-    def _make_plan(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> Plan | None:
+    def _make_routing(
+        self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None
+    ) -> AdapterRouting | None:
         layers = self._layers.values()
         width = sum(m.in_features + m.out_features for m in layers) / max(1, len(layers))
         ranks = [record.rank for record in self.records.values()]
-        plan = make_plan(index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn)
-        return plan if plan.present else None
+        routing = route_adapters(
+            index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn
+        )
+        return routing if routing.present else None
 
     def token_logprobs(
         self,

@@ -25,7 +25,7 @@ from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
 from mafrt.sandbox.text import readable, readable_name
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
-from mafrt.sandbox.zygote_sandbox import DAY_S, Counts, checked_request
+from mafrt.sandbox.zygote_sandbox import DAY_S, SandboxCounts, checked_request
 
 ANSWER_MIB = 2 * limits.FETCH_TOTAL_MIB
 """Longest answer that is read."""
@@ -49,7 +49,7 @@ class FusionSandbox:
         if parts.username or parts.password or parts.query:
             raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")
         self.url = url.rstrip("/")
-        self.counts = Counts()
+        self.counts = SandboxCounts()
         self._slots = Slots(workers)
         # No proxy of the environment: what models write goes to this server and nowhere else.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -57,7 +57,7 @@ class FusionSandbox:
         done = self.execute("print(6 * 7)", timeout_s=30.0)
         if done.stdout.strip() != "42":
             raise SandboxError(f"the SandboxFusion server at {self.url} does not run Python: it said {done.stderr!r}")
-        self.counts = Counts()
+        self.counts = SandboxCounts()
 
     @property
     def description(self) -> str:

@@ -33,7 +33,7 @@ STATUSES = ("ok", "error", "timeout", "memory", "killed")
 
 
 @dataclass
-class Counts:
+class SandboxCounts:
     """What happened so far."""
 
     executions: int = 0
@@ -62,7 +62,7 @@ class WarmSandbox:
             degraded.announce()
         self._groups = None if weaker else cgroup.find()
         self.tier = kind if self._groups is not None else f"{kind}{UNGROUPED}"
-        self.counts = Counts()
+        self.counts = SandboxCounts()
         self._command = degraded.command if kind == "degraded" else bwrap.command
         self._slots = Slots(workers)
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class WarmSandbox:
                 "sandbox tier %r instead of %r: this process can make no control groups, so the kernel's memory of a "
                 "snippet is only bounded by fewer processes and open files (docs/sandbox.md)", self.tier, kind,
             )  # fmt: skip
-        self.counts = Counts()
+        self.counts = SandboxCounts()
 
     @property
     def description(self) -> str:

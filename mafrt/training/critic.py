@@ -40,13 +40,13 @@ class Features:
     """settings of the credit rule that this stage computes; a critic has none beside the turns' values"""
 
 
-class Valuation:
+class Critic:
     """The critic with its optimizer.
 
     Args:
         base: its no-adapter pass gives the features.
         learn: mini-batches, gradient norm and epsilon, as of the adapters.
-        critic: learning rate, epochs, clipping of the critic; None: there is none, and only the reference is read.
+        settings: learning rate, epochs and clipping of the critic; None: no critic, only the reference is read.
         level: `token` values every action token, `action` values a turn at its first position.
         seed: of the head's initialisation and of the mini-batches.
         central: whether the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
@@ -56,7 +56,7 @@ class Valuation:
         self,
         base: SharedBase,
         learn: LearnConfig,
-        critic: ValueHeadSettings | None,
+        settings: ValueHeadSettings | None,
         level: str,
         seed: int,
         *,
@@ -64,15 +64,15 @@ class Valuation:
     ) -> None:
         self.base = base
         self.learn = learn
-        self.present = critic is not None
-        self.critic = critic or ValueHeadSettings()
+        self.present = settings is not None
+        self.settings = settings or ValueHeadSettings()
         self.level = level
         self.central = central
         self.seed = seed
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.head = ValueHead(base.hidden_size, self.critic.critic_hidden_size).to(base.device)
-        self.optimizer = critic_optimizer(self.head.parameters(), self.critic.critic_lr, learn)
+            self.head = ValueHead(base.hidden_size, self.settings.critic_hidden_size).to(base.device)
+        self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, learn)
 
     def save(self, path: Path) -> None:
         """Write the head."""
@@ -81,7 +81,7 @@ class Valuation:
     def load(self, path: Path) -> None:
         """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
         self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
-        self.optimizer = critic_optimizer(self.head.parameters(), self.critic.critic_lr, self.learn)
+        self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, self.learn)
 
     @torch.no_grad()
     def annotate(
@@ -177,12 +177,12 @@ class Valuation:
         place[here] = torch.arange(len(here), device=device)
         place, returns, old = place[sound], returns[sound], old[sound]
         old = (old - self.head.centre) / self.head.scale  # the clip is around the head's output before the update
-        if self.critic.value_norm:
+        if self.settings.value_norm:
             self.head.follow(returns)
         targets = (returns - self.head.centre) / self.head.scale
         first: list[Tensor] = []
         norms: list[float] = []
-        for epoch in range(self.critic.critic_epoch):
+        for epoch in range(self.settings.critic_epoch):
             order = torch.tensor(permutation(len(place), self.seed, iteration, epoch), device=device)
             for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
                 if not len(piece):
@@ -192,8 +192,8 @@ class Valuation:
                     self.head.normalised(x[place[mine]]),
                     old[mine],
                     targets[mine],
-                    clip=self.critic.value_clip,
-                    huber_delta=self.critic.huber_delta,
+                    clip=self.settings.value_clip,
+                    huber_delta=self.settings.huber_delta,
                     denominator=len(piece),
                 )
                 self.optimizer.zero_grad(set_to_none=True)

@@ -24,10 +24,10 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, collate, dealt, micro_batches, split
-from mafrt.training.lr_schedule import Pace
-from mafrt.training.optimizer_steps import Steps, make_steps
-from mafrt.training.policy_objective import Counts, Loss, Objective, Part, PolicyLoss
-from mafrt.training.update_metrics import Tally
+from mafrt.training.lr_schedule import LrSchedule
+from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
+from mafrt.training.policy_objective import Loss, LossDenominators, Objective, Part, PolicyLoss
+from mafrt.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -60,7 +60,7 @@ class Learner:
         seed: of the mini-batches.
         steps: makes the optimizer steps; by default those of `learn`, the same in every process.
         loss: of a micro-batch; by default the clipped policy loss of `objective`.
-        pace: what the rates are multiplied by in an iteration.
+        lr_schedule: factor on the learning rates in an iteration.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Learner:
         learn: LearnConfig,
         objective: Objective,
         seed: int,
-        steps: Steps | None = None,
+        steps: OptimizerSteps | None = None,
         loss: Loss | None = None,
-        pace: Pace = lambda _: 1.0,
+        lr_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
         self.base = base
         self.adapter_of = adapter_of
         self.temperatures = temperatures
-        self.rates, self.pace = dict(rates), pace
+        self.rates, self.lr_schedule = dict(rates), lr_schedule
         self.learn = learn
         self.objective = objective
         self.seed = seed
-        self.steps = steps or make_steps(base, rates, learn)
+        self.steps = steps or make_optimizer_steps(base, rates, learn)
         self.optimizers = self.steps.optimizers
         self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
@@ -158,9 +158,9 @@ class Learner:
         )
         adapters = tuple(dict.fromkeys(context.adapter_of[agent] for agent in agents))
         mine = [turn for turn in turns if turn.advantages is not None and turn.action_ids and turn.agent in agents]
-        tally = Tally(adapters)
+        metrics = UpdateMetrics(adapters)
         if not mine:
-            return tally.metrics() | {"epochs": 0.0}
+            return metrics.by_name() | {"epochs": 0.0}
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
         for name in adapters:
             for group in self.optimizers[name].param_groups:
@@ -169,11 +169,11 @@ class Learner:
         for epoch in range(self.learn.ppo_epoch):
             order = permutation(len(mine), self.seed, iteration, epoch)
             size = math.ceil(len(order) / self.learn.num_mini_batch)
-            this_pass = Tally(adapters)
+            this_pass = UpdateMetrics(adapters)
             for at in range(0, len(order), size):
                 this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, context))
             this_pass.gathered(self.base.processes)
-            tally.merge(this_pass)
+            metrics.merge(this_pass)
             epochs += 1
             target = settings.target_kl
             if target is not None and this_pass.mean_kl() > target:
@@ -182,34 +182,34 @@ class Learner:
             if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
                 if all(torch.isfinite(p).all() for p in before[name]):
                     self._roll_back(name, before[name])
-                    tally.rollbacks += 1
+                    metrics.rollbacks += 1
                 else:
                     log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
-        return tally.metrics() | {"epochs": float(epochs)}
+        return metrics.by_name() | {"epochs": float(epochs)}
 
     def rate(self, adapter: str, iteration: int) -> float:
         """Learning rate of an adapter in an iteration."""
-        return self.rates[adapter] * self.pace(iteration)
+        return self.rates[adapter] * self.lr_schedule(iteration)
 
-    def _step(self, turns: list[Turn], adapters: Sequence[str], context: UpdateContext) -> Tally:
+    def _step(self, turns: list[Turn], adapters: Sequence[str], context: UpdateContext) -> UpdateMetrics:
         """One optimizer step per adapter from the mini-batch `turns`."""
-        counts = {name: Counts() for name in adapters}
+        denominators = {name: LossDenominators() for name in adapters}
         for turn in turns:
-            count, fixed = counts[context.adapter_of[turn.agent]], self.objective.turn_tokens
-            count.tokens += len(turn.action_ids)
-            count.turns += 1
-            count.ratios += (
+            denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
+            denominator.tokens += len(turn.action_ids)
+            denominator.turns += 1
+            denominator.policy += (
                 1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
             )
         while True:
             self._clear(adapters)
-            tally = Tally(adapters)
+            metrics = UpdateMetrics(adapters)
             mine = dealt(turns, self.base.processes)
             own = len(split(mine, self.micro_batch_tokens))
             try:
                 with stage("learning", own) as advance:
                     for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
-                        self._backward(part, counts, tally if number < own else None, context)
+                        self._backward(part, denominators, metrics if number < own else None, context)
                         advance(1)
                 break
             except RuntimeError as error:
@@ -218,37 +218,38 @@ class Learner:
             # The gradient is a sum over turns, so smaller micro-batches give the same one.
             self.micro_batch_tokens //= 2
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
-        tally.steps = 1
-        spoke = [name for name in adapters if counts[name].turns]
+        metrics.steps = 1
+        spoke = [name for name in adapters if denominators[name].turns]
         for name, norm in self.steps.step(spoke, self.learn.max_grad_norm).items():
             if torch.isfinite(norm):
                 if norm > 0.0:
                     self.base.bump(name)
-                tally.add_norm(name, norm)
+                metrics.add_norm(name, norm)
             else:
-                tally.skipped += 1
+                metrics.skipped += 1
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
         self._clear(adapters)
-        return tally
+        return metrics
 
     def _backward(
         self,
         turns: list[Turn],
-        counts: Mapping[str, Counts],
-        tally: Tally | None,
+        denominators: Mapping[str, LossDenominators],
+        metrics: UpdateMetrics | None,
         context: UpdateContext,
     ) -> None:
-        """Add the gradient of some turns of a mini-batch whose `counts` are the denominators.
+        """Add the gradient of some turns of a mini-batch whose `denominators` are the denominators.
 
-        Without a tally the turns are another process's, and the pass is only made because all have to make it.
+        With `metrics` None the turns belong to another process; the pass is made only because a sharded base needs all
+        processes to compute equally often.
         """
         batch = self._collate(self.loss.rows(turns), context.adapter_of)
-        logprobs, entropy = self._logprobs(batch, [name for name, count in counts.items() if count.turns])
-        if tally is None:
+        logprobs, entropy = self._logprobs(batch, [name for name, count in denominators.items() if count.turns])
+        if metrics is None:
             (0.0 * logprobs.sum()).backward()
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
-        part = Part(turns, batch, owners, logprobs, entropy, counts, tally, context.weight, context.kl_coef)
+        part = Part(turns, batch, owners, logprobs, entropy, denominators, metrics, context.weight, context.kl_coef)
         self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:

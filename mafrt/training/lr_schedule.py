@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from mafrt.config.train_config import LearnConfig
 
-Pace = Callable[[int], float]
-"""Iterations completed -> what the learning rates are multiplied by, from 0 to 1."""
+LrSchedule = Callable[[int], float]
+"""Iterations completed -> factor on the learning rates, from 0 to 1."""
 
 
-def pace_of(learn: LearnConfig, iterations: int) -> Pace:
-    """The pace that the settings ask for, in a run of so many iterations; a pure function, so that resuming is exact.
+def make_lr_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
+    """The schedule of a run of `iterations` iterations. A pure function of the iteration, so resuming is exact.
 
     Warm-up rises in equal steps to 1. From there, `linear` falls to 0 and `cosine` along half a wave; both would reach
     it one iteration after the last, which would otherwise teach nothing.
     """
     warmup = learn.lr_warmup
 
-    def pace(iteration: int) -> float:
+    def factor(iteration: int) -> float:
         if iteration < warmup:
             return (iteration + 1) / (warmup + 1)
         gone = min(max(iteration - warmup, 0) / max(iterations - warmup, 1), 1.0)
@@ -27,4 +27,4 @@ def pace_of(learn: LearnConfig, iterations: int) -> Pace:
             return 1.0 - gone
         return (1.0 + math.cos(math.pi * gone)) / 2.0 if learn.lr_schedule == "cosine" else 1.0
 
-    return pace
+    return factor

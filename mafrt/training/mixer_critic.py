@@ -3,7 +3,7 @@
     L = mean over joint steps of (Q_tot(s, q) - y)^2 / 2
     y = r_team + gamma * ((1 - lambda) * Q_tot'(s', q') + lambda * y')        y = r_team at the end, Q' of the target
 
-It stands where `Valuation` stands and has the same few methods. Everything is read from the frozen base, in passes
+It stands where `Critic` stands and has the same few methods. Everything is read from the frozen base, in passes
 with no adapter: Q_i from the hidden state before the turn's first token, which has seen the context, and the mean of
 those of its own tokens; the state s of a joint step from the last token of the transcript before it, with the name of
 who speaks next (`mafrt.training.critic_input`).
@@ -86,7 +86,7 @@ class MixedFeatures:
     """`joint` of `mafrt.algorithms.value_decomposition`"""
 
 
-class Mixing:
+class MixerCritic:
     """Heads, mixer, their target copy, optimizer and memory.
 
     Args:
@@ -141,7 +141,7 @@ class Mixing:
     ) -> MixedFeatures:
         """Fill `values` (the turn's Q_i on every token) and, if asked, `ref_logprobs` of turns with action tokens.
 
-        `values` has to be true; the flag is there because `Valuation` has it. The order of `episodes` changes nothing.
+        `values` has to be true; the flag is there because `Critic` has it. The order of `episodes` changes nothing.
         """
         episodes = sorted(episodes, key=lambda episode: episode.id)
         turns: list[list[Turn]] = []

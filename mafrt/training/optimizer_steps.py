@@ -1,8 +1,8 @@
-"""Optimizer steps of the adapters: an optimizer for each, so that whoever does not learn keeps weights and moments.
+"""Optimizer steps of the adapters. One optimizer per adapter: an idle adapter keeps its weights and its moments.
 
-`PlainSteps` adds the gradients up over the processes and makes the same step in all of them. `ZeroSteps` leaves both to
-DeepSpeed, whose ZeRO-1 and ZeRO-2 keep in each process only a part of the moments (and of the reduced gradients).
-Both write the same optimizer state, whole, so that a run may go on with either and with any number of processes.
+`TorchOptimizerSteps` sums gradients over the processes and repeats the same step in each. `DeepSpeedOptimizerSteps`
+uses ZeRO-1 or ZeRO-2, which shard the moments (and the reduced gradients) over the processes. Both save the whole
+optimizer state in one format, so a run can resume with either and with any number of processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 
-class Steps(Protocol):
+class OptimizerSteps(Protocol):
     """Turns the gradients that lie on the adapters' parameters into steps."""
 
     optimizers: dict[str, torch.optim.Optimizer]
@@ -47,7 +47,7 @@ class Steps(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
-class PlainSteps:
+class TorchOptimizerSteps:
     """The same optimizers in every process."""
 
     def __init__(self, base: SharedBase, rates: Mapping[str, float], learn: LearnConfig) -> None:
@@ -85,7 +85,7 @@ class _Held(nn.Module):
         self.parts = nn.ParameterList(nn.Parameter(p.detach().clone()) for p in parameters)
 
 
-class ZeroSteps:
+class DeepSpeedOptimizerSteps:
     """A DeepSpeed engine for each adapter.
 
     The engine works on parameters of its own that share their memory with the adapter's. The backward pass leaves its
@@ -217,12 +217,12 @@ class ZeroSteps:
             group["lr"] = rate
 
 
-def make_steps(
+def make_optimizer_steps(
     base: SharedBase, rates: Mapping[str, float], learn: LearnConfig, settings: Mapping[str, Any] | None = None
-) -> Steps:
+) -> OptimizerSteps:
     """The steps that the settings ask for; `settings` are DeepSpeed's, if it is used."""
     if settings is None:
-        return PlainSteps(base, rates, learn)
+        return TorchOptimizerSteps(base, rates, learn)
     if learn.optimizer != "adamw":
         raise ConfigError(f"optimizer {learn.optimizer!r} and deepspeed exclude each other; leave one of them out.")
-    return ZeroSteps(base, rates, learn, settings)
+    return DeepSpeedOptimizerSteps(base, rates, learn, settings)

@@ -17,17 +17,17 @@ from mafrt.algorithms import Algorithm
 from mafrt.algorithms.losses import PolicyTerms, entropy_loss, kl_loss, truncated_importance_weights
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch
-from mafrt.training.update_metrics import Tally
+from mafrt.training.update_metrics import UpdateMetrics
 
 
 @dataclass
-class Counts:
+class LossDenominators:
     """What an adapter said in a mini-batch: the denominators of its loss."""
 
     tokens: int = 0
     turns: int = 0
-    ratios: int = 0
-    """denominator of the policy loss: tokens, turns, or tokens as the objective counts them"""
+    policy: int = 0
+    """denominator of the policy loss: tokens, turns, or tokens as the objective denominators them"""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Part:
     """[N], differentiable"""
     entropy: Tensor
     """[N]"""
-    counts: Mapping[str, Counts]
+    denominators: Mapping[str, LossDenominators]
     """adapter -> what it said in the whole mini-batch"""
-    tally: Tally
+    metrics: UpdateMetrics
     """takes statistics"""
     weight: Callable[[Turn], float] | None
     """scales the policy terms of a turn (HAPPO's compound ratio)"""
@@ -100,7 +100,7 @@ class PolicyLoss:
         total = logprobs.new_zeros(())
         for name in dict.fromkeys(part.owners):
             mine = torch.tensor([owner == name for owner in part.owners], device=old.device)
-            at, count = mine[batch.row].nonzero().squeeze(-1), part.counts[name]
+            at, count = mine[batch.row].nonzero().squeeze(-1), part.denominators[name]
             factors = None if weights is None else weights[at]
             if engine is not None and settings.importance_cap is not None:
                 trust, stats = truncated_importance_weights(
@@ -109,23 +109,23 @@ class PolicyLoss:
                     cap=settings.importance_cap,
                     segment=batch.row[at] if settings.level == "action" else None,
                 )
-                part.tally.add(name, "importance", stats)
+                part.metrics.add(name, "importance", stats)
                 factors = trust if factors is None else trust * factors
             loss, stats = settings.policy_loss(
                 PolicyTerms(
                     logprobs[at],
                     old[at],
                     advantages[at],
-                    denominator=count.ratios,
+                    denominator=count.policy,
                     turn=batch.row[at],
                     words=words[at],
                     weights=factors,
                     ref_logprobs=None if reference is None else reference[at],
                 )
             )
-            part.tally.add(name, "policy", stats)
+            part.metrics.add(name, "policy", stats)
             extra, stats = entropy_loss(part.entropy[at], coef=settings.entropy_coef, denominator=count.tokens)
-            part.tally.add(name, "entropy", stats)
+            part.metrics.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None:
                 extra, stats = kl_loss(
@@ -136,9 +136,9 @@ class PolicyLoss:
                     kind=settings.kl_estimator,
                     old_logprobs=old[at],
                 )
-                part.tally.add(name, "reference", stats)
+                part.metrics.add(name, "reference", stats)
                 loss = loss + extra
-            part.tally.add_loss(name, loss)
+            part.metrics.add_loss(name, loss)
             total = total + loss
         return total
 

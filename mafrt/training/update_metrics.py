@@ -26,7 +26,7 @@ COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
 """metrics that add up over several updates"""
 
 
-class Tally:
+class UpdateMetrics:
     """Collects what the losses report. Values stay tensors until `metrics`, so nothing waits for the device."""
 
     def __init__(self, adapters: Iterable[str]) -> None:
@@ -52,7 +52,7 @@ class Tally:
         """Take the gradient norm of a step that was made."""
         self._norms.setdefault(adapter, []).append(norm.detach())
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: UpdateMetrics) -> None:
         """Add everything from `other`."""
         self.skipped, self.rollbacks = self.skipped + other.skipped, self.rollbacks + other.rollbacks
         self.steps += other.steps
@@ -82,7 +82,7 @@ class Tally:
         parts = [part for terms in self._parts.values() for part in terms.get("policy", ())]
         return mean_stats(parts).get("approx_kl", 0.0)
 
-    def metrics(self) -> dict[str, float]:
+    def by_name(self) -> dict[str, float]:
         """Everything by name: per adapter `STATISTIC/ADAPTER`, and the counts."""
         found: dict[str, float] = {}
         bad = 0.0

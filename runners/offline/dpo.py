@@ -22,7 +22,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode
 from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
-from mafrt.training.critic import Valuation
+from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 
 _AT_ONCE = 512
@@ -52,13 +52,13 @@ class Dpo:
     @torch.no_grad()
     def refer(self, records: Sequence[Record], learner: Learner) -> None:
         """Fill `reference` of every record; `learner` knows the adapters as they are before the first step."""
-        valuation = Valuation(learner.base, learner.learn, None, "token", seed=0)
+        critic = Critic(learner.base, learner.learn, None, "token", seed=0)
         for start in range(0, len(records), _AT_ONCE):
             part = records[start : start + _AT_ONCE]
             turns = [turn for record in part for turn in record.turns]
             if self.reference == "base":
                 episodes = [Episode("", "", turns=turns)]
-                valuation.annotate(episodes, learner.temperatures, values=False, reference=True)
+                critic.annotate(episodes, learner.temperatures, values=False, reference=True)
                 logprobs = [turn.ref_logprobs or [] for turn in turns]
             else:
                 logprobs = learner.logprobs(turns)

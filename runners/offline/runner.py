@@ -31,7 +31,7 @@ from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir
-from mafrt.training.lr_schedule import pace_of
+from mafrt.training.lr_schedule import make_lr_schedule
 
 ADAPTERS = "adapters"
 """In the run directory, once the run is complete: the adapter folders, initial weights for later runs."""
@@ -99,8 +99,8 @@ class Offline:
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
         self.steps = {name: epochs * steps_per_epoch(len(own), batch_size) for name, own in self.records.items()}
         self.iterations = max(self.steps.values())
-        pace = pace_of(config.learn, self.iterations)
-        self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, pace)
+        lr_schedule = make_lr_schedule(config.learn, self.iterations)
+        self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, lr_schedule)
         self.iteration = 0
         self.before: dict[str, float] | None = None
         if resume is not None:

@@ -22,7 +22,7 @@ from mafrt.runners.build import rates_of
 from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.learner import Learner
-from mafrt.training.lr_schedule import Pace
+from mafrt.training.lr_schedule import LrSchedule
 from mafrt.training.policy_objective import Objective, Part
 
 
@@ -110,7 +110,7 @@ class RecordLoss:
         for name, records in own.items():
             answers = [each[id(turn)] for record in records for turn in record.turns]
             loss, _ = self.rule.loss(records, answers, self.sizes[name])
-            part.tally.add_loss(name, loss)
+            part.metrics.add_loss(name, loss)
             total = total + loss
         return total
 
@@ -125,7 +125,7 @@ class RecordLearner:
         learn: LearnConfig,
         rule: RecordRule,
         seed: int,
-        pace: Pace = lambda _: 1.0,
+        lr_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
         rates = rates_of(team, learn.lr)
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
@@ -133,7 +133,9 @@ class RecordLearner:
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
         heat = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)
-        self.learner = Learner(base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss, pace=pace)
+        self.learner = Learner(
+            base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss, lr_schedule=lr_schedule
+        )
 
     def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:
         """One optimizer step of every adapter that has a record among `records`; all others stay bit-identical.

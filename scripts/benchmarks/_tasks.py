@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mafrt.config.team import AgentSpec, Team
@@ -16,7 +17,7 @@ ROLE = "You are the Solver. Propose a boxed answer."
 SOLVERS = Team(tuple(AgentSpec(name=name, prompt=ROLE, with_answer=True) for name in ("ann", "ben")))
 
 
-class Chain(MathEnv):
+class ReasonerActorEnv(MathEnv):
     """Reasoner, then Actor; both learn from the outcome."""
 
     team = CHAIN
@@ -25,7 +26,7 @@ class Chain(MathEnv):
         super().__init__(team=CHAIN, split=split)
 
 
-class Rounds(MathEnv):
+class TwoRoundEnv(MathEnv):
     """Two rounds of Reasoner and Actor, each paid for its own turn: `SCALE` for a right plan, 1 for a right answer.
 
     So a trajectory's mean, an agent's turns and an agent's first and second turn are three different baselines, and an
@@ -46,7 +47,7 @@ class Rounds(MathEnv):
         return result._replace(rewards={"reasoner": self.SCALE * (judged is not None and judged.score == 10.0)})
 
 
-class Retry(MathEnv):
+class RetryEnv(MathEnv):
     """Reasoner, then Actor; where the answer is wrong they begin anew, once, and know nothing of the first try.
 
     So states recur, in an episode as between episodes, and a turn can be compared with others in the same place.
@@ -67,7 +68,7 @@ class Retry(MathEnv):
         return StepResult(self.workflow.observations(self.state), {}, False, False, {})
 
 
-class Pair(Env):
+class SolverPairEnv(Env):
     """Two solvers answer two problems at the same time, and are told only how many answers were right: who was?"""
 
     team = SOLVERS
@@ -89,7 +90,7 @@ class Pair(Env):
         return StepResult({}, {}, True, False, {"outcome": sum(right) / len(right)})
 
 
-class Debate(Env):
+class DebateEnv(Env):
     """Two solvers answer side by side, see each other's answer, and answer again.
 
     Every turn is rewarded with whether its answer is right; the outcome is the share that is right at the end.
@@ -115,3 +116,13 @@ class Debate(Env):
         others = {name: other for name in actions for other in actions if other != name}
         seen = {name: f"{self.seen}\nsolver: {actions[other]}" for name, other in others.items()}
         return StepResult(seen, right, False, False, {})
+
+
+ENVIRONMENTS: Mapping[str, type[Env]] = {
+    "chain": ReasonerActorEnv,
+    "rounds": TwoRoundEnv,
+    "retry": RetryEnv,
+    "pair": SolverPairEnv,
+    "debate": DebateEnv,
+}
+"""task of `mafrt bench learn` -> its environment"""

@@ -98,10 +98,10 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
     groups = {"n_samples": GROUP} if algorithms.algorithm(rule).needs_groups else {}
     named = {"algorithm": rule, "seed": seed, "iterations": rounds}
     config = TrainConfig.of(**{**COMMON, **PAID.get(task, {}), **groups, **own, **named})
-    kind: Any = getattr(_tasks, task.capitalize())
-    held_out = kind("test")
+    env_class: Any = _tasks.ENVIRONMENTS[task]
+    held_out = env_class("test")
     torch.manual_seed(seed)
-    runner = OnPolicy(kind("train"), kind.team, SharedBase.load("teaching-base"), config)
+    runner = OnPolicy(env_class("train"), env_class.team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
 
     def worth() -> dict[str, float]:

@@ -42,7 +42,7 @@ EVERY, SAMPLES = 2, 16
 
 
 @dataclass
-class Curve:
+class LearningCurve:
     """One arm with one seed, at each evaluation."""
 
     episodes: list[int] = field(default_factory=list)
@@ -84,7 +84,7 @@ def settings(iterations: int) -> dict[str, Any]:
     return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
-def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: Curve) -> None:
+def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: LearningCurve) -> None:
     """Play held-out tasks, in the same way each time, and note what came of it."""
     from mafrt.runners.evaluation import evaluate
 
@@ -98,7 +98,7 @@ def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: C
 
 def train(
     args: argparse.Namespace, seed: int, arm: Mapping[str, Any], env: DSBenchEnv, held_out: DSBenchEnv, start: Path
-) -> Curve:
+) -> LearningCurve:
     """Train once, evaluated before, along the way and after."""
     from mafrt.config.team import Team
     from mafrt.core.signals import StopRequest
@@ -114,7 +114,7 @@ def train(
         env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=load_path.resolve(start)
     )
     runner.stop = StopRequest()
-    curve = Curve(episodes=[0])
+    curve = LearningCurve(episodes=[0])
     look(runner, held_out, args.tasks, seed, curve)
 
     def follow(progress: Progress) -> None:
@@ -136,7 +136,7 @@ def _cpu() -> float:
     )
 
 
-def table(found: Mapping[str, Sequence[Curve]]) -> str:
+def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
     """Success rate and normalised score by episodes, mean and range over the seeds."""
     learning = {name: runs for name, runs in found.items() if name != "frozen"}
     columns = {
@@ -152,7 +152,7 @@ def table(found: Mapping[str, Sequence[Curve]]) -> str:
 SHOWN = ("success", "score")
 
 
-def verdict(found: Mapping[str, Sequence[Curve]]) -> str:
+def verdict(found: Mapping[str, Sequence[LearningCurve]]) -> str:
     """Whether the claim holds, seed by seed."""
     rules, others = found["rules"], found["outcome only"]
     rises = [run.success[-1] - run.success[0] for run in rules]
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = warm_start(args.output / "dsbench")
     style, turns = config()["style"], config()["agent_turns"]
     env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)
-    found: dict[str, list[Curve]] = {name: [] for name in ARMS}
+    found: dict[str, list[LearningCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             began = time.perf_counter()

@@ -35,7 +35,7 @@ EVERY, SAMPLES = 2, 2
 
 
 @dataclass
-class Curve:
+class LearningCurve:
     """One arm with one seed."""
 
     episodes: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ def settings(iterations: int) -> dict[str, Any]:
     return {**found, "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
-def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Curve) -> None:
+def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: LearningCurve) -> None:
     """Play held-out problems, the same ones in the same way each time, and note what came of it."""
     queue = iter(
         Start(f"{task:04d}-{n}", f"{task:04d}", task, seed_of(seed, "reproduce", task, n), task=task)
@@ -76,7 +76,7 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Curve) -
     curve.scores.append({agent: statistics.fmean(scores) for agent, scores in found.items()})
 
 
-def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
+def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> LearningCurve:
     """Train once, evaluated before, along the way and after."""
     from mafrt.config.team import Team
     from mafrt.core.signals import StopRequest
@@ -92,7 +92,7 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
     env = MathEnv(team=team, workflow="mathchat")
     runner = OnPolicy(env, team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
-    curve = Curve(episodes=[0])
+    curve = LearningCurve(episodes=[0])
     look(runner, held_out, args.tasks, seed, curve)
 
     def follow(progress: Progress) -> None:
@@ -107,7 +107,7 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Curve:
     return curve
 
 
-def table(found: Mapping[str, Sequence[Curve]]) -> str:
+def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
     """Accuracy by episodes, mean and range over the seeds, and the difference seed by seed."""
     rules, _ = found.values()
     columns = {name: [curve.accuracy for curve in curves] for name, curves in found.items()}
@@ -124,7 +124,7 @@ def table(found: Mapping[str, Sequence[Curve]]) -> str:
     return "\n".join(lines)
 
 
-def verdict(found: Mapping[str, Sequence[Curve]], iterations: int) -> str:
+def verdict(found: Mapping[str, Sequence[LearningCurve]], iterations: int) -> str:
     """Whether the claim holds: by the mean height of the curve above its start, seed by seed."""
     rises = {name: [statistics.fmean(c.accuracy[1:]) - c.accuracy[0] for c in curves] for name, curves in found.items()}
     ends = {name: [c.accuracy[-1] - c.accuracy[0] for c in curves] for name, curves in found.items()}
@@ -143,7 +143,7 @@ def verdict(found: Mapping[str, Sequence[Curve]], iterations: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=10)
-    found: dict[str, list[Curve]] = {name: [] for name in ARMS}
+    found: dict[str, list[LearningCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             curve = train(args, seed, arm)

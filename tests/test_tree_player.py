@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers_models import tiny_tokenizer
 from test_on_policy import adapters, same
-from test_swap_and_sampling import cut_and_resumed, metrics
+from test_swap_and_dynamic_sampling import cut_and_resumed, metrics
 from toy import Digits, settings
 
 from mafrt import algorithms
@@ -340,7 +340,7 @@ def test_it_learns_moves_no_other_adapter_and_says_what_it_did(tmp_path):
 
 
 def test_a_stopped_run_goes_on_exactly(tmp_path, monkeypatch):
-    import test_swap_and_sampling as loop
+    import test_swap_and_dynamic_sampling as loop
 
     monkeypatch.setattr(loop, "make", make)
     monkeypatch.setattr(loop, "train", lambda *args, **kwargs: make(*args, **kwargs).run())

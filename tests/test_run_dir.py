@@ -80,7 +80,7 @@ def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_rundir import ARGS, RunDir, load_path, play
+        from test_run_dir import ARGS, RunDir, load_path, play
         path = Path({str(path)!r})
         found = load_path.resolve(path) if path.exists() else None
         with RunDir.open(path, ARGS, found) as run:

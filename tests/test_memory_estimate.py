@@ -11,13 +11,21 @@ from helpers_models import ALL, tiny_base
 
 from mafrt.config.team import LoraSpec
 from mafrt.core.errors import ConfigError
-from mafrt.models.memory_estimate import SHAPES, Shape, Use, activations, adapter_weights, footprint, shape_of
+from mafrt.models.memory_estimate import (
+    MODEL_SHAPES,
+    ModelShape,
+    Use,
+    activations,
+    adapter_weights,
+    footprint,
+    model_shape,
+)
 from mafrt.scripts.info import InfoSettings, main, memory
 
 
-def shape_like(base) -> Shape:
+def shape_like(base) -> ModelShape:
     c = base.config
-    return Shape(
+    return ModelShape(
         c.hidden_size,
         c.num_hidden_layers,
         c.intermediate_size,
@@ -78,16 +86,16 @@ def test_weights_are_counted_as_the_model_has_them():
     assert shape.block_weights + shape.other_weights == linear
     assert adapter_weights(shape, Use(rank=4)) == sum(p.numel() for p in base.adapter_parameters("a"))
     # Qwen3-4B has 4.02 billion parameters, by its name and its model card.
-    assert SHAPES["Qwen/Qwen3-4B"].block_weights + SHAPES["Qwen/Qwen3-4B"].other_weights == pytest.approx(
+    assert MODEL_SHAPES["Qwen/Qwen3-4B"].block_weights + MODEL_SHAPES["Qwen/Qwen3-4B"].other_weights == pytest.approx(
         4.02e9, rel=2e-3
     )
-    assert SHAPES["Qwen/Qwen3-8B"].block_weights + SHAPES["Qwen/Qwen3-8B"].other_weights == pytest.approx(
+    assert MODEL_SHAPES["Qwen/Qwen3-8B"].block_weights + MODEL_SHAPES["Qwen/Qwen3-8B"].other_weights == pytest.approx(
         8.19e9, rel=2e-3
     )
 
 
 def test_there_is_one_base_however_many_agents_and_shards_divide_it():
-    shape = SHAPES["Qwen/Qwen3-4B"]
+    shape = MODEL_SHAPES["Qwen/Qwen3-4B"]
     one, eight = (footprint(shape, Use(agents=k)) for k in (1, 8))
     assert eight.base == one.base and eight.adapters == 8 * one.adapters
     # By hand: A = 8 * 36 * (2560+4096 + 2*(2560+1024) + 4096+2560 + 3*(2560+9728)) = 16,515,072 parameters; 4 bytes
@@ -111,11 +119,11 @@ def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
             }
         )
     )
-    assert shape_of(str(tmp_path)) == Shape(64, 2, 128, 4, 4, 16, 99, False)
+    assert model_shape(str(tmp_path)) == ModelShape(64, 2, 128, 4, 4, 16, 99, False)
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-4B.*holds no config\.json"):
-        shape_of("Qwen/Qwen3-5B")
+        model_shape("Qwen/Qwen3-5B")
     with pytest.raises(ConfigError, match="layout is 'fdsp'"):
-        footprint(SHAPES["Qwen/Qwen3-4B"], Use(layout="fdsp"))
+        footprint(MODEL_SHAPES["Qwen/Qwen3-4B"], Use(layout="fdsp"))
     assert main(["--memory", str(tmp_path), "--agents", "2", "--gpus", "1"]) == 0
     out = capsys.readouterr().out
     assert "2 agents, bf16" in out and "peak of one GPU" in out and "ZeRO" not in out

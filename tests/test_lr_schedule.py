@@ -11,7 +11,7 @@ from toy import make, train
 
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError
-from mafrt.training.lr_schedule import pace_of
+from mafrt.training.lr_schedule import make_lr_schedule
 
 
 def rates(run: Path) -> list[float]:
@@ -29,9 +29,9 @@ def rates(run: Path) -> list[float]:
     ],
 )
 def test_the_pace_of_each_iteration(schedule, warmup, expected):
-    pace = pace_of(LearnConfig(lr_schedule=schedule, lr_warmup=warmup), 4)
-    assert [pace(n) for n in range(4)] == pytest.approx(expected)
-    assert pace(9) == (1 if schedule == "constant" else 0)  # a run that goes on beyond its end
+    lr_schedule = make_lr_schedule(LearnConfig(lr_schedule=schedule, lr_warmup=warmup), 4)
+    assert [lr_schedule(n) for n in range(4)] == pytest.approx(expected)
+    assert lr_schedule(9) == (1 if schedule == "constant" else 0)  # a run that goes on beyond its end
 
 
 def test_a_scheduled_run_is_logged_and_resumes_exactly(tmp_path):
@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_settings_that_it_is_given_now(tmp_path):
     run = tmp_path / "run"
     train(run, iterations=2, lr=1e-2, critic_lr=1e-2, opti_eps=1e-6, weight_decay=0.1)
     runner = make(run, run, iterations=3, lr=1e-4, critic_lr=1e-3, opti_eps=1e-8, weight_decay=0.0)
-    learner, critic = runner.updater.learner, runner.updater.valuation.optimizer
+    learner, critic = runner.updater.learner, runner.updater.critic.optimizer
     for optimizer in learner.optimizers.values():
         assert len(optimizer.state) > 0  # the moments came along
         (group,) = optimizer.param_groups

@@ -10,7 +10,7 @@ from helpers_models import tiny_base
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_on_policy import adapters, same
-from test_swap_and_sampling import cut_and_resumed
+from test_swap_and_dynamic_sampling import cut_and_resumed
 from toy import make
 
 from mafrt import algorithms
@@ -22,7 +22,7 @@ from mafrt.models.q_mixer import Monotone, TeamValue, follow, target_of
 from mafrt.models.value_head import load_critic
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.storage.load_path import resolve
-from mafrt.training.mixer_critic import Mixing
+from mafrt.training.mixer_critic import MixerCritic
 
 AGENTS = ("first", "second")
 
@@ -49,14 +49,14 @@ def batch(base, rewards=(0.25, 0.5, 1.0)) -> list[Episode]:
     return found
 
 
-def mixing(kind: str = "qmix", gamma: float = 0.5, td_lambda: float = 0.0, **learn) -> Mixing:
+def make_mixer(kind: str = "qmix", gamma: float = 0.5, td_lambda: float = 0.0, **learn) -> MixerCritic:
     wanted = {"critic_hidden_size": 16, "critic_lr": 1e-2, "critic_epoch": 4, **learn}
     mine = {name: wanted.pop(name) for name in list(wanted) if name not in vars(LearnConfig())}
     settings = algorithms.algorithm(kind, gamma=gamma, gae_lambda=td_lambda, **mine)
-    return Mixing(tiny_base(), LearnConfig(**wanted), settings, AGENTS, seed=3)
+    return MixerCritic(tiny_base(), LearnConfig(**wanted), settings, AGENTS, seed=3)
 
 
-def annotate(stage: Mixing, episodes: list[Episode], *, reference: bool = False):
+def annotate(stage: MixerCritic, episodes: list[Episode], *, reference: bool = False):
     return stage.annotate(episodes, dict.fromkeys(AGENTS, 1.0), values=True, reference=reference)
 
 
@@ -132,7 +132,7 @@ def test_who_is_silent_counts_nothing_and_learns_nothing():
 
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
-    stage = mixing(kind)
+    stage = make_mixer(kind)
     episodes = batch(stage.base)
     features = annotate(stage, episodes, reference=True)
     steps = features.steps
@@ -148,10 +148,10 @@ def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
         want = stage.net.heads[1](alone).item()
     assert torch.allclose(steps.x[2, 1], alone, atol=1e-5)
     assert turn.values == pytest.approx([want] * 4, abs=1e-5)
-    from mafrt.training.critic import Valuation
+    from mafrt.training.critic import Critic
 
     twins = batch(stage.base)
-    Valuation(stage.base, stage.learn, None, "token", 1).annotate(
+    Critic(stage.base, stage.learn, None, "token", 1).annotate(
         twins, dict.fromkeys(AGENTS, 1.0), values=False, reference=True
     )
     for one, other in zip(episodes, twins, strict=True):
@@ -160,7 +160,7 @@ def test_features_are_the_hidden_states_before_a_turn_and_over_it(kind):
 
 
 def test_joint_puts_other_values_in_the_place_of_ones_own():
-    stage = mixing("vdn")
+    stage = make_mixer("vdn")
     episodes = batch(stage.base)
     features = annotate(stage, episodes)
     joint, (a, b, alone) = features.credit["joint"], episodes[0].turns
@@ -170,7 +170,7 @@ def test_joint_puts_other_values_in_the_place_of_ones_own():
 
 def test_one_step_of_temporal_differences_by_hand():
     """y = r + gamma Q_tot' of the target, gamma .5; nothing follows the last step. Loss = mean of (Q_tot - y)^2 / 2."""
-    stage = mixing("vdn", critic_epoch=1)
+    stage = make_mixer("vdn", critic_epoch=1)
     episodes = batch(stage.base, rewards=(0.25,))
     features = annotate(stage, episodes)
     q = [turn.values[0] for turn in episodes[0].turns]
@@ -186,7 +186,7 @@ def test_targets_by_hand():
 
     y of a first step: r + .5 (.2 Q' + .8 y'), and r + .5 Q' where the next step's reward is not known.
     """
-    stage = mixing("vdn", td_lambda=0.8, critic_epoch=1)
+    stage = make_mixer("vdn", td_lambda=0.8, critic_epoch=1)
     episodes = batch(stage.base, rewards=(0.25, 1.0))
     features = annotate(stage, episodes)
     q = [episode.turns[2].values[0] for episode in episodes]
@@ -203,7 +203,7 @@ def test_targets_by_hand():
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_it_learns_what_the_team_earns(kind):
     # Steps are worth r + .5 * 2r = 2r and 2r: with r = .25, .5, 1 the values are .5, 1, 2 in both.
-    stage = mixing(kind, critic_epoch=20, critic_lr=3e-3)
+    stage = make_mixer(kind, critic_epoch=20, critic_lr=3e-3)
     features = annotate(stage, batch(stage.base))
     for iteration in range(80):
         metrics = stage.update(features, iteration)
@@ -215,7 +215,7 @@ def test_it_learns_what_the_team_earns(kind):
 
 
 def test_a_step_of_unknown_reward_is_remembered_but_never_learnt_from():
-    stage = mixing("vdn", critic_epoch=1, replay_steps=5)
+    stage = make_mixer("vdn", critic_epoch=1, replay_steps=5)
     episodes = batch(stage.base)
     episodes[0].turns[1].returns = None
     stage.update(annotate(stage, episodes), 0)
@@ -227,7 +227,7 @@ def test_a_step_of_unknown_reward_is_remembered_but_never_learnt_from():
     assert stage.memory.known.tolist() == [True, True, True, True, False]
     only = batch(stage.base)[:1]
     only[0].turns[0].returns = None
-    fresh = mixing("vdn")
+    fresh = make_mixer("vdn")
     before = copy.deepcopy(fresh.net.state_dict())
     assert fresh.update(annotate(fresh, only), 0)["replay_steps"] == 2.0
     # The last step is known, and it is the only one that moves anything: `second` did not speak in it.
@@ -237,7 +237,7 @@ def test_a_step_of_unknown_reward_is_remembered_but_never_learnt_from():
 
 @pytest.mark.parametrize("kind", ["vdn", "qmix"])
 def test_order_of_the_episodes_changes_not_one_bit(kind):
-    stages = mixing(kind), mixing(kind)
+    stages = make_mixer(kind), make_mixer(kind)
     for stage, order in zip(stages, ((0, 1, 2), (2, 0, 1)), strict=True):
         episodes = batch(stage.base)
         for iteration in range(2):
@@ -250,12 +250,12 @@ def test_order_of_the_episodes_changes_not_one_bit(kind):
 def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
     from mafrt.core.atomic_files import load_tensors, save_tensors
 
-    whole, cut = mixing(kind), mixing(kind)
+    whole, cut = make_mixer(kind), make_mixer(kind)
     for stage in (whole, cut):
         stage.update(annotate(stage, batch(stage.base)), 0)
     cut.save(tmp_path / "critic.pth")
     save_tensors(tmp_path / "state.pt", cut.state())
-    again = mixing(kind, critic_lr=1e-2)
+    again = make_mixer(kind, critic_lr=1e-2)
     again.load(tmp_path / "critic.pth")
     again.load_state(load_tensors(tmp_path / "state.pt"))
     for stage in (whole, again):
@@ -265,7 +265,7 @@ def test_saved_and_loaded_it_goes_on_exactly(kind, tmp_path):
         assert all(torch.equal(a[name], b[name]) for name in a)
     other = "vdn" if kind == "qmix" else "qmix"
     with pytest.raises(CheckpointError, match=f"holds {kind} .* expected {other}"):
-        mixing(other).load(tmp_path / "critic.pth")
+        make_mixer(other).load(tmp_path / "critic.pth")
 
 
 # ----------------------------------------------------------------------------------------------------------- the run

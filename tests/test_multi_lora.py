@@ -350,11 +350,11 @@ def test_a_four_dimensional_mask_is_passed_through():
     torch.testing.assert_close(given, own, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_an_error_inside_the_forward_leaves_no_plan_behind():
+def test_an_error_inside_the_forward_leaves_no_routing_behind():
     base = team_base()
     with pytest.raises(IndexError):
         base.forward(torch.tensor([[10_000]]), None, torch.tensor([0]))
-    assert base.context.plan is None
+    assert base.context.routing is None
     with torch.no_grad():
         inside = base.model(input_ids=random_ids(1, 4)).logits
         torch.testing.assert_close(inside, tiny_model()(input_ids=random_ids(1, 4)).logits, atol=1e-6, rtol=1e-6)

@@ -64,7 +64,7 @@ def test_optimizer_state_travels_with_the_adapter():
 
     runner.stop = StopRequest()
     episodes, _, _ = runner.collector.play(runner.state.iteration, runner.state.drawn)
-    runner.updater.valuation.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
+    runner.updater.critic.annotate(episodes, {"first": 1.0, "second": 1.0}, values=True, reference=False)
     from mafrt import algorithms
 
     algorithms.assign(episodes, rule="cory", normalize_advantages="none")
