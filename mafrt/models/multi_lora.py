@@ -1,7 +1,7 @@
 """Linear layers that hold every agent's LoRA pair, and the routing that says which pair acts on which token.
 
-One batch may mix rows of different agents, of the reference policy and of the critic (both: no adapter). An
-`AdapterRouting` is made once per forward and shared by all layers; each `StackedLoRALinear` turns it into a few *pieces*:
+One batch may mix rows of different agents, of the reference policy and of the critic (both: no adapter). One
+`AdapterRouting` per forward is shared by all layers; each `StackedLoRALinear` turns it into a few *pieces*:
 
 - *grouped*: a run of tokens of one adapter is one piece, `[tokens, r_k]` wide. The work does not grow with the number
   of adapters K, but each piece costs its own small matrix products. For training and long prompts.
