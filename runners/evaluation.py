@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from mafrt.core import records
 from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.progress import stage
@@ -37,6 +39,8 @@ class Evaluation:
     measures: Mapping[str, float] = field(default_factory=dict)
     """name -> mean of a further measure of the environment (`info["measures"]`) over the sampled episodes that
     have it; over the greedy ones if nothing was sampled"""
+    episodes: Sequence[Episode] = ()
+    """the episodes that `keep` asked for, by id"""
 
     @property
     def avg(self) -> float | None:
@@ -89,6 +93,7 @@ def evaluate(
     slots: int = 64,
     interrupted: Callable[[], bool] = lambda: False,
     processes: Processes = ALONE,
+    keep: Callable[[str], bool] = lambda _: False,
 ) -> Evaluation | None:
     """Play the first `tasks` tasks of `env` (seeds instead, where it has no numbered tasks).
 
@@ -99,6 +104,7 @@ def evaluate(
         seed: tasks of an environment without numbered tasks, and all samples, follow from it.
         slots: environments side by side.
         processes: share the tasks; all return the same result, and `interrupted()` in one ends it for all.
+        keep: group -> whether its episodes are returned.
 
     Returns:
         The evaluation, or None if `interrupted()` became true.
@@ -138,6 +144,7 @@ def evaluate(
                 played = _one_after_the_other(queue, len(envs), advance)
                 episodes, stats = player.sampling_as(how).play(envs, played, interrupted)
             own.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in episodes]
+            own.kept += [records.pack_episode(episode) for episode in episodes if keep(episode.group)]
             own.lost += stats.env_errors
             own.last = own.last if stats.last_error is None else str(stats.last_error)
             own.cut = interrupted()
@@ -167,7 +174,9 @@ def evaluate(
             scores[group] = (*scores.get(group, ()), worth)
     first = "sampled" if scores else "greedy"
     measures = measures_of([measured for name, _, _, measured in scored if name.startswith(first)])
-    return Evaluation(scores, greedy_scores, samples, lost, measures)
+    kept = [records.unpack_episode(record) for result in results for record in result.kept]
+    kept.sort(key=lambda episode: episode.id)
+    return Evaluation(scores, greedy_scores, samples, lost, measures, kept)
 
 
 @dataclass
@@ -176,6 +185,8 @@ class _ProcessResult:
 
     scored: list[tuple[str, str, float, dict[str, float]]] = field(default_factory=list)
     """(id, group, score, measures) of each episode"""
+    kept: list[dict[str, Any]] = field(default_factory=list)
+    """packed episodes"""
     lost: int = 0
     last: str | None = None
     """why the last episode was lost"""

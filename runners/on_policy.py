@@ -38,6 +38,7 @@ from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import IterationPlan
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir, episode_record
+from mafrt.storage.transcripts import TranscriptWriter, wanted
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -141,6 +142,7 @@ class OnPolicy:
             lambda: self.stop.requested,
         )
         self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
+        self.transcripts: TranscriptWriter | None = None
         self.state = RunState()
         self.doctor = Doctor(team.names if "all" not in config.team.freeze else ())
         if resume is not None:
@@ -156,9 +158,8 @@ class OnPolicy:
             # No process changes the run's folder while another may still be reading from it.
             self.processes.same(self._identity(), "the run")
             loop = Loop(self, self.config.run, stop, processes=self.processes, progress=self.progress)
-            opened = None if self.judge is None else self._open_coach
             try:
-                return loop.run(self.run_dir, self.args, self.resume, self.record, opened)
+                return loop.run(self.run_dir, self.args, self.resume, self.record, self._open)
             except ProcessLostError:
                 raise  # the background rollout may be waiting for the lost process too
             except Exception as error:
@@ -215,6 +216,7 @@ class OnPolicy:
                 seed=seed_of(self.config.run.seed, "evaluation"),
                 interrupted=lambda: self.stop.requested,
                 processes=self.processes,
+                keep=lambda group: wanted(group, self.config.run.transcript_share),
             )
         if evaluation is None:
             return None
@@ -222,6 +224,8 @@ class OnPolicy:
         if self.processes.main:
             tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
             self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
+            if self.transcripts is not None:
+                self.transcripts.write("evaluation", self.state.iteration, evaluation.episodes)
         return metrics
 
     def collect(self) -> CollectedBatch:
@@ -239,6 +243,8 @@ class OnPolicy:
         self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.updater.kl_coef
         if self.processes.main:
             self.doctor.look(self.state.iteration, metrics, batch.episodes)
+            if self.transcripts is not None:
+                self.transcripts.write("train", self.state.iteration, batch.episodes)
         run = self.config.run
         return IterationResult(
             metrics,
@@ -263,9 +269,18 @@ class OnPolicy:
     def finish(self, disk: RunDir | None) -> None:
         self.collector.wait()
 
-    def _open_coach(self, disk: RunDir) -> None:
-        assert self.judge is not None
-        self.judge.open(disk.path)
+    def _open(self, disk: RunDir) -> None:
+        """Called in the process that writes, with the run's folder."""
+        if self.judge is not None:
+            self.judge.open(disk.path)
+        run, tokenizer = self.config.run, self.base.tokenizer
+        self.transcripts = TranscriptWriter(
+            disk.transcripts,
+            self.team,
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)),
+            share=run.transcript_share,
+            max_mib=run.transcript_max_mib,
+        )
 
     def _identity(self) -> dict[str, Any]:
         """Everything that has to be the same in all processes."""

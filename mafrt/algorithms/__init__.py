@@ -104,6 +104,7 @@ def assign(
         numbers = (*(row.turn.advantages or ()), *(row.turn.returns or ()))
         if not all(map(math.isfinite, numbers)):
             row.drop("nonfinite")
+        row.turn.paid = None if row.dropped else row.reward
     metrics |= credit_metrics(rows, observed) | {"spans_unlocated": float(spans_lost)}
     # After the metrics: a normalised deviation is 1 and carries no information.
     normalize(rows, chosen.normalize_advantages, by_turn=_by_turn(chosen), observed=observed)

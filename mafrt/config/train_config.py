@@ -159,10 +159,17 @@ class RunConfig:
     """write the turns of all agents to episodes.jsonl"""
     log_tokens: bool = False
     """also write token ids of prompts and answers, for exact offline training; the file gets much larger"""
+    transcript_share: float = 1.0
+    """share of the tasks, in [0, 1], whose episodes go to transcripts/ with observations and advantages; 0: none"""
+    transcript_max_mib: float = 2.0
+    """max MiB of the transcripts of one iteration or evaluation, before compression; further tasks are left out"""
 
     def __post_init__(self) -> None:
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
         at_least(self, 1, "keep_last", "eval_samples")
+        above(self, 0, "transcript_max_mib")
+        if not 0 <= self.transcript_share <= 1:
+            raise ConfigError(f"transcript_share is {self.transcript_share}; choose a value in [0, 1].")
 
 
 @dataclass(frozen=True)

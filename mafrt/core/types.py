@@ -90,6 +90,11 @@ class Turn:
     """Filled from `info["evidence"]` of `env.step`; None if the environment gave none."""
     coach: Verdict | None = None
     """Filled by the coach; None if it was not judged."""
+    observation: Observation | None = None
+    """Observation that the prompt was made from, without the agent's role prompt; filled by the player."""
+    paid: float | None = None
+    """Reward that credit assignment used: the turn's own, its share of the outcome, process reward and penalties. None
+    if the turn is out of the loss."""
     values: list[float] | None = None
     advantages: list[float] | None = None
     returns: list[float] | None = None

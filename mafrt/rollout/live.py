@@ -55,6 +55,7 @@ class Live:
                 turn=len(self.episode.turns),
                 env_step=self.env_step,
                 adapter_version=answer.adapter_version,
+                observation=self.observations.get(agent),
             )
             self.episode.turns.append(turn)
             self.last_turn[agent] = turn

@@ -210,7 +210,8 @@ def show_advantages(episodes: Sequence[Episode]) -> None:
         for branch in episode.branches:
             if branch.info.get("carried"):
                 turn = episode.turns[branch.turns[0].turn]
-                turn.advantages, turn.returns = branch.turns[0].advantages, branch.turns[0].returns
+                learnt = branch.turns[0]
+                turn.advantages, turn.returns, turn.paid = learnt.advantages, learnt.returns, learnt.paid
 
 
 def scorable(env: Env, judged: Callable[[Evidence | None], bool], episodes: int = 16) -> set[str]:

@@ -22,7 +22,7 @@ from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.types import Episode, Evidence, Scored
-from mafrt.storage import checkpoint
+from mafrt.storage import checkpoint, transcript_files
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 class RunDir:
     """An open run directory, locked against a second process. Make one with `RunDir.open`; `close` it, or use `with`.
 
-    `metrics`, `evaluations`, `episodes` and `timings` are `JsonLines`; `checkpoints` and `tensorboard` are paths.
+    `metrics`, `evaluations`, `episodes` and `timings` are `JsonLines`; `checkpoints`, `tensorboard` and
+    `transcripts` are paths.
     """
 
     def __init__(self, path: Path, *, step: int | None = None) -> None:
@@ -52,6 +53,7 @@ class RunDir:
         """The checkpoint that the run goes on from, None if it starts from the beginning."""
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.transcripts = path / transcript_files.FOLDER
         if str(path.resolve()) in _LOCKED:
             raise ConfigError(f"this process is already writing to {path}; close that run first")
         self._lock = _lock(path)
@@ -118,6 +120,7 @@ class RunDir:
             log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         for name in LINE_FILES:
             keep_until(self.path / f"{name}.jsonl", _last_line(name, step))
+        transcript_files.drop_after(self.path, step)
         before = read_args(self.path / ARGS) if (self.path / ARGS).is_file() else {}
         args = _plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
         changed = sorted(name for name in {*before, *args} if before.get(name) != args.get(name))
@@ -136,6 +139,7 @@ class RunDir:
                     file.writelines(
                         line for line, keep in _lines(source / f"{name}.jsonl", _last_line(name, step)) if keep
                     )
+        transcript_files.copy_until(source, self.path, step)
 
     def close(self) -> None:
         for lines in (self.metrics, self.evaluations, self.episodes, self.timings):
