@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
-from mafrt.config.algorithm import CriticSettings
+from mafrt.config.agent import LOSS_SETTINGS, REWARD_SETTINGS
+from mafrt.config.algorithm import CriticSettings, make_algorithm
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
@@ -27,6 +28,8 @@ class Rule:
     sampling_rounds: int
     """rounds in which groups without spread are replaced (DAPO's dynamic sampling)"""
     schedule: Schedule
+    own: Mapping[str, Algorithm] = field(default_factory=dict)
+    """agent -> its settings, of the agents whose team file changes some"""
 
     @property
     def name(self) -> str:
@@ -41,11 +44,20 @@ class Rule:
     @property
     def reference(self) -> bool:
         """Whether the reference's log-probabilities are needed."""
-        return self.settings.kl_coef > 0
+        return any(settings.kl_coef > 0 for settings in (self.settings, *self.own.values()))
 
     def context(self) -> CreditContext:
         """The context of `algorithms.assign`, as far as it is the same in every iteration."""
-        return CreditContext(token_limits=self.token_limits)
+        in_reward = self.settings.kl_in == "reward"
+        return CreditContext(
+            token_limits=self.token_limits,
+            agent_rewards=self.own,
+            agent_kl={
+                name: settings.kl_coef
+                for name, settings in self.own.items()
+                if in_reward and settings.kl_coef != self.settings.kl_coef
+            },
+        )
 
 
 def resolve_rule(config: TrainConfig, team: Team) -> Rule:
@@ -65,7 +77,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         settings,
         critic=settings.critic,
         samples_per_problem=max(config.play.n_samples, tree),
-        reference=settings.kl_coef > 0,
+        reference=True,
         agents=len(team.names),
     )
     rounds = config.play.dynamic_sampling_rounds
@@ -80,7 +92,30 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         tree_samples=tree,
         sampling_rounds=settings.sampling_rounds if rounds is None else rounds,
         schedule=_schedule(settings, config, team),
+        own=_own_settings(settings, team),
     )
+
+
+def _own_settings(settings: Algorithm, team: Team) -> dict[str, Algorithm]:
+    """Settings of the agents that have a loss or reward setting of their own.
+
+    Raises:
+        ConfigError: the algorithm does not use it, or the value does not fit the others.
+    """
+    own = {}
+    for agent in team.agents:
+        changes = agent.given((*LOSS_SETTINGS, *REWARD_SETTINGS))
+        if not changes:
+            continue
+        if "kl_coef" in changes and settings.kl_target is not None:
+            changes["kl_target"] = None  # its weight is fixed
+        try:
+            changed = make_algorithm(settings, changes)
+        except ConfigError as error:
+            raise ConfigError(f"agent {agent.name!r}: {error}") from error
+        assert isinstance(changed, Algorithm)
+        own[agent.name] = changed
+    return own
 
 
 def _tree_samples(settings: Algorithm, config: TrainConfig) -> int:
@@ -115,14 +150,14 @@ def _tree_samples(settings: Algorithm, config: TrainConfig) -> int:
 def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
     """An interval makes any concurrent rule train one agent at a time; frozen agents never learn."""
     interval = settings.agent_iteration_interval
-    frozen = config.team.freeze
+    frozen = team.frozen(config.team.freeze)
     by_turns = "round_robin" if interval and settings.schedule == "concurrent" else settings.schedule
     schedule = make_schedule(
         by_turns,
         team.names,
         interval=interval if by_turns in ("round_robin", "swap") else 1,
         seed=config.run.seed,
-        frozen=team.names if frozen == ("all",) else frozen,
+        frozen=frozen,
         adapters={agent.name: agent.adapter for agent in team.agents},
     )
     warmup = settings.warmup_steps if isinstance(settings, CriticSettings) else 0
@@ -131,7 +166,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
 
 def _check_temperatures(config: TrainConfig, team: Team) -> None:
     """Refuse to learn from greedy samples: their probabilities under temperature 0 are 0 or 1, without a gradient."""
-    frozen = team.names if "all" in config.team.freeze else config.team.freeze
+    frozen = team.frozen(config.team.freeze)
     for agent in team.agents:
         if agent.temperature is not None and agent.temperature <= 0 and agent.name not in frozen:
             raise ConfigError(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
 from mafrt.algorithms.value_decomposition import Mixed
+from mafrt.config.agent import OPTIMIZER_SETTINGS, LoraSpec
 from mafrt.config.algorithm import ValueHeadSettings
-from mafrt.config.team import LoraSpec, Team
-from mafrt.config.train_config import TrainConfig
+from mafrt.config.team import Team
+from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
@@ -67,34 +69,31 @@ def make_critic(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -
     return Critic(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
 
 
-def rates_of(team: Team, default: float) -> dict[str, float]:
-    """Learning rate of each adapter: of the first of its agents that sets one, else `default`."""
-    rates = dict.fromkeys(team.adapters, default)
-    for agent in reversed(team.agents):
-        if agent.lr is not None:
-            rates[agent.adapter] = agent.lr
-    return rates
+def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
+    """Optimizer settings of each adapter: those of its agents, else `default`."""
+    return {name: replace(default, **team.settings_for(name, OPTIMIZER_SETTINGS)) for name in team.adapters}
 
 
 def make_learner(
     base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
-    """The learner, with each adapter's own learning rate."""
-    rates = rates_of(team, config.learn.lr)
+    """The learner, with each adapter's own optimizer and loss settings."""
+    learn = learn_settings(team, config.learn)
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
     return Learner(
         base,
         {agent.name: agent.adapter for agent in team.agents},
         {name: how.temperature for name, how in sampling.items()},
-        rates,
+        learn,
         config.learn,
         Objective(
             rule.settings,
+            {team.agent(name).adapter: settings for name, settings in rule.own.items()},
             turn_tokens=rule.token_limits if rule.settings.constant_length else None,
             cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
         seed_of(config.run.seed, "learner"),
-        make_optimizer_steps(base, rates, config.learn, base.zero),
+        make_optimizer_steps(base, learn, base.zero),
         lr_schedule=make_lr_schedule(config.learn, config.run.iterations),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mafrt.coach import Coach, RulesCoach
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.errors import ConfigError, PromptTooLongError

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt import engines
 from mafrt.coach import Coach
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import (
     ProcessLostError,
@@ -144,7 +145,7 @@ class OnPolicy:
         self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
         self.transcripts: TranscriptWriter | None = None
         self.state = RunState()
-        self.doctor = Doctor(team.names if "all" not in config.team.freeze else ())
+        self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
         if resume is not None:
             restore(resume, self.state, base, team, self.updater.critic, self.updater.learner)
             self.updater.kl_coef = self.state.kl_coef

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.agent import LoraSpec
 from mafrt.config.schema import describe
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting

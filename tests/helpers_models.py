@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.models.shared_base import SharedBase
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -10,7 +10,7 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import CheckpointError, ConfigError, ModelError
 from mafrt.models.peft_format import CONFIG, WEIGHTS
 from mafrt.models.shared_base import SharedBase

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mafrt import algorithms
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.runners.algorithm import resolve_rule
@@ -77,3 +78,31 @@ def test_what_cannot_work_is_refused_in_one_sentence(settings, team, words):
     with pytest.raises(ConfigError, match=words) as caught:
         resolve(team, **settings)
     assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------- settings of single agents
+
+
+def test_a_team_files_own_settings_change_the_rule_for_that_agent():
+    team = Team((AgentSpec("a", clip_param=0.1, kl_coef=0.5, process_weight=3.0), AgentSpec("b", freeze=True)))
+    rule = resolve(team, algorithm="reinforce_pp", kl_in="loss", kl_target=0.1, kl_coef=0.2)
+    assert list(rule.own) == ["a"]
+    own = rule.own["a"]
+    assert (own.clip_param, own.kl_coef, own.kl_target, own.process_weight) == (0.1, 0.5, None, 3.0)
+    assert rule.settings.clip_param == 0.2 and rule.schedule.plan(0).agents == ("a",)
+    assert rule.context().agent_kl == {} and rule.context().agent_rewards == rule.own
+    assert resolve(team, algorithm="reinforce_pp", kl_in="reward").context().agent_kl == {"a": 0.5}
+
+
+def test_one_agents_penalty_alone_needs_the_reference():
+    assert not resolve().reference
+    assert resolve(Team((AgentSpec("a", kl_coef=0.1), AgentSpec("b")))).reference
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [({"clip_param": 1.0}, r"agent 'a': clip_param is 1"), ({"dual_clip": 0.5}, r"agent 'a': dual_clip is 0\.5")],
+)
+def test_own_settings_that_do_not_fit_the_algorithm_name_the_agent(own, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(Team((AgentSpec("a", **own),)))

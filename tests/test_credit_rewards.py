@@ -170,3 +170,20 @@ def test_an_unknown_share_makes_the_sum_unknown():
 def test_bad_settings_say_what_was_expected(bad, words):
     with pytest.raises(ConfigError, match=words):
         RewardSettings(**bad)
+
+
+def test_each_agent_may_be_paid_by_weights_of_its_own():
+    # a: 2 * .5 + 0 * 8/10 + 1 * 1 = 2; b: 1 * .5 + 3 * 8/10 + 0 * 1 = 2.9
+    turns = [turn("a", 0, reward=0.5, coach=Scored(8.0)), turn("b", 1, reward=0.5, coach=Scored(8.0))]
+    own = {
+        "a": RewardSettings(reward_weight=2.0, process_weight=0.0),
+        "b": RewardSettings(process_weight=3.0, outcome_weight=0.0),
+    }
+    episode = Episode("e", "g", turns, outcome=1.0)
+    assert rewards(episode, outcome_to="all", agent_rewards=own) == pytest.approx([2.0, 2.9])
+
+
+def test_an_agent_that_is_not_paid_by_the_coach_need_not_be_judged():
+    turns = [turn("a", 0, coach=Unscored("time-out")), turn("b", 1, coach=Unscored("time-out"))]
+    own = {"a": RewardSettings(process_weight=0.0)}
+    assert rewards(Episode("e", "g", turns, outcome=1.0), outcome_to="all", agent_rewards=own) == [1.0, None]

@@ -132,3 +132,19 @@ def test_flags_that_the_text_names_exist():
         text = FENCE.sub("", path.read_text(encoding="utf-8"))
         for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text):
             assert flag in known or flag in ("name", "no-name"), f"{path.name} names --{flag}"
+
+
+def test_the_page_of_the_team_file_lists_every_key(tmp_path):
+    from dataclasses import fields
+
+    from mafrt.config.agent import AgentSpec
+    from mafrt.config.team import Team
+
+    text = (ROOT / "docs" / "team_file.md").read_text(encoding="utf-8")
+    rows = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    listed = set(re.findall(r"`(\w+)`", rows))
+    assert listed == {"role", *(item.name for item in fields(AgentSpec))} - {"name"}
+    example = next(match[2] for match in FENCE.finditer(text) if match[1] == "yaml")
+    (tmp_path / "team.yaml").write_text(example, encoding="utf-8")
+    team = Team.load(tmp_path / "team.yaml")
+    assert team.names == ("reasoner", "actor", "judge") and team.frozen() == ("judge",)

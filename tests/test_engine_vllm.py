@@ -23,7 +23,8 @@ import torch
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM IS NOT INSTALLED: its engine is untested here (requirements-scale.txt)", allow_module_level=True)
 
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, PromptTooLongError
 from mafrt.core.shipped import TEACHING_BASE

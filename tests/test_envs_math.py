@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, DataError, EnvError
 from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env

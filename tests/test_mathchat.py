@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from helpers_models import tiny_tokenizer
 
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, SandboxError
 from mafrt.core.types import SamplingParams
 from mafrt.engines.scripted import ScriptedEngine

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers_models import ALL, tiny_base
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError
 from mafrt.models.memory_estimate import (
     MODEL_SHAPES,

@@ -11,7 +11,7 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError
 
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}

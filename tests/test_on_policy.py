@@ -249,7 +249,8 @@ def test_prompts_and_windows_that_cannot_work_are_refused_before_anything_is_sam
 def test_happo_equals_mappo_when_the_others_do_not_move_and_differs_when_they_do(still):
     from helpers_models import tiny_base
 
-    from mafrt.config.team import AgentSpec, Team
+    from mafrt.config.agent import AgentSpec
+    from mafrt.config.team import Team
     from mafrt.runners.on_policy import OnPolicy
 
     def weights_after(algorithm, rates):

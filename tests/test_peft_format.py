@@ -9,7 +9,7 @@ import torch
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
 from toy import make
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ModelError
 from mafrt.models.shared_base import SharedBase
 

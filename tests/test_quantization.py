@@ -11,7 +11,8 @@ import pytest
 import torch
 from toy import Digits, make, settings
 
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import MissingExtraError
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Digits, make
 
-from mafrt.config.team import AgentSpec, Team
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import DataError
 from mafrt.core.types import Turn
 from mafrt.rollout.prompts import encode_prompt

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.algorithms.preference_losses import sft_loss
-from mafrt.config.team import AgentSpec, LoraSpec, Team
+from mafrt.config.agent import AgentSpec, LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, ConfigError, DataError
@@ -324,7 +325,7 @@ def test_what_cannot_be_learnt_from_is_refused():
         offline(records=[])
     with pytest.raises(DataError, match=r"no record to learn from \(24 are of frozen agents\)"):
         offline(freeze=("all",))
-    with pytest.raises(ConfigError, match="no agent 'bop'; did you mean 'bob'"):
+    with pytest.raises(ConfigError, match="no frozen agent 'bop'; did you mean 'bob'"):
         offline(freeze=("bop",))
     with pytest.raises(ConfigError, match="batch_size is 0"):
         offline(batch_size=0)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.config.team import AgentSpec, LoraSpec, Team
+from mafrt.config.agent import AgentSpec, LoraSpec
+from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 
 PROFILES = Path(__file__).parent.parent / "profiles"
@@ -174,3 +175,51 @@ def test_a_team_survives_its_file(specs):
     except ConfigError:
         return  # the same name or adapter drawn twice, with different settings
     assert Team.parse(json.loads(team.to_json())) == team
+
+
+# -------------------------------------------------------------------------------- settings of single agents
+
+
+def test_flat_lora_keys_change_single_values_of_the_runs_default(tmp_path):
+    data = [
+        {"role": "a", "lora_rank": 4},
+        {"role": "b", "lora_targets": ["q_proj"], "lora_alpha": "3e1"},
+        {"role": "c"},
+    ]
+    team, default = Team.load(write(tmp_path, json.dumps(data))), LoraSpec(rank=2, alpha=7.0, targets=("v_proj",))
+    assert team.lora_for("a", default) == LoraSpec(4, 7.0, ("v_proj",))
+    assert team.lora_for("b", default) == LoraSpec(2, 30.0, ("q_proj",))
+    assert team.lora_for("c", default) == default
+    refused(tmp_path, [{"role": "a", "lora_rank": 4, "lora": {"rank": 4}}], "lora and lora_rank are both given")
+    refused(tmp_path, [{"role": "a", "lora_rank": 0}], "'a'", "rank", "at least 1")
+    refused(tmp_path, [{"role": r, "adapter": "x", "lora_rank": n} for r, n in (("a", 4), ("b", 8))], "lora_rank")
+
+
+def test_freeze_and_trainable_are_one_setting(tmp_path):
+    data = [{"role": "a", "freeze": True}, {"role": "b", "trainable": False}, {"role": "c", "trainable": True}]
+    team = Team.load(write(tmp_path, json.dumps(data)))
+    assert team.frozen() == ("a", "b") and team.frozen(["c"]) == ("a", "b", "c") == team.frozen(["all"])
+    assert Team.parse(team.to_list()) == team
+    with pytest.raises(ConfigError, match="no frozen agent 'd'"):
+        team.frozen(["d"])
+    refused(tmp_path, [{"role": "a", "freeze": True, "trainable": True}], "leave one of the two out")
+    refused(tmp_path, [{"role": "a", "trainable": "no"}], "trainable must be true or false")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("weight_decay", -1, "at least 0"),
+        ("max_grad_norm", 0, "above 0"),
+        ("optimizer", "sgd", "adamw"),
+        ("clip_param", 2, "(0, 1]"),
+        ("kl_coef", -0.1, "at least 0"),
+        ("entropy_coef", "high", "finite number"),
+        ("process_weight", True, "finite number"),
+    ],
+)
+def test_learning_settings_are_checked(tmp_path, key, value, words):
+    refused(tmp_path, [{"role": "a", key: value}], key, words)
+    shared = [{"role": r, "adapter": "x", key: n} for r, n in (("a", 0.1), ("b", 0.2))]
+    if key not in ("optimizer", "process_weight"):  # agents on one adapter may be paid by different weights
+        refused(tmp_path, shared, f"different {key}")

@@ -58,6 +58,10 @@ class CreditContext:
     """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
     kl_coef: float | None = None
     """Weight of the KL penalty in the reward that a target has steered to; None: the settings' own."""
+    agent_rewards: Mapping[str, RewardSettings] | None = None
+    """Agent -> reward settings of its own; the weights of its turns' rewards are read from these."""
+    agent_kl: Mapping[str, float] | None = None
+    """Agent -> weight of its own KL penalty in the reward, in place of `kl_coef`."""
     joint: Joint | None = None
     """(turn, values in the place of its Q_i) -> Q_tot for each; needed by `qmix`."""
 
@@ -116,14 +120,15 @@ def reward_rows(
 
     `kl_coef` is the weight of the KL penalty in the reward; 0 needs no reference.
     """
-    coached = settings.process_weight != 0.0 and (
+    own = context.agent_rewards or {}
+    coached = (
         any(turn.coach is not None for episode in episodes for turn in episode.turns)
         if context.coach is None
         else context.coach
     )
     spans_lost = 0
     trajectories = []
-    judged = {episode.group for episode in episodes if episode.outcome is not None and settings.outcome_weight != 0.0}
+    judged = {episode.group for episode in episodes if episode.outcome is not None}
     # Where nothing follows a turn (IPPO, MAPoRL), nothing can be cut off.
     future = settings.truncation == "bootstrap" and getattr(settings, "bootstrap", "none") != "none"
     for index, episode in enumerate(episodes):
@@ -137,7 +142,9 @@ def reward_rows(
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1
             turn.advantages = turn.returns = None
-            spans_lost += _pay(row, episode, settings, context, coached=coached, outcome=position in payees)
+            weights = own.get(turn.agent, settings)
+            payee = position in payees and weights.outcome_weight != 0.0
+            spans_lost += _pay(row, episode, weights, context, coached=coached, outcome=payee)
             if truncated and settings.truncation == "mask":
                 row.drop("truncated")
             if settings.mask_cut_turns and turn.stop == "length":
@@ -146,7 +153,7 @@ def reward_rows(
             missing = episode.outcome is None and (episode.group in judged or (truncated and bool(judged)))
             # An alternative of a tree that did not end its episode was never due a verdict.
             missing = missing and not ("alternative" in episode.info and "ended" not in episode.info)
-            if missing and position in payees and not row.cut_off:
+            if missing and payee and not row.cut_off:
                 row.drop("no_outcome")
             rows.append(row)
         if settings.share == "sum":
@@ -154,9 +161,9 @@ def reward_rows(
         if settings.overlong_buffer:
             for row in rows:
                 _shorten(row, settings, context)
-        if kl_coef:
-            for row in rows:
-                _penalise(row, kl_coef)
+        for row in rows:
+            if coef := (context.agent_kl or {}).get(row.turn.agent, kl_coef):
+                _penalise(row, coef)
         trajectories.append(rows)
     return trajectories, spans_lost
 
@@ -187,7 +194,7 @@ def _pay(
         base += row.outcome_reward
     row.reward, row.token_rewards = base, {last: base}
     lost = 0
-    if coached:
+    if coached and settings.process_weight != 0.0:
         if not isinstance(turn.coach, Scored):
             row.drop("unjudged")
             return 0

@@ -1,4 +1,4 @@
-"""The team: names, prompts, adapters, and per-agent settings.
+"""The team and its file.
 
 A team file is a JSON or YAML list of agents, or an object with that list under `agents`:
 
@@ -21,98 +21,19 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.schema import check_number, unknown
+from mafrt.config.agent import ADAPTER_SETTINGS, LORA_SETTINGS, AgentSpec, LoraSpec
+from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
 
 log = logging.getLogger(__name__)
 
-NAME = re.compile(r"[A-Za-z0-9_.-]+")
-"""Valid names of agents and adapters, which become folder names and metric names."""
-
-# Beside the adapter folders, a checkpoint holds these; an adapter of the same name would overwrite them.
-RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
-
 _CHAT_WRAPPER = re.compile(r"\s*<\|im_start\|>\s*system\s*[:\n]\s*(.*?)\s*(?:<\|im_end\|>\s*)?", re.DOTALL)
-
-
-def name_problem(name: object) -> str | None:
-    """Why `name` cannot be the name of an agent or adapter, or None if it can."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        return f"{name!r} is not a valid name (letters, digits, '_', '.' and '-' only)"
-    if name.lower() in RESERVED:
-        return f"{name!r} is a name that checkpoints use for themselves; choose another"
-    return None
-
-
-@dataclass(frozen=True)
-class LoraSpec:
-    """Shape of one LoRA adapter: the update of a layer is `alpha / rank * B A`."""
-
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that are adapted (the last part of the module's path)."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):
-            raise ConfigError(f"lora targets must be a list of layer names, found {self.targets!r}")
-        object.__setattr__(self, "targets", tuple(self.targets))
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(f"lora rank must be a whole number of at least 1, found {self.rank!r}")
-        _number("lora alpha", self.alpha, above=0.0)
-        if not self.targets:
-            raise ConfigError("lora targets is empty; name at least one linear layer, such as 'q_proj'")
-
-
-@dataclass(frozen=True)
-class AgentSpec:
-    """One agent. Fields that are None take the run's default."""
-
-    name: str
-    """The key `role` in team files."""
-    prompt: str = ""
-    """The agent's system prompt; empty: no system message."""
-    with_answer: bool = False
-    """Whether this agent's answer counts when the task is verified."""
-    adapter: str = ""
-    """The adapter it speaks with; its own name unless given. Several agents may share one."""
-    lora: LoraSpec | None = None
-    lr: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_new_tokens: int | None = None
-    stop: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.adapter:
-            object.__setattr__(self, "adapter", self.name)
-        for field_name, name in (("role", self.name), ("adapter", self.adapter)):
-            if problem := name_problem(name):
-                raise ConfigError(f"{field_name}: {problem}")
-        where = f"agent {self.name!r}: "
-        if not isinstance(self.prompt, str):
-            raise ConfigError(f"{where}prompt must be a text, found {self.prompt!r}")
-        if not isinstance(self.with_answer, bool):
-            raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
-        if self.lora is not None and not isinstance(self.lora, LoraSpec):
-            raise ConfigError(f"{where}lora must be a LoraSpec, found {self.lora!r}")
-        _number(f"{where}lr", self.lr, above=0.0)
-        _number(f"{where}temperature", self.temperature, least=0.0)
-        _number(f"{where}top_p", self.top_p, above=0.0, most=1.0)
-        _number(f"{where}top_k", self.top_k, least=0, whole=True)
-        _number(f"{where}max_new_tokens", self.max_new_tokens, least=1, whole=True)
-        if self.stop is not None:
-            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-            if not all(isinstance(s, str) and s for s in stop):
-                raise ConfigError(f"{where}stop must be a list of texts that are not empty, found {self.stop!r}")
-            object.__setattr__(self, "stop", stop)
 
 
 @dataclass(frozen=True)
@@ -132,7 +53,7 @@ class Team:
             seen.add(agent.name)
         for adapter in self.adapters:
             users = [a for a in self.agents if a.adapter == adapter]
-            for setting in ("lora", "lr"):
+            for setting in ADAPTER_SETTINGS:
                 asked = [a for a in users if getattr(a, setting) is not None]
                 if any(getattr(a, setting) != getattr(asked[0], setting) for a in asked):
                     raise ConfigError(
@@ -160,7 +81,27 @@ class Team:
         users = [a for a in self.agents if a.adapter == adapter]
         if not users:
             raise ConfigError(unknown("adapter", adapter, self.adapters))
-        return next((a.lora for a in users if a.lora is not None), default)
+        shape = next((a.lora for a in users if a.lora is not None), default)
+        return next((a.lora_shape(default) for a in users if a.given(LORA_SETTINGS)), shape)
+
+    def settings_for(self, adapter: str, names: Collection[str]) -> dict[str, Any]:
+        """Values of the named settings that the agents of `adapter` give; those they leave out are missing."""
+        chosen: dict[str, Any] = {}
+        for agent in self.agents:
+            if agent.adapter == adapter:
+                chosen |= agent.given(names)
+        return chosen
+
+    def frozen(self, freeze: Collection[str] = ()) -> tuple[str, ...]:
+        """Agents that never learn: those marked in the team file, and those in `freeze` (`all`: the whole team).
+
+        Raises:
+            ConfigError: `freeze` names no agent of the team.
+        """
+        for name in freeze:
+            if name not in self.names and name != "all":
+                raise ConfigError(unknown("frozen agent", name, self.names))
+        return tuple(a.name for a in self.agents if a.freeze or a.name in freeze or "all" in freeze)
 
     def check_size(self, n_agents: int | None) -> None:
         """Raise ConfigError if `n_agents` was given and contradicts the team."""
@@ -206,6 +147,8 @@ class Team:
             entry = {("role" if k == "name" else k): v for k, v in asdict(agent).items() if v is not None}
             if agent.adapter == agent.name:
                 del entry["adapter"]
+            if not agent.freeze:
+                del entry["freeze"]
             entries.append(json.loads(json.dumps(entry)))
         return entries
 
@@ -216,6 +159,7 @@ class Team:
 
 _AGENT_KEYS = ("role", *(f.name for f in fields(AgentSpec) if f.name != "name"))
 _LORA_KEYS = tuple(f.name for f in fields(LoraSpec))
+_NUMBERS = tuple(f.name for f in fields(AgentSpec) if "float" in str(f.type))
 
 
 def _agent(entry: object, number: int) -> AgentSpec:
@@ -228,6 +172,8 @@ def _agent(entry: object, number: int) -> AgentSpec:
     settings["name"] = settings.pop("role")
     if settings.pop("device", None) is not None:
         log.warning("%s: 'device' is ignored: all agents share one base on one device", where)
+    if "trainable" in settings:
+        settings["freeze"] = _opposite(settings.pop("trainable"), settings.get("freeze"), where)
     for key in settings.keys() - {"name"} - set(_AGENT_KEYS):
         raise ConfigError(f"{where}: {unknown('key', str(key), _AGENT_KEYS)}")
     lora = settings.get("lora")
@@ -238,7 +184,7 @@ def _agent(entry: object, number: int) -> AgentSpec:
             raise ConfigError(f"{where}: lora: {unknown('key', str(key), _LORA_KEYS)}")
     if settings.get("adapter", "x") == "":
         raise ConfigError(f"{where}: adapter is empty; leave the key out for an adapter of the agent's own")
-    for key in ("lr", "temperature", "top_p"):
+    for key in _NUMBERS:
         # YAML 1.1 reads 1e-5 (no point in it) as a text.
         if isinstance(settings.get(key), str):
             with contextlib.suppress(ValueError):
@@ -251,6 +197,15 @@ def _agent(entry: object, number: int) -> AgentSpec:
         return AgentSpec(**settings)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"agent {number}: {error}") from error
+
+
+def _opposite(trainable: object, freeze: object, where: str) -> bool:
+    """`trainable`, Dr. MAS's word, as the value of `freeze`."""
+    if not isinstance(trainable, bool):
+        raise ConfigError(f"{where}: trainable must be true or false, found {trainable!r}")
+    if freeze is not None and freeze is trainable:
+        raise ConfigError(f"{where}: trainable is {trainable} and freeze is {freeze}; leave one of the two out")
+    return not trainable
 
 
 def _unwrap(prompt: str) -> str:
@@ -282,12 +237,6 @@ def _read(path: Path) -> object:
         raise ConfigError(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
         raise ConfigError(f"is not JSON: {error}") from error
-
-
-def _number(name: str, value: object, **bounds: Any) -> None:
-    """`check_number`, where None means that nothing was set."""
-    if value is not None:
-        check_number(name, value, **bounds)
 
 
 def _keys(entry: dict) -> str:

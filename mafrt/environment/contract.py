@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from mafrt.config.team import name_problem
+from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
 from mafrt.core.text import brief, clean_deep, clean_text
 from mafrt.core.types import Evidence, Observation, Scored, StepResult

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import TEACHING_BASE

@@ -54,8 +54,8 @@ class Learner:
         base: holds the adapters.
         adapter_of: the adapter of each agent, unless a call names another cast.
         temperatures: at which each agent samples; log-probabilities are taken at the same.
-        rates: learning rate of each adapter.
-        learn: the update's settings.
+        adapter_learn: optimizer settings of each adapter.
+        learn: settings of the update as a whole: passes, mini-batches, micro-batches.
         objective: the shape of the policy loss.
         seed: of the mini-batches.
         steps: makes the optimizer steps; by default those of `learn`, the same in every process.
@@ -68,7 +68,7 @@ class Learner:
         base: SharedBase,
         adapter_of: Mapping[str, str],
         temperatures: Mapping[str, float],
-        rates: Mapping[str, float],
+        adapter_learn: Mapping[str, LearnConfig],
         learn: LearnConfig,
         objective: Objective,
         seed: int,
@@ -79,11 +79,11 @@ class Learner:
         self.base = base
         self.adapter_of = adapter_of
         self.temperatures = temperatures
-        self.rates, self.lr_schedule = dict(rates), lr_schedule
+        self.rates, self.lr_schedule = {name: own.lr for name, own in adapter_learn.items()}, lr_schedule
         self.learn = learn
         self.objective = objective
         self.seed = seed
-        self.steps = steps or make_optimizer_steps(base, rates, learn)
+        self.steps = steps or make_optimizer_steps(base, adapter_learn)
         self.optimizers = self.steps.optimizers
         self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
@@ -220,7 +220,7 @@ class Learner:
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
         metrics.steps = 1
         spoke = [name for name in adapters if denominators[name].turns]
-        for name, norm in self.steps.step(spoke, self.learn.max_grad_norm).items():
+        for name, norm in self.steps.step(spoke).items():
             if torch.isfinite(norm):
                 if norm > 0.0:
                     self.base.bump(name)
@@ -258,7 +258,7 @@ class Learner:
         rows = states.reshape(-1, states.shape[-1])[batch.predict]
         temperature = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
         return self.base.token_logprobs(
-            rows, batch.targets, temperature=temperature, entropy_grad=bool(self.objective.settings.entropy_coef)
+            rows, batch.targets, temperature=temperature, entropy_grad=self.objective.uses_entropy
         )
 
     def _collate(self, turns: Sequence[Turn], adapter_of: Mapping[str, str]) -> Batch:

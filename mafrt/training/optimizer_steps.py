@@ -28,8 +28,8 @@ class OptimizerSteps(Protocol):
     optimizers: dict[str, torch.optim.Optimizer]
     """by adapter; of sharded state, the part that this process has"""
 
-    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
-        """A step of each named adapter, its gradient scaled down to `max_norm`. Collective.
+    def step(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """A step of each named adapter, its gradient scaled down to its `max_grad_norm`. Collective.
 
         Returns:
             The gradient's norm before that, by name; where it is not finite, no step was made.
@@ -50,17 +50,17 @@ class OptimizerSteps(Protocol):
 class TorchOptimizerSteps:
     """The same optimizers in every process."""
 
-    def __init__(self, base: SharedBase, rates: Mapping[str, float], learn: LearnConfig) -> None:
-        self.base = base
-        self.optimizers = {
-            name: make_optimizer(base.adapter_parameters(name), rate, learn) for name, rate in rates.items()
-        }
+    def __init__(self, base: SharedBase, learn: Mapping[str, LearnConfig]) -> None:
+        self.base, self.learn = base, learn
+        self.optimizers = {name: make_optimizer(base.adapter_parameters(name), own) for name, own in learn.items()}
 
-    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
+    def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         self.base.processes.sum_gradients(p for name in names for p in self.base.adapter_parameters(name))
         norms = {}
         for name in names:
-            norms[name] = norm = nn.utils.clip_grad_norm_(self.base.adapter_parameters(name), max_norm)
+            norms[name] = norm = nn.utils.clip_grad_norm_(
+                self.base.adapter_parameters(name), self.learn[name].max_grad_norm
+            )
             # A gradient of exactly 0 teaches nothing: momentum and weight decay alone must not move the weights.
             if torch.isfinite(norm) and norm > 0.0:
                 self.optimizers[name].step()
@@ -97,10 +97,8 @@ class DeepSpeedOptimizerSteps:
         settings: of DeepSpeed; `zero_optimization.stage` is 1 or 2 (of 3, the optimizer's half is 2).
     """
 
-    def __init__(
-        self, base: SharedBase, rates: Mapping[str, float], learn: LearnConfig, settings: Mapping[str, Any]
-    ) -> None:
-        self.base, self.learn = base, learn
+    def __init__(self, base: SharedBase, learn: Mapping[str, LearnConfig], settings: Mapping[str, Any]) -> None:
+        self.base = base
         zero = {key: value for key, value in settings["zero_optimization"].items() if not key.startswith("stage3_")}
         zero["stage"] = min(int(zero["stage"]), 2)
         zero.pop("offload_param", None)
@@ -108,21 +106,19 @@ class DeepSpeedOptimizerSteps:
         own |= {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
-            "gradient_clipping": learn.max_grad_norm,
         }
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._engines: dict[str, Any] = {}
-        for name, rate in rates.items():
+        for name, settings_of_adapter in learn.items():
             parameters = base.adapter_parameters(name)
             held = _Held(parameters)
-            self.optimizers[name] = make_optimizer(list(held.parts), rate, learn)
-            self._engines[name] = deepspeed_engine(held, own, self.optimizers[name])
+            self.optimizers[name] = make_optimizer(list(held.parts), settings_of_adapter)
+            clipped = own | {"gradient_clipping": settings_of_adapter.max_grad_norm}
+            self._engines[name] = deepspeed_engine(held, clipped, self.optimizers[name])
             for parameter, part in zip(parameters, held.parts, strict=True):
                 parameter.data = part.data
 
-    def step(self, names: Sequence[str], max_norm: float) -> dict[str, Tensor]:
-        if max_norm != self.learn.max_grad_norm:
-            raise ValueError(f"found max_norm {max_norm}, expected {self.learn.max_grad_norm}, as DeepSpeed was told")
+    def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         bad, some = torch.zeros(len(names), device=self.base.device), torch.zeros(len(names), device=self.base.device)
         for place, name in enumerate(names):
             grads = [p.grad for p in self.base.adapter_parameters(name) if p.grad is not None]
@@ -218,11 +214,12 @@ class DeepSpeedOptimizerSteps:
 
 
 def make_optimizer_steps(
-    base: SharedBase, rates: Mapping[str, float], learn: LearnConfig, settings: Mapping[str, Any] | None = None
+    base: SharedBase, learn: Mapping[str, LearnConfig], settings: Mapping[str, Any] | None = None
 ) -> OptimizerSteps:
-    """The steps that the settings ask for; `settings` are DeepSpeed's, if it is used."""
+    """The steps that the settings ask for; `learn` by adapter, `settings` are DeepSpeed's, if it is used."""
     if settings is None:
-        return TorchOptimizerSteps(base, rates, learn)
-    if learn.optimizer != "adamw":
-        raise ConfigError(f"optimizer {learn.optimizer!r} and deepspeed exclude each other; leave one of them out.")
-    return DeepSpeedOptimizerSteps(base, rates, learn, settings)
+        return TorchOptimizerSteps(base, learn)
+    for own in learn.values():
+        if own.optimizer != "adamw":
+            raise ConfigError(f"optimizer {own.optimizer!r} and deepspeed exclude each other; leave one of them out.")
+    return DeepSpeedOptimizerSteps(base, learn, settings)

@@ -16,9 +16,9 @@ from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import MissingExtraError
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
-    """The optimizer that `--optimizer` names, for one adapter."""
-    settings: dict[str, Any] = {"lr": lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
+def make_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> torch.optim.Optimizer:
+    """The optimizer of one adapter, by its settings."""
+    settings: dict[str, Any] = {"lr": learn.lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
     if learn.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **settings)
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -36,11 +36,29 @@ class Objective:
 
     settings: Algorithm = field(default_factory=Algorithm)
     """level, clips, KL, entropy, and the loss itself (`Algorithm.policy_loss`)"""
+    own: Mapping[str, Algorithm] = field(default_factory=dict)
+    """adapter -> settings in place of `settings`, where its agents have clips, KL or entropy weights of their own"""
     turn_tokens: Mapping[str, int] | None = None
     """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
     cut: frozenset[str] = frozenset()
     """agents that sample from a cut support (top-p, top-k), where `old_logprobs` and the sampler's differ by design: no
     importance weights for them"""
+
+    def of(self, adapter: str) -> Algorithm:
+        """The settings of an adapter."""
+        return self.own.get(adapter, self.settings)
+
+    def kl_coef(self, adapter: str, steered: float) -> float:
+        """Weight of an adapter's KL in the loss; `steered` is that of the adapters without one of their own."""
+        own = self.own.get(adapter)
+        if self.settings.kl_in != "loss" or own is None or own.kl_coef == self.settings.kl_coef:
+            return steered
+        return own.kl_coef
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether any adapter's loss has an entropy bonus."""
+        return any(settings.entropy_coef for settings in (self.settings, *self.own.values()))
 
 
 @dataclass(frozen=True)
@@ -89,16 +107,19 @@ class PolicyLoss:
         return turns
 
     def of(self, part: Part) -> Tensor:
-        settings, turns, batch, logprobs = self.objective.settings, part.turns, part.batch, part.logprobs
+        turns, batch, logprobs = part.turns, part.batch, part.logprobs
+        adapters = tuple(dict.fromkeys(part.owners))
+        kl_coefs = {name: self.objective.kl_coef(name, part.kl_coef) for name in adapters}
         old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
         advantages = batch.gather([turn.advantages for turn in turns])
-        reference = batch.gather([turn.ref_logprobs for turn in turns]) if part.kl_coef else None
+        reference = batch.gather([turn.ref_logprobs for turn in turns]) if any(kl_coefs.values()) else None
         weight = part.weight
         weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
         engine = self._engine(turns, batch, old)
         words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
         total = logprobs.new_zeros(())
-        for name in dict.fromkeys(part.owners):
+        for name in adapters:
+            settings = self.objective.of(name)
             mine = torch.tensor([owner == name for owner in part.owners], device=old.device)
             at, count = mine[batch.row].nonzero().squeeze(-1), part.denominators[name]
             factors = None if weights is None else weights[at]
@@ -127,11 +148,11 @@ class PolicyLoss:
             extra, stats = entropy_loss(part.entropy[at], coef=settings.entropy_coef, denominator=count.tokens)
             part.metrics.add(name, "entropy", stats)
             loss = loss + extra
-            if reference is not None:
+            if reference is not None and kl_coefs[name]:
                 extra, stats = kl_loss(
                     logprobs[at],
                     reference[at],
-                    coef=part.kl_coef,
+                    coef=kl_coefs[name],
                     denominator=count.tokens,
                     kind=settings.kl_estimator,
                     old_logprobs=old[at],

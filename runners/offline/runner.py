@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from mafrt.config.schema import unknown
-from mafrt.config.team import LoraSpec, Team
+from mafrt.config.agent import LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError, DataError
@@ -237,10 +237,7 @@ class Offline:
 
 def _by_learner(records: Sequence[Record], team: Team, freeze: Sequence[str]) -> dict[str, list[Record]]:
     """Adapter -> its records, without those of frozen agents."""
-    for name in freeze:
-        if name not in team.names and name != "all":
-            raise ConfigError(unknown("agent", name, team.names))
-    frozen = team.names if "all" in freeze else freeze
+    frozen = team.frozen(freeze)
     by_adapter: dict[str, list[Record]] = {name: [] for name in team.adapters}
     for record in records:
         if record.agent not in frozen:

@@ -18,7 +18,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Turn
 from mafrt.models.shared_base import SharedBase
-from mafrt.runners.build import rates_of
+from mafrt.runners.build import learn_settings
 from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.learner import Learner
@@ -127,14 +127,21 @@ class RecordLearner:
         seed: int,
         lr_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
-        rates = rates_of(team, learn.lr)
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
         one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, micro_batch_tokens=tokens)
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
         heat = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)
         self.learner = Learner(
-            base, adapter_of, heat, rates, one_step, Objective(), seed, loss=self.loss, lr_schedule=lr_schedule
+            base,
+            adapter_of,
+            heat,
+            learn_settings(team, one_step),
+            one_step,
+            Objective(),
+            seed,
+            loss=self.loss,
+            lr_schedule=lr_schedule,
         )
 
     def step(self, records: Sequence[Record], iteration: int) -> dict[str, float]:

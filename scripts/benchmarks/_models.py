@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mafrt.config.team import LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.models.shared_base import SharedBase
 
 

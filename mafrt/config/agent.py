@@ -1,0 +1,160 @@
+"""One agent of a team: name, prompt, adapter, and the settings in which it differs from the run's.
+
+A field that is None takes the run's setting of the same name. `mafrt.config.team` reads team files into these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mafrt.config.schema import check_choice, check_number
+from mafrt.core.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+"""Valid names of agents and adapters, which become folder names and metric names."""
+
+# Beside the adapter folders, a checkpoint holds these; an adapter of the same name would overwrite them.
+RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
+
+LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
+OPTIMIZER_SETTINGS = ("lr", "optimizer", "weight_decay", "max_grad_norm")
+LOSS_SETTINGS = ("clip_param", "clip_high", "dual_clip", "entropy_coef", "kl_coef")
+REWARD_SETTINGS = ("reward_weight", "outcome_weight", "process_weight")
+ADAPTER_SETTINGS = ("lora", *LORA_SETTINGS, *OPTIMIZER_SETTINGS, *LOSS_SETTINGS)
+"""Settings of an adapter: agents that share one may not ask for different ones."""
+
+
+def name_problem(name: object) -> str | None:
+    """Why `name` cannot be the name of an agent or adapter, or None if it can."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        return f"{name!r} is not a valid name (letters, digits, '_', '.' and '-' only)"
+    if name.lower() in RESERVED:
+        return f"{name!r} is a name that checkpoints use for themselves; choose another"
+    return None
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """Shape of one LoRA adapter: the update of a layer is `alpha / rank * B A`."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that are adapted (the last part of the module's path)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):
+            raise ConfigError(f"lora targets must be a list of layer names, found {self.targets!r}")
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ConfigError(f"lora rank must be a whole number of at least 1, found {self.rank!r}")
+        _number("lora alpha", self.alpha, above=0.0)
+        if not self.targets:
+            raise ConfigError("lora targets is empty; name at least one linear layer, such as 'q_proj'")
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """One agent. Fields that are None take the run's default."""
+
+    name: str
+    """The key `role` in team files."""
+    prompt: str = ""
+    """The agent's system prompt; empty: no system message."""
+    with_answer: bool = False
+    """Whether this agent's answer counts when the task is verified."""
+    adapter: str = ""
+    """The adapter it speaks with; its own name unless given. Several agents may share one."""
+    freeze: bool = False
+    """Whether it acts and never learns."""
+    lora: LoraSpec | None = None
+    """Shape of its adapter, all three values; `lora_rank`, `lora_alpha`, `lora_targets` set single ones instead."""
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] | None = None
+    lr: float | None = None
+    optimizer: Literal["adamw", "paged_adamw_8bit"] | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+    clip_param: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    entropy_coef: float | None = None
+    kl_coef: float | None = None
+    """A fixed weight, also where `kl_target` steers that of the others."""
+    reward_weight: float | None = None
+    outcome_weight: float | None = None
+    process_weight: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.adapter:
+            object.__setattr__(self, "adapter", self.name)
+        for field_name, name in (("role", self.name), ("adapter", self.adapter)):
+            if problem := name_problem(name):
+                raise ConfigError(f"{field_name}: {problem}")
+        where = f"agent {self.name!r}: "
+        if not isinstance(self.prompt, str):
+            raise ConfigError(f"{where}prompt must be a text, found {self.prompt!r}")
+        if not isinstance(self.with_answer, bool):
+            raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
+        if not isinstance(self.freeze, bool):
+            raise ConfigError(f"{where}freeze must be true or false, found {self.freeze!r}")
+        self._check_lora(where)
+        self._check_learning(where)
+        _number(f"{where}temperature", self.temperature, least=0.0)
+        _number(f"{where}top_p", self.top_p, above=0.0, most=1.0)
+        _number(f"{where}top_k", self.top_k, least=0, whole=True)
+        _number(f"{where}max_new_tokens", self.max_new_tokens, least=1, whole=True)
+        if self.stop is not None:
+            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            if not all(isinstance(s, str) and s for s in stop):
+                raise ConfigError(f"{where}stop must be a list of texts that are not empty, found {self.stop!r}")
+            object.__setattr__(self, "stop", stop)
+
+    def _check_lora(self, where: str) -> None:
+        if self.lora is not None and not isinstance(self.lora, LoraSpec):
+            raise ConfigError(f"{where}lora must be a LoraSpec, found {self.lora!r}")
+        flat = self.given(LORA_SETTINGS)
+        if self.lora is not None and flat:
+            raise ConfigError(f"{where}lora and {next(iter(flat))} are both given; put {next(iter(flat))} into lora")
+        try:
+            spec = LoraSpec(**{name.removeprefix("lora_"): value for name, value in flat.items()})
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from error
+        if self.lora_targets is not None:
+            object.__setattr__(self, "lora_targets", spec.targets)
+
+    def _check_learning(self, where: str) -> None:
+        _number(f"{where}lr", self.lr, above=0.0)
+        if self.optimizer is not None:
+            check_choice(f"{where}optimizer", self.optimizer, ("adamw", "paged_adamw_8bit"))
+        _number(f"{where}clip_param", self.clip_param, above=0.0, most=1.0)
+        for name in ("weight_decay", "entropy_coef", "kl_coef"):
+            _number(f"{where}{name}", getattr(self, name), least=0.0)
+        for name in ("max_grad_norm", "clip_high", "dual_clip"):
+            _number(f"{where}{name}", getattr(self, name), above=0.0)
+        for name in REWARD_SETTINGS:
+            _number(f"{where}{name}", getattr(self, name))
+
+    def given(self, names: Collection[str]) -> dict[str, Any]:
+        """The named settings that are not None."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def lora_shape(self, default: LoraSpec) -> LoraSpec:
+        """Shape of its adapter: `lora`, or the run's `default` with its own values in place."""
+        own = {name.removeprefix("lora_"): value for name, value in self.given(LORA_SETTINGS).items()}
+        return self.lora or replace(default, **own)
+
+
+def _number(name: str, value: object, **bounds: Any) -> None:
+    """`check_number`, where None means that nothing was set."""
+    if value is not None:
+        check_number(name, value, **bounds)
