@@ -192,7 +192,7 @@ def test_an_adapter_that_is_no_longer_finite_rolls_back_alone(caplog):
     learner.optimizers["ann"].step = explode
     metrics = learner.update(make_turns(), AGENTS, iteration=0)
     assert metrics["rollbacks"] == 1
-    assert "Adapter ann was no longer finite; it is back at its last good weights." in caplog.text
+    assert "Adapter ann had weights that are not finite; it was rolled back to its last finite weights." in caplog.text
     assert same(before["ann"], weights(base, "ann")) and not same(before["bob"], weights(base, "bob"))
 
 

@@ -85,8 +85,8 @@ def assign(
 
     Returns:
         `reward/AGENT`, `advantage_mean/AGENT`, `advantage_std/AGENT`, `explained_variance/AGENT`, `ref_kl/AGENT` (where
-        the reference's log-probabilities are filled), counts of turns out of the loss, and how many groups there were
-        and could teach nothing.
+        the reference's log-probabilities are filled), counts of turns out of the loss, and counts of groups with and
+        without spread.
 
     Raises:
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
@@ -125,7 +125,7 @@ def _credit(chosen: Algorithm, trajectories: Trajectories, context: CreditContex
 
 
 def _by_turn(chosen: Algorithm) -> bool:
-    """Whether all tokens of a turn share one advantage, so that turns are weighed alike and not tokens."""
+    """Whether all tokens of a turn share one advantage; statistics then weigh turns equally instead of tokens."""
     shared = chosen.level == "action" or getattr(chosen, "joint_advantage", False)
     return shared and chosen.critic is not None and chosen.mixer is None
 
@@ -133,12 +133,11 @@ def _by_turn(chosen: Algorithm) -> bool:
 def groups_without_spread(
     episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
 ) -> list[str]:
-    """Groups that can teach nothing: all samples are worth the same, or fewer than two are of known worth. Sorted.
+    """Names of the groups without a learning signal, sorted: all rewards equal, or fewer than two known.
 
-    A sample's worth is the mean reward of its turns, the overlong penalty left out: DAPO (2503.14476, eq. 11) asks
-    whether answers differ in being right, and a group of wrong answers of unequal length does not. So is a penalty for
-    the divergence from the reference. Takes what `assign` takes, and like it leaves advantages and returns to be
-    filled.
+    A sample's reward is the mean over its turns without the overlong and KL penalties: DAPO (2503.14476, eq. 11)
+    filters on correctness, and wrong answers of unequal length are equally wrong. Arguments as of `assign`; advantages
+    and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, dataclasses.replace(chosen, overlong_buffer=0.0), about)
@@ -153,9 +152,9 @@ def groups_without_spread(
 def turn_rewards(
     episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
 ) -> list[list[float | None]]:
-    """The reward of each turn of each episode, as `assign` would see it; None where it is not known.
+    """Reward of each turn of each episode as `assign` computes it, without the KL penalty; None where unknown.
 
-    The KL penalty is left out. Takes what `assign` takes, and like it leaves advantages and returns to be filled.
+    Arguments as of `assign`; advantages and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, chosen, about)

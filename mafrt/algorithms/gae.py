@@ -1,20 +1,20 @@
-"""`gae`: generalised advantage estimation over a team's words.
+"""`gae`: generalised advantage estimation over the turns of a team.
 
     delta_t = r_t + gamma * V_{t+1} - V_t ;  A_t = delta_t + gamma * lambda * A_{t+1} ;  return_t = A_t + V_t
 
 Source: Schulman et al. 2016 (arXiv:1506.02438) eq. 16, PPO 2017; MARFT (2504.16129) for the team's order.
 
-`level="token"`: each action token is a step; what lies between two turns (prompts, tool output, other agents' words
-where they are not chained) is stepped over. `level="action"`: each turn is one step with the value at its first
-position, and all its tokens carry its advantage and return.
+`level="token"`: each action token is a step; tokens between two turns (prompts, tool output, turns outside the chain)
+are skipped. `level="action"`: each turn is one step with the value at its first position, and all its tokens carry its
+advantage and return.
 
-`bootstrap` says what follows a turn's last token: `"none"` nothing (IPPO, each turn its own episode), `"agent"` the
-same agent's next turn, `"team"` the next turn of anybody in speaking order (MARFT, MAPPO).
+`bootstrap` selects the successor of a turn's last token: `"none"` no successor (IPPO, each turn its own episode),
+`"agent"` the same agent's next turn, `"team"` the next turn of any agent in speaking order (MARFT, MAPPO).
 
-Deviations: a turn whose reward is unknown cuts the chain. Its predecessor bootstraps from that turn's value, since
-any number put in its place, 0 included, would be learnt as if it had been observed. A turn without tokens is no
-step: its reward is paid at the step before it. Advantages are float64 and are not normalised here. After the last turn
-of a truncated episode stands the critic's value at that turn's last step, the nearest one that the critic is asked for.
+Deviations: a turn of unknown reward cuts the chain. Its predecessor bootstraps from that turn's value, since any
+substitute reward, 0 included, would be learnt as if it had been observed. A turn without tokens is no step: its reward
+is added to the step before it. Advantages are float64 and are not normalised here. A truncated episode bootstraps from
+the critic's value at the last step of its last turn, the nearest value available.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def gae(trajectories: Sequence[Sequence[Row]], settings: Gae) -> dict[str, float
 
 
 def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[Row]]:
-    """Rows that follow one another, each list in speaking order."""
+    """Chains of successive rows, each in speaking order."""
     if bootstrap == "team":
         return [list(rows)]
     if bootstrap == "none":
@@ -106,9 +106,9 @@ def _values(row: Row, level: str) -> list[float]:
 
 
 def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
-    """Backwards over one chain. `next_value` is None where the value that follows is not known.
+    """GAE backwards over one chain. `next_value` is None where the successor's value is unknown.
 
-    With `cut_off` the episode was truncated, and the critic's value stands for what would have followed.
+    With `cut_off` (truncated episode) the critic's last value replaces the missing future.
     """
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
@@ -147,7 +147,7 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
 
 
 def _pay_empty_turns(rows: Sequence[Row]) -> None:
-    """Move the rewards of turns without tokens to the turn spoken before, where each turn is a chain of its own."""
+    """Move the reward of each turn without tokens to the previous turn, where every turn is its own chain."""
     before: Row | None = None
     for row in rows:
         if row.turn.action_ids:
@@ -160,7 +160,7 @@ def _pay_empty_turns(rows: Sequence[Row]) -> None:
 
 
 def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
-    """Backwards over joint steps: one reward, one value (before its first turn), one advantage for all of its turns."""
+    """GAE backwards over joint steps: one reward, one value (before the first turn), one advantage per joint step."""
     steps: dict[int, list[Row]] = {}
     for row, step in zip(rows, joint_steps_of([row.turn.agent for row in rows]), strict=True):
         steps.setdefault(step, []).append(row)

@@ -1,19 +1,19 @@
-"""`gigpo`: a trajectory's advantage, plus how well a turn did among the turns that stood in the same place.
+"""`gigpo`: trajectory-level group advantage plus step-level advantage among turns from the same state.
 
     A = A_E + step_weight * A_S
     A_E: the trajectory's total reward among the trajectories of its problem
     A_S: the turn's discounted return sum_k gamma^k r_{t+k} among the turns of its problem with the same anchor state
 
 Source: GiGPO (2505.10978) and its code, verl-agent. Each part is (x - mean) (`norm="mean"`, the paper's F_norm = 1)
-or (x - mean) / (std + eps) (`norm="mean_std"`). A group of one gets 0 in its part, and is counted.
+or (x - mean) / (std + eps) (`norm="mean_std"`). A group of one contributes 0 and is counted.
 
-The anchor state is what the agent was fed (`prompt_ids`) together with its name; `anchor` may be any function of an
-episode and a turn instead. With `similarity` below 1, anchors whose `difflib` ratio to a cluster's first member
-reaches it count as the same.
+The anchor state is the agent's prompt (`prompt_ids`) together with its name; `anchor` may be any function of an
+episode and a turn instead. With `similarity` below 1, an anchor joins a cluster when its `difflib` ratio to the
+cluster's first member is at least `similarity`.
 
 Deviations: agents never share an anchor. Anchors are sorted before they are clustered, so that the order of the
-episodes changes nothing (verl-agent takes them as they come). A trajectory with a turn of unknown reward leaves the
-loss as a whole, because no return that runs over that turn is known.
+episodes changes nothing (verl-agent clusters in arrival order). A trajectory with a turn of unknown reward leaves the
+loss as a whole, because every return that includes that turn is unknown.
 """
 
 from __future__ import annotations
@@ -115,5 +115,5 @@ def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[int, tuple[H
 
 
 def _ratio(a: Any, b: Any) -> float:
-    """Share of matching elements, 0 to 1, without difflib's guess at what is junk."""
+    """Share of matching elements, 0 to 1, without difflib's junk heuristic."""
     return SequenceMatcher(None, a, b, autojunk=False).ratio()

@@ -1,8 +1,8 @@
-"""Group rules: an answer is good if it did better than the other answers to the same problem. No critic.
+"""Group-relative rules: each answer is compared with the other answers to the same problem. No critic.
 
     A = (x - baseline) / scale        for every sample x of a group
 
-Three independent knobs and what they are in the rules of the field:
+Three independent settings, and their values in published rules:
 
 | rule | `unit` | `group` | `scale`, `baseline` | source |
 |---|---|---|---|---|
@@ -13,8 +13,8 @@ Three independent knobs and what they are in the rules of the field:
 | `at_grpo` | row | turn | True, mean | AT-GRPO, 2510.11062 |
 
 A sample is a trajectory (the mean over its rows' rewards, or their sum) or a row (one turn). A row carries the
-advantage of its sample on all its tokens. A group of one says nothing: advantage 0, and counted. So does a group
-without spread. Rows out of the loss are in no statistic; tokens and padding are never counted.
+advantage of its sample on all its tokens. A group of one, or without spread, carries no signal: advantage 0, and the
+group is counted. Rows out of the loss enter no statistic. Statistics weigh samples, never tokens.
 
 Deviations: `eps` is 1e-6 as in verl and Dr. MAS (TRL: 1e-4). The leave-one-out baseline is written as
 (x - mean) * n / (n - 1), which equals x minus the mean of the others.
@@ -80,7 +80,7 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
     fold = mean if settings.unit == "row" or settings.reduce == "mean" else total
     for group_rows in members.values():
         rewards = [fold([row.reward for row in rows]) for rows in group_rows]
-        # A spread that only the KL penalty makes is not scaled up to 1.
+        # Spread caused by the KL penalty alone is no signal about answers, so it is not scaled up to 1.
         bare = [fold([row.reward - total(row.kl_rewards) for row in rows]) for rows in group_rows]
         floor = 1.0 if no_spread(bare) else 0.0
         advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps, floor=floor)
@@ -110,13 +110,13 @@ def relative(
 
 @dataclass
 class GroupStats:
-    """How many groups could teach something, in all and to each agent."""
+    """Counts of groups with and without a learning signal, overall and per agent."""
 
     groups: int = 0
     alone: int = 0
     flat: int = 0
     of_agent: dict[str, list[bool]] = field(default_factory=dict)
-    """Agent -> of each group of two and more that it is in, whether it has no spread."""
+    """Agent -> for each of its groups of two or more: True if the group has no spread."""
 
     def add(self, rewards: Sequence[float], agents: Iterable[str]) -> None:
         """Count one group, in which `agents` have turns."""
@@ -130,8 +130,8 @@ class GroupStats:
             self.of_agent.setdefault(agent, []).append(flat)
 
     def metrics(self, name: str = "groups") -> dict[str, float]:
-        """`groups`, `groups_of_one` (counts) and `groups_no_spread` (fraction of the groups of two and more), the last
-        one also of the groups that an agent has turns in, `groups_no_spread/AGENT`."""
+        """`groups` and `groups_of_one` (counts), `groups_no_spread` (fraction of the groups of two or more), and the
+        same fraction over each agent's groups, `groups_no_spread/AGENT`."""
         fraction = self.flat / max(self.groups - self.alone, 1)
         found = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
         each = {f"{name}_no_spread/{agent}": sum(flat) / len(flat) for agent, flat in sorted(self.of_agent.items())}
@@ -139,7 +139,7 @@ class GroupStats:
 
 
 def drop_incomplete(trajectories: Trajectories) -> None:
-    """Take every trajectory out whose total is unknown because one of its turns' rewards is."""
+    """Drop every trajectory whose total is unknown because one of its turns has an unknown reward."""
     for rows in trajectories:
         gone = next((row.dropped for row in rows if row.dropped), None)
         if gone:

@@ -1,14 +1,14 @@
-"""HAPPO's M: how far the agents that were updated before have moved the joint action of a step.
+"""HAPPO's M: the product of the policy ratios of the agents updated earlier in the iteration, per joint step.
 
     M = 1 ; after the update of agent i:  M <- M * exp(mean over tokens of log pi_new - log pi_old) of i's turn
 
 One M per joint step, multiplied into the loss terms of the agents updated later (`policy_loss(weights=...)`); it is a
-number, without gradient. Agents that did not speak in the step, or did not learn, contribute 1. While nobody has
-moved, M is 1 everywhere and the update is MAPPO's.
+constant without gradient. Agents that did not speak in the step, or did not learn, contribute 1. Before the first
+update M is 1 everywhere and the update is MAPPO's.
 
-Source: Kuba 2022 (2109.11251) algorithm 4; HARL. A joint step is a stretch of turns in which everybody speaks at most
-once: agents that act at the same time, or one round of agents that speak in turn, where MARFT (2504.16129) sees one
-joint action too. It starts anew when an agent speaks again.
+Source: Kuba 2022 (2109.11251) algorithm 4; HARL. A joint step is a maximal run of turns in which each agent speaks at
+most once: agents that act simultaneously, or one round of agents that speak in turn (one joint action in MARFT,
+2504.16129, too). A new joint step starts when an agent speaks again.
 
 Deviations: the ratio is the geometric mean over the turn's tokens and M is clamped, since a product over hundreds of
 tokens and several agents would be 0 or infinite. A ratio that is not finite counts as 1, and is counted.
@@ -30,7 +30,7 @@ def joint_steps(episode: Episode) -> list[int]:
 
 
 def joint_steps_of(speakers: Sequence[str]) -> list[int]:
-    """The same from the names of those who spoke, one after the other."""
+    """Index of each turn's joint step, from the speakers' names in order."""
     steps: list[int] = []
     step, spoken = 0, set[str]()
     for speaker in speakers:
@@ -63,7 +63,11 @@ class CompoundRatio:
         return self._factors[self._step_of[id(turn)]]
 
     def update(self, moved: Iterable[tuple[Turn, Sequence[float]]]) -> None:
-        """Take in one agent's turns with their log-probs under its weights after the update, one per action token."""
+        """Multiply one agent's ratios into M.
+
+        Args:
+            moved: the agent's turns, each with its log-probs under the updated weights, one per action token.
+        """
         for turn, new in moved:
             old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
             if not old:
@@ -78,7 +82,7 @@ class CompoundRatio:
             self._factors[step] = max(self.low, min(self.high, self._factors[step] * ratio))
 
     def spread(self, agent: str) -> dict[str, float]:
-        """`compound_std/AGENT`: the spread of M, as it is now, over the turns of an agent that is to be updated."""
+        """`compound_std/AGENT`: current spread of M over the turns of the agent about to be updated."""
         factors = [self.factor(turn) for episode in self._episodes for turn in episode.turns if turn.agent == agent]
         return {f"compound_std/{agent}": std(factors, unbiased=False)} if factors else {}
 

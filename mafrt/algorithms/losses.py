@@ -25,12 +25,12 @@ Stats = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """The action tokens of one adapter in one micro-batch, as its policy loss sees them. `[n]` each."""
+    """Inputs of the policy loss: the action tokens of one adapter in one micro-batch, `[n]` each."""
 
     logprobs: Tensor
     """under the current weights, differentiable"""
     old_logprobs: Tensor
-    """under the weights that the update starts from"""
+    """under the weights before the update"""
     advantages: Tensor
     denominator: float
     """tokens (or turns at action level) of the adapter in the whole mini-batch"""
@@ -41,7 +41,7 @@ class PolicyTerms:
     weights: Tensor | None = None
     """factors without gradient: truncated importance weights, HAPPO's M"""
     ref_logprobs: Tensor | None = None
-    """under the base without adapter; None where nothing reads the reference"""
+    """under the base without adapter; None without a reference"""
 
 
 MAX_LOG_RATIO = 20.0
@@ -74,7 +74,7 @@ def policy_loss(
 
     Args:
         logprobs: [n] under the current weights, differentiable.
-        old_logprobs: [n] under the weights that the update starts from.
+        old_logprobs: [n] under the weights before the update.
         advantages: [n].
         denominator: action tokens (or turns) of the global batch, or a constant (Dr. GRPO).
         segment: [n] long, any number per turn; needed at action level.
@@ -285,11 +285,11 @@ class AdaptiveKL:
         return self.coef
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The coefficient, for a checkpoint."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take the coefficient of a checkpoint over."""
+        """Restore the coefficient from a checkpoint."""
         self.coef = float(state["coef"])
 
 
@@ -303,7 +303,7 @@ def finite(*tensors: Tensor | None) -> Tensor:
 
 
 def blank(tensor: Tensor, good: Tensor) -> Tensor:
-    """`tensor` with 0 where `good` is False; those entries get gradient 0, whatever they hold."""
+    """`tensor` with 0 where `good` is False; those entries get gradient 0, even if they hold NaN."""
     return torch.where(good, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
@@ -321,7 +321,7 @@ def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
 
 
 def check_denominator(denominator: float) -> None:
-    """A batch of nothing has no mean: the caller skips it instead of dividing by 0."""
+    """Raise ValueError for an empty batch: it has no mean, so the caller must skip it."""
     if not denominator > 0.0:
         raise ValueError(f"denominator is {denominator}; expected the global count of tokens or turns, above 0.")
 

@@ -1,11 +1,11 @@
-"""`maporl`: a debate in rounds, where a turn is worth what it and all later rounds score.
+"""`maporl`: debate in rounds; the reward of a turn is its own score averaged with those of all later rounds.
 
     R_{t,a} = [V_{t,a} + sum_{t'>t} g^{t'-t} mean_j V_{t',j}] / sum_{t'>=t} g^{t'-t}        g = round_gamma
             + own_{t,a} + influence_{t,a}
 
-V_{t,a} is the reward of agent a's turn in round t, R the reward that `gae` then works with, turn by turn
-(`bootstrap="none"`). With an answer right where its score exceeds `right_above`, and others right where their mean
-does, the bonuses of the authors (`bonus_rule`) are:
+V_{t,a} is the reward of agent a's turn in round t; R is the reward passed to `gae`, turn by turn (`bootstrap="none"`).
+An answer is right if its score exceeds `right_above`; the others are right if their mean does. The bonuses of the
+authors (`bonus_rule`) are:
 
 | own answer, a round before and now | others were right before | others were wrong |
 |---|---|---|
@@ -58,15 +58,15 @@ class MaporlBase(Gae):
     bonus_rule: Literal["authors", "proportional"] = "authors"
     """the authors' table of right and wrong, or bonuses in proportion to the change of the score"""
     alpha0: float = 0.0
-    """own change against or with the others: spoiling what they had wrong too, correcting what they had right"""
+    """own change that agrees with the peers: right -> wrong if they were wrong, wrong -> right if they were right"""
     alpha1: float = 0.0
-    """own change: spoiling what the others had right, correcting what they had wrong"""
+    """own change against the peers: right -> wrong if they were right, wrong -> right if they were wrong"""
     alpha2: float = 0.0
     """influence on the others' next answer: wrong but useful, or right and yet harmful"""
     alpha3: float = 0.0
     """influence on the others' next answer: right and useful, or wrong and harmful"""
     right_above: float = 0.5
-    """score from which an answer counts as right, or the mean of several"""
+    """threshold: an answer, or the mean of several, counts as right above this score"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,14 +93,14 @@ def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]
             bonus = _bonus(scores, t, row.turn.agent, settings)
             bonuses.append(bonus)
             score = _ahead(rounds, t, row.turn.agent, settings.round_gamma) + bonus
-            # A divergence from the reference is the turn's own: no other round is paid for it.
+            # The KL penalty belongs to the turn that diverged, so other rounds do not share it.
             row.reward = score + total(row.kl_rewards)
             row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): score}
     return gae(trajectories, settings) | ({"round_bonus": mean(bonuses)} if bonuses else {})
 
 
 def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:
-    """The weighted mean of the agent's own score now and the team's mean scores from now on."""
+    """Discounted mean of the agent's own score in round t and the team's mean scores in the rounds after it."""
     weights = [gamma**k for k in range(len(rounds) - t)]
     scores = [rounds[t][agent], *(mean(list(later.values())) for later in rounds[t + 1 :])]
     return total(w * score for w, score in zip(weights, scores, strict=True)) / total(weights)
@@ -109,7 +109,7 @@ def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:
 def _bonus(rounds: Sequence[Round], t: int, agent: str, settings: MaporlBase) -> float:
     """The agent's bonus for its own change, and for how its peers' answers change next.
 
-    The rounds hold scores without the outcome and the KL penalty, which say nothing of a single answer.
+    The scores exclude the outcome and the KL penalty, which do not rate a single answer.
     """
     proportional = settings.bonus_rule == "proportional"
     bonus = 0.0
@@ -134,7 +134,7 @@ def _bonus(rounds: Sequence[Round], t: int, agent: str, settings: MaporlBase) ->
 
 
 def _own_change(before: bool, now: bool, peers_right: bool, settings: MaporlBase) -> float:
-    """The authors' bonus for an agent that was and is right or wrong, by what its peers were before."""
+    """The authors' bonus for a change of the agent's own answer, given its peers' answers one round before."""
     if before and not now:
         return -settings.alpha1 if peers_right else -settings.alpha0
     if now and not before:
@@ -143,7 +143,7 @@ def _own_change(before: bool, now: bool, peers_right: bool, settings: MaporlBase
 
 
 def _influence(peers_now: bool, peers_next: bool, right: bool, settings: MaporlBase) -> float:
-    """The authors' bonus for peers that change next, by whether the agent itself is right now."""
+    """The authors' bonus for a change of the peers' answers in the next round, given the agent's answer now."""
     if peers_next and not peers_now:
         return settings.alpha3 if right else settings.alpha2
     if peers_now and not peers_next:

@@ -19,7 +19,7 @@ class ObservedReturns:
     """Rewards seen from each turn of an agent to the end of its episode, without the critic and the KL penalty."""
 
     flat: bool
-    """they, and the turns' own rewards, are the same at every position: nothing tells one turn from another"""
+    """returns and rewards are equal at every position, so they cannot distinguish turns"""
     spread: float
     """population deviation over all turns"""
 

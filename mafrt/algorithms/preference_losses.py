@@ -1,4 +1,4 @@
-"""Losses of learning without play: from preferences (DPO) and from answers that are to be imitated (SFT).
+"""Offline losses: preferences (DPO) and imitation of recorded answers (SFT).
 
 As in `mafrt.algorithms.losses`, each is a *sum* over the entries given, divided by a `denominator` that the caller
 computes once for the mini-batch of an adapter, so micro-batches add up to the same gradient; entries that are not
@@ -32,7 +32,7 @@ def dpo_loss(
         rejected: [p] the same of the rejected answer.
         ref_chosen: [p] under the reference, without gradient.
         ref_rejected: [p].
-        beta: how much a log-ratio is worth; the larger, the closer the policy stays to the reference. Above 0.
+        beta: weight of the log-ratios, above 0; larger values keep the policy closer to the reference.
         denominator: pairs of the adapter in the whole mini-batch.
 
     Returns:

@@ -20,7 +20,7 @@ CriticInput = Literal["context", "transcript"] | None
 
 @dataclass(frozen=True)
 class Ppo(Gae):
-    """PPO: clipped ratio with a critic, advantages over the team's words in speaking order."""
+    """PPO: clipped ratio with a critic, advantages over the team's turns in speaking order."""
 
     paper: ClassVar[str] = "Schulman 2016 (1506.02438), 2017 (1707.06347)"
 
@@ -79,7 +79,7 @@ class Mappo(Gae):
 
 @dataclass(frozen=True)
 class Happo(Gae):
-    """MAPPO one agent after the other, later agents weighted by how the earlier ones moved."""
+    """MAPPO with sequential updates: later agents' losses are weighted by the earlier agents' policy ratios."""
 
     joint_advantage: bool = structural(True)
     normalize_advantages: Literal["none", "batch", "agent"] = "batch"
@@ -171,7 +171,7 @@ class AtGrpo(GroupRelative):
 
 @dataclass(frozen=True)
 class GiGpo(GigpoBase):
-    """GRPO plus each turn's return among turns that stood in the same place."""
+    """GRPO plus a step-level advantage among turns from the same state."""
 
     paper: ClassVar[str] = "GiGPO (2505.10978)"
 

@@ -1,32 +1,31 @@
-"""The reward of a turn: what the environment, the coach and the task's verdict say, in one number or a few.
+"""The reward of a turn, combined from the environment's reward, the coach's score and the task's outcome.
 
     r = reward_weight * turn.reward + process_weight * score / 10 (+ outcome_weight * episode.outcome)
 
 The outcome is added to the last turn of the episode (`outcome_to="last"`, MARFT), to all turns of the step that ended
-it (`"end"`, which `mafrt.rollout.tree_player` scores alternatives by), to the last turn of every agent (`"each"`) or to
-every turn (`"all"`, which Dr. MAS, AT-GRPO and GRPO mean by "each row carries the trajectory's reward"). Rules that see
-tokens pay a verdict's overall score on the last tokens of its spans, each by its share of the spans' scores: spans say
-where a turn is paid, and never how much.
+it (`"end"`, used by `mafrt.rollout.tree_player` to score alternatives), to the last turn of every agent (`"each"`) or
+to every turn (`"all"`: "each row carries the trajectory's reward" in Dr. MAS, AT-GRPO, GRPO). Token-level rules place a
+verdict's overall score on the last tokens of its spans, in proportion to the spans' scores: spans move the reward
+within the turn and never change its sum.
 
-With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome is one summand then: it is
-counted once, whatever `outcome_to` says, since a sum over "all" would weigh it by the number of turns.
+With `share="sum"` every turn carries the sum over its episode (CORY's r1 + r2). The outcome then enters the sum once,
+for every `outcome_to`, since a sum over "all" would weigh it by the number of turns.
 
-A turn that nearly or fully uses up its token limit can be punished for it (`overlong_*`, DAPO 2503.14476 eq. 13):
+The overlong penalty lowers the reward of a turn near or at its token limit (`overlong_*`, DAPO 2503.14476 eq. 13):
 
     penalty * min(0, (limit - buffer - tokens) / buffer)          buffer = overlong_buffer * limit
 
-which is 0 up to limit - buffer tokens and -penalty at the limit. It is the turn's own: it is added after sharing.
+which is 0 up to limit - buffer tokens and -penalty at the limit. It is added after sharing, so only that turn pays it.
 
-So is the divergence from the reference, with `kl_coef` above 0: every action token earns
--kl_coef * (log pi - log pi_ref), Schulman's k1 (Ziegler 2019, 1909.08593), and the turn the sum of it. log pi is
+The KL penalty in the reward (`kl_coef` above 0) is added after sharing too: every action token gets
+-kl_coef * (log pi - log pi_ref), Schulman's k1 (Ziegler 2019, 1909.08593), and the turn their sum. log pi is
 `old_logprobs`, or the sampler's where that is None.
 
-A turn whose reward is not known leaves the loss and every baseline, and is counted: it was not judged although a
-coach is on (`None` and `Unscored` alike), a part of its reward is NaN or infinite, or its episode was cut before any
-verdict: `outcome` is None although others of its group have one, or in a truncated episode although others of the batch
-have one. It never becomes a number. `truncation="mask"` takes truncated episodes out, `mask_cut_turns` turns
-that were cut by their token limit.
-A part whose weight is 0 is not read at all.
+A turn of unknown reward leaves the loss and every baseline, and is counted. A reward is unknown if a coach is on but
+the turn was not judged (`None` and `Unscored` alike); if a part of it is NaN or infinite; or if the episode was cut
+before its outcome, i.e. `outcome` is None although others of its group have one, or in a truncated episode although
+others of the batch have one. No substitute number is used. `truncation="mask"` drops truncated episodes,
+`mask_cut_turns` drops turns that hit their token limit. A part of weight 0 is not read at all.
 """
 
 from __future__ import annotations
@@ -50,29 +49,29 @@ class CreditContext:
     """Facts about the batch that credit needs and that are no settings."""
 
     coach: bool | None = None
-    """Whether a coach is on. None: it is if any turn of the batch has a verdict (a coach that failed on every turn
-    then goes unseen, so the runner says True)."""
+    """Whether a coach is on. None: inferred, on if any turn of the batch has a verdict. The runner sets it, since a
+    coach that failed on every turn cannot be inferred."""
     decode: Decode | None = None
-    """Token ids -> text, to find a span's last token. Without it a span falls back to the action's last token."""
+    """Token ids -> text, to locate a span's last token. None: the action's last token is used for every span."""
     token_limits: Mapping[str, int] | None = None
-    """Agent -> tokens it may say in a turn; needed where `overlong_buffer` is above 0."""
+    """Agent -> max tokens per turn; required if `overlong_buffer` is above 0."""
     kl_coef: float | None = None
-    """Weight of the KL penalty in the reward that a target has steered to; None: the settings' own."""
+    """Current weight of the KL penalty in the reward, as steered by `AdaptiveKL`; None: the setting's."""
     agent_rewards: Mapping[str, RewardSettings] | None = None
-    """Agent -> reward settings of its own; the weights of its turns' rewards are read from these."""
+    """Agent -> its own reward settings: weights of the parts of its turns' rewards."""
     agent_kl: Mapping[str, float] | None = None
     """Agent -> weight of its own KL penalty in the reward, in place of `kl_coef`."""
     joint: Joint | None = None
-    """(turn, values in the place of its Q_i) -> Q_tot for each; needed by `qmix`."""
+    """(turn, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
 
 
 Dropped = Literal["unjudged", "nonfinite", "truncated", "no_outcome", "cut_by_length"]
-"""Reasons for which a turn is out of the loss."""
+"""Reasons to exclude a turn from the loss."""
 
 
 @dataclass
 class Row:
-    """One turn with its reward, as every rule reads it."""
+    """One turn with its reward: the input of every credit rule."""
 
     turn: Turn
     episode: int
@@ -95,7 +94,7 @@ class Row:
     """Why the turn is out of the loss; None if it is in."""
 
     def paid(self, token: int) -> float:
-        """The reward at one token, the KL penalty included."""
+        """Reward at one token, KL penalty included."""
         reward = self.token_rewards.get(token, 0.0)
         return reward + self.kl_rewards[token] if self.kl_rewards else reward
 
@@ -129,7 +128,7 @@ def reward_rows(
     spans_lost = 0
     trajectories = []
     judged = {episode.group for episode in episodes if episode.outcome is not None}
-    # Where nothing follows a turn (IPPO, MAPoRL), nothing can be cut off.
+    # With bootstrap="none" (IPPO, MAPoRL) turns have no successor, so truncation cuts nothing off.
     future = settings.truncation == "bootstrap" and getattr(settings, "bootstrap", "none") != "none"
     for index, episode in enumerate(episodes):
         truncated = episode.info.get("ended") == "truncated"
@@ -217,8 +216,8 @@ def _pay(
 def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) -> tuple[int, dict[int, float]]:
     """Spans that were not located, and the share of the overall score that each token is paid; they add up to 1.
 
-    A span's share is its score among the scores of all spans, so spans move the payment and never change its sum. The
-    share of one that is not found goes to the last token, as all of it does without spans.
+    A span's share is its score divided by the sum of all spans' scores, so spans move the reward and keep its sum. The
+    share of an unlocated span goes to the last token, as does the whole reward without spans.
     """
     if not verdict.spans:
         return 0, {last: 1.0}
@@ -236,7 +235,7 @@ def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) 
 
 
 def _share(rows: list[Row]) -> None:
-    """Give every row the sum of the episode's rewards; unknown if one of them is."""
+    """Give every row the sum of its episode's rewards; unknown if any summand is unknown."""
     gone = next((row.dropped for row in rows if row.dropped), None)
     summed = math.fsum(row.reward for row in rows) if gone is None else 0.0
     for row in rows:
@@ -247,7 +246,7 @@ def _share(rows: list[Row]) -> None:
 
 
 def _shorten(row: Row, settings: RewardSettings, context: CreditContext) -> None:
-    """Take the overlong penalty off the turn's reward, on its last token."""
+    """Subtract the overlong penalty from the turn's reward, at its last token."""
     turn = row.turn
     limit = (context.token_limits or {}).get(turn.agent)
     if limit is None:
@@ -264,7 +263,7 @@ def _shorten(row: Row, settings: RewardSettings, context: CreditContext) -> None
 
 
 def _penalise(row: Row, coef: float) -> None:
-    """Take the divergence from the reference off the turn's reward, token by token."""
+    """Subtract the KL penalty from the turn's reward, token by token."""
     turn = row.turn
     if not turn.action_ids:
         return

@@ -1,30 +1,29 @@
-"""`vdn`, `qmix`: how much better the team does with this turn than with the others that the agent said in its place.
+"""`vdn`, `qmix`: counterfactual credit. Team Q with this turn, minus team Q with the agent's alternative turns.
 
     A_i = Q_tot(s, a) - mean over the group's alternatives a_i' of Q_tot(s, (a_-i, a_i'))  +  residual_weight * D
     D   = sum_k (gamma lambda)^k (r_team + gamma Q_tot' - Q_tot) over this joint step and those after it
 
-`turn.values` hold the agent's own Q_i(turn), the same on every token. With VDN, Q_tot is the sum of the
-Q_i, everybody else's cancel, and the first half is Q_i - mean of the group's Q_i. With QMIX,
-`joint(turn, qs)` says what Q_tot would be, in the turn's own state and with the others' own turns, for each number in
-`qs` in the place of Q_i. A joint step is what is said at the same time, one step of the environment
-(`mafrt.training.mixer_critic`). The alternatives are what the same agent said when it spoke for the same time (first,
-second...) in all samples of the problem, its own turn included. A group of one has no first half, and is counted. All
-tokens of a turn carry its advantage.
+`turn.values` hold the agent's own Q_i(turn), the same on every token. With VDN, Q_tot is the sum of the Q_i, the
+teammates' Q cancel, and the first term is Q_i - mean of the group's Q_i. With QMIX, `joint(turn, qs)` evaluates Q_tot
+in the turn's state, with the teammates' actual turns, for each candidate value of Q_i in `qs`. A joint step is one step
+of the environment: all turns spoken at the same time (`mafrt.training.mixer_critic`). The alternatives are the same
+agent's n-th turns in all samples of the problem, this turn included. A group of one has no first term and is counted.
+All tokens of a turn carry its advantage.
 
-D is what the team earned beyond its Q_tot, generalised over the joint steps to come as in `mafrt.algorithms.gae`. With
-weight 1, Q_tot(s, a) cancels: a turn is credited with the return that was seen, less the counterfactual baseline.
+D is the team's reward beyond its Q_tot, generalised over later joint steps as in `mafrt.algorithms.gae`. With weight 1,
+Q_tot(s, a) cancels: a turn is credited with the observed return minus the counterfactual baseline.
 
-`returns` are the turn's own reward: they are what the mixer's temporal differences are made of
-(`mafrt.training.mixer_critic`), not what a value head is fitted to.
+`returns` are the turn's own reward, the input of the mixer's temporal differences (`mafrt.training.mixer_critic`), not
+a regression target of a value head.
 
 Source: VDN, Sunehag 2017 (1706.05296); QMIX, Rashid 2018 (1803.11485); the baseline is the counterfactual one of COMA,
 Foerster 2018 (1705.08926), eq. 4, with the samples of the group in place of an expectation under the policy.
 
-Deviations: both papers act greedily on Q, which needs a Q for everything that can be said; here Q credits a policy. A
-policy that follows Q alone (weight 0) soon says what Q errs about, and is lost before Q learns better, hence D. After
-the first turn, samples differ in what they answer to, so alternatives are what was said in similar states, not in the
-same one. With a turn of unknown reward nothing is known of what its joint step earned: all of the step leaves the loss,
-and the step before it bootstraps from its Q_tot.
+Deviations: both papers act greedily on Q, which needs Q of every possible text; here Q credits a policy. A policy
+trained on Q alone (weight 0) quickly exploits the errors of Q and collapses before Q is corrected, hence D. After the
+first turn the samples' contexts differ, so alternatives come from similar states, not from the same one. A turn of
+unknown reward makes its joint step's reward unknown: the whole step leaves the loss, and the step before it bootstraps
+from its Q_tot.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
         ConfigError: a turn has no values, or `joint` is missing.
     """
     if settings.mixer == "qmix" and joint is None:
-        raise ConfigError("rule 'qmix' needs `joint`, which says what Q_tot would be; give it, or take 'vdn'.")
+        raise ConfigError("rule 'qmix' needs `joint`, the mixer's Q_tot; give it, or take 'vdn'.")
     groups: dict[tuple[str, str, int], list[tuple[Row, float]]] = {}
     for rows in trajectories:
         beyond = _residuals(rows, settings, joint)
@@ -95,7 +94,7 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
                 groups.setdefault((row.group, row.turn.agent, time), []).append(pair)
     group_stats = GroupStats()
     for members in groups.values():
-        # Sorted, so that the order of the episodes does not even change a rounding of the mixer's.
+        # Sorted, so that the order of the episodes cannot change the rounding of the mixer's sums.
         alternatives = sorted(_own(row) for row, _ in members)
         advantages = [_against(row, alternatives, joint) + residual for row, residual in members]
         group_stats.add(advantages, (row.turn.agent for row, _ in members))
@@ -105,7 +104,7 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
 
 
 def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> float:
-    """The first half of a row's advantage."""
+    """The counterfactual term of a row's advantage."""
     own = _own(row)
     if alternatives[0] == alternatives[-1]:
         return 0.0
@@ -116,7 +115,7 @@ def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> fl
 
 
 def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dict[int, float]:
-    """D of every joint step of one episode; takes the rows of a step out of the loss if what it earned is unknown."""
+    """D of every joint step of one episode; drops the rows of a step whose reward is unknown."""
     steps: dict[int, list[Row]] = {}
     for row in rows:
         if row.turn.action_ids and not math.isfinite(_own(row)):
@@ -142,7 +141,7 @@ def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dic
 
 
 def _q_tot(said: Sequence[Row], joint: Joint | None) -> float:
-    """Q_tot of a joint step as it was; 0 if nobody said anything."""
+    """Q_tot of a joint step with its actual turns; 0 if the step has no turn."""
     if joint is not None and said:
         return next(iter(joint(said[0].turn, [_own(said[0])])))
     return total(_own(row) for row in said)

@@ -1,1 +1,1 @@
-"""Turns with advantages in, new adapter and critic weights out."""
+"""Training: updates of adapters and critic from turns with advantages."""

@@ -1,8 +1,8 @@
-"""The one place where turns become tensors.
+"""Collation of turns into padded batches. The only module that turns `Turn`s into tensors.
 
-A row is a turn: its prompt, then its action. Rows are padded on the right, so under a causal mask the padding
-cannot reach a real token and needs no attention mask. The hidden state that predicts action token t stands one
-position before it; `Batch.predict` holds those positions of all rows, one flat index after the other.
+A row is a turn: its prompt, then its action. Rows are padded on the right: under a causal mask real tokens never attend
+to the padding, so no attention mask is needed. The hidden state that predicts action token t is at position t - 1;
+`Batch.predict` holds these positions of all rows as flat indices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Batch:
     targets: Tensor
     """[N] int64: the action tokens"""
     row: Tensor
-    """[N] int64: which row each action token belongs to"""
+    """[N] int64: row of each action token"""
 
     def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
         """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
@@ -88,24 +88,24 @@ def split(turns: Sequence[Turn], max_tokens: int) -> list[list[Turn]]:
 
 
 def dealt(turns: Sequence[Turn], processes: Processes) -> list[Turn]:
-    """This process's turns, in their order: every process gets about as many tokens."""
+    """This process's share of the turns, in the original order; token counts are balanced over the processes."""
     if processes.size == 1:
         return list(turns)
     return [turns[index] for index in sorted(processes.share(by_length(turns)))]
 
 
 def by_length(turns: Sequence[Turn]) -> list[int]:
-    """Positions of the turns, the shortest first."""
+    """Indices of the turns, sorted by length, shortest first."""
     return sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
 
 
-def micro_batches(mine: Sequence[Turn], turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[list[Turn]]:
-    """This process's part `mine` of `turns`, cut as `split` does.
+def micro_batches(own: Sequence[Turn], turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[list[Turn]]:
+    """Micro-batches of `own`, this process's share of `turns`, as cut by `split`.
 
-    A sharded base gathers its layers from all processes whenever one of them computes, so all have to compute as
-    often: what is missing is filled with parts of one turn, whose results nobody reads.
+    A forward of a sharded base is collective, so all processes must run equally many. Processes with fewer
+    micro-batches append dummy ones of a single turn, whose results are discarded.
     """
-    parts = split(mine, max_tokens)
+    parts = split(own, max_tokens)
     if not base.sharded or not turns:
         return parts
     return parts + [[turns[0]]] * (base.processes.most(len(parts)) - len(parts))

@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """What the critic reads of a batch."""
+    """Inputs of the critic for one batch."""
 
     turns: list[Turn]
     hidden: list[Tensor | None]
-    """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level; None: another process
-    has it"""
+    """per turn: [action tokens, hidden size] at token level, [1, hidden size] at action level; None if the turn belongs
+    to another process"""
     credit: dict[str, Any] = field(default_factory=dict)
-    """settings of the credit rule that this stage computes; a critic has none beside the turns' values"""
+    """inputs of the credit rule computed by this stage; empty for a critic, which only fills the turns' values"""
 
 
 class Critic:
     """The critic with its optimizer.
 
     Args:
-        base: its no-adapter pass gives the features.
-        learn: mini-batches, gradient norm and epsilon, as of the adapters.
+        base: its hidden states without adapter are the features.
+        learn: mini-batches, gradient norm and epsilon, shared with the adapters.
         settings: learning rate, epochs and clipping of the critic; None: no critic, only the reference is read.
         level: `token` values every action token, `action` values a turn at its first position.
-        seed: of the head's initialisation and of the mini-batches.
-        central: whether the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
+        seed: for the head's initialisation and the mini-batches.
+        central: the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Critic:
         save_critic(self.head, path)
 
     def load(self, path: Path) -> None:
-        """Take the head from a `critic.pth`, with a fresh optimizer. Raises CheckpointError."""
+        """Load the head from a `critic.pth` and start a fresh optimizer. Raises CheckpointError."""
         self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
         self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, self.learn)
 
@@ -91,7 +91,7 @@ class Critic:
 
         Args:
             episodes: the batch.
-            temperatures: at which each agent samples; the reference is read at the same.
+            temperatures: sampling temperature of each agent, applied to the reference too.
         """
         turns = [turn for episode in episodes for turn in episode.turns if turn.action_ids]
         own = {id(turn): turn.prompt_ids for turn in turns}
@@ -142,7 +142,7 @@ class Critic:
         return [hidden.get(id(turn)) for turn in turns] if values else []
 
     def _tell(self, mine: Sequence[Turn], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
-        """Fill in what the other processes found out about their part of `turns`."""
+        """Exchange values and reference log-probabilities with the other processes, and fill them in."""
         numbers = {id(turn): number for number, turn in enumerate(turns)}
         found = [
             [numbers[id(turn)], turn.values if values else None, turn.ref_logprobs if reference else None]
@@ -172,7 +172,7 @@ class Critic:
         bad[here] = 1.0 - torch.isfinite(x).all(-1).float()
         processes.sum([bad])
         sound = torch.isfinite(returns) & torch.isfinite(old) & (bad == 0)
-        # Rows are numbered over all processes, so that mini-batches are the same however they are shared.
+        # Rows are numbered over all processes, so mini-batches do not depend on the number of processes.
         place = torch.full((len(returns),), -1, device=device)
         place[here] = torch.arange(len(here), device=device)
         place, returns, old = place[sound], returns[sound], old[sound]
@@ -212,7 +212,7 @@ class Critic:
         return metrics
 
     def _rows(self, pairs: Sequence[tuple[Tensor | None, Turn]], count: int | None) -> tuple[Tensor, Tensor]:
-        """The features that this process has, [rows, d] float32, and their numbers among the rows of all."""
+        """This process's features, [rows, d] float32, and their indices among the rows of all processes."""
         device, first = self.base.device, 0
         here: list[Tensor] = []
         for hidden, turn in pairs:

@@ -1,4 +1,4 @@
-"""What a central critic reads: everything said so far, and who speaks next."""
+"""Input of a central critic: the transcript so far and the next speaker's name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mafrt.core.types import Episode
 def central_prompts(episodes: Sequence[Episode], tokenizer: Any, context_window: int) -> dict[int, list[int]]:
     """For every turn, the prompt of a critic that sees the whole team's transcript (MAPPO; Yu 2022, 2103.01955).
 
-    It holds what the first speaker saw, each earlier turn as `AGENT: TEXT` (whatever the speaker itself was shown of
-    them), and the speaker's name. A transcript that leaves no room for the turn loses its beginning.
+    It holds the first speaker's prompt, each earlier turn as `AGENT: TEXT` (hidden ones included), and the
+    speaker's name. A transcript that leaves no room for the turn is truncated on the left.
 
     Returns:
         `id(turn)` -> token ids. The turns must stay alive as long as the dict is used.

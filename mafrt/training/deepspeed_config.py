@@ -18,7 +18,7 @@ _OURS = {
     "fp16": "adapters are float32 and the base has --dtype",
     "amp": "adapters are float32 and the base has --dtype",
 }
-"""Sections that would decide what mafrt decides, and what does that here."""
+"""Sections refused because mafrt owns the setting -> the reason shown to the user."""
 _ONE = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -28,8 +28,8 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
     Args:
         path: JSON, as `deepspeed.initialize` takes it; "auto" stands for the run's own settings.
         learn: the run's.
-        dtype: of the base, if it was given.
-        processes: how many were started.
+        dtype: of the base, None if the user did not set it.
+        processes: number of processes started.
 
     Raises:
         ConfigError: it cannot be read, has no ZeRO stage, or contradicts the run; or there is one process only.
@@ -67,7 +67,7 @@ def read_zero(path: Path, learn: LearnConfig, *, dtype: str | None, processes: i
         raise MissingExtraError("--deepspeed needs DeepSpeed; run pip install 'mafrt[deepspeed]'.")
     ours = {"train_batch_size", "gradient_clipping", "bf16", "zero_optimization", *_ONE, *_OURS}
     rest = {name: value for name, value in settings.items() if name not in ours}
-    # What is "auto" there, transformers would work out; DeepSpeed has a default for all of it.
+    # "auto" is resolved by transformers' integration only; without it, dropping the key selects DeepSpeed's default.
     zero = {name: value for name, value in zero.items() if value != "auto"}
     return {
         **rest,
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _enabled(section: Any) -> bool:
-    """Whether a section says anything: it is there, and not switched off."""
+    """Whether a section is present and not disabled."""
     return bool(section) and not (isinstance(section, Mapping) and section.get("enabled") is False)
 
 

@@ -1,11 +1,11 @@
-"""Learn: turns with advantages in, new adapter weights out.
+"""Policy updates: turns with advantages in, new adapter weights out.
 
 One backward pass serves all learning adapters. Each adapter has its own optimizer, gradient norm and denominator
-(the number of its own action tokens, or turns, in the whole mini-batch), so neither micro-batches nor what the
-others said change its gradient.
+(the number of its own action tokens, or turns, in the whole mini-batch), so its gradient depends neither on the
+micro-batch size nor on the other agents' turns.
 
-With several processes (`base.processes`) all of them are given the same turns. Each goes forward and backward on a part
-of every mini-batch, the gradients are added up, and all make the same step.
+With several processes (`base.processes`) every process receives the same turns, runs forward and backward on its share
+of each mini-batch, sums the gradients with the others, and makes the same step.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """Facts that hold for one update and may differ in the next."""
+    """Arguments of one update, which may change from update to update."""
 
     adapter_of: Mapping[str, str]
-    """agent -> adapter that it speaks with"""
+    """agent -> its adapter"""
     kl_coef: float
     """weight of the KL to the reference in the loss"""
     weight: Callable[[Turn], float] | None = None
@@ -52,14 +52,14 @@ class Learner:
 
     Args:
         base: holds the adapters.
-        adapter_of: the adapter of each agent, unless a call names another cast.
-        temperatures: at which each agent samples; log-probabilities are taken at the same.
+        adapter_of: agent -> adapter, the default for calls without their own mapping.
+        temperatures: sampling temperature of each agent; log-probabilities are computed at the same temperature.
         adapter_learn: optimizer settings of each adapter.
         learn: settings of the update as a whole: passes, mini-batches, micro-batches.
-        objective: the shape of the policy loss.
-        seed: of the mini-batches.
-        steps: makes the optimizer steps; by default those of `learn`, the same in every process.
-        loss: of a micro-batch; by default the clipped policy loss of `objective`.
+        objective: settings of the policy loss.
+        seed: for the mini-batches.
+        steps: optimizer steps; default: replicated torch optimizers with the settings of `adapter_learn`.
+        loss: loss of a micro-batch; default: the clipped policy loss of `objective`.
         lr_schedule: factor on the learning rates in an iteration.
     """
 
@@ -90,7 +90,7 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:
-        """Log-probabilities of the action tokens under the adapters as they are now, one list per turn.
+        """Log-probabilities of the action tokens under the current adapters, one list per turn.
 
         Args:
             turns: any turns; one without action tokens gets an empty list.
@@ -112,9 +112,9 @@ class Learner:
         return [values_of[position[id(turn)]] if turn.action_ids else [] for turn in turns]
 
     def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
-        """Fill `old_logprobs` from the adapters as they are now.
+        """Fill `old_logprobs` under the current adapters.
 
-        Needed where the sampler's own log-probabilities are not the policy's: a cut support (top-p, top-k), or
+        Needed where the sampler's log-probabilities differ from the trainer's: truncated support (top-p, top-k), or
         another engine. Arguments as of `logprobs`.
         """
         for turn, values in zip(turns, self.logprobs(turns, adapter_of), strict=True):
@@ -130,7 +130,7 @@ class Learner:
         adapter_of: Mapping[str, str] | None = None,
         kl_coef: float | None = None,
     ) -> dict[str, float]:
-        """Move the adapters of `agents` along the advantages of their turns; all others stay bit-identical.
+        """Update the adapters of `agents` with the advantages of their turns; all others stay bit-identical.
 
         Args:
             turns: the batch.
@@ -141,9 +141,9 @@ class Learner:
             kl_coef: weight of the KL to the reference in the loss; None: the setting's. Ignored where the KL is in
                 the reward.
 
-        Turns without advantages, and turns of agents that do not learn, are left out. A mini-batch whose
-        gradient for an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite
-        after a step goes back to what it was before the update. Both are counted.
+        Turns without advantages, and turns of agents that do not learn, are ignored. A mini-batch whose gradient for
+        an adapter is not finite is skipped for that adapter; an adapter whose weights are not finite after the update
+        is rolled back to its weights before it. Both events are counted.
 
         Returns:
             Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
@@ -214,8 +214,8 @@ class Learner:
                 break
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
-                    raise  # with a sharded base the others wait in the middle of their pass and cannot start again
-            # The gradient is a sum over turns, so smaller micro-batches give the same one.
+                    raise  # a sharded pass is collective: the other processes are inside it and cannot restart
+            # The gradient is a sum over turns, so smaller micro-batches give the same gradient.
             self.micro_batch_tokens //= 2
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
         metrics.steps = 1
@@ -238,7 +238,7 @@ class Learner:
         metrics: UpdateMetrics | None,
         context: UpdateContext,
     ) -> None:
-        """Add the gradient of some turns of a mini-batch whose `denominators` are the denominators.
+        """Accumulate the gradient of one micro-batch; `denominators` cover the whole mini-batch.
 
         With `metrics` None the turns belong to another process; the pass is made only because a sharded base needs all
         processes to compute equally often.
@@ -276,10 +276,10 @@ class Learner:
             parameter.copy_(value)
         self.steps.forget(name)
         self.base.bump(name)
-        log.error("Adapter %s was no longer finite; it is back at its last good weights.", name)
+        log.error("Adapter %s had weights that are not finite; it was rolled back to its last finite weights.", name)
 
     def state(self) -> dict[str, Any]:
-        """Optimizer state of every adapter, the same however the steps are made. All processes take part."""
+        """Optimizer state of every adapter, in one format for all implementations of the steps. Collective."""
         return self.steps.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -287,5 +287,5 @@ class Learner:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an error class of its own; the CPU allocator only a message."""
+    """Whether memory ran out. CUDA raises its own class; the CPU allocator only a message."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""The learning rate over a run."""
+"""Learning rate schedules: warm-up, then constant, linear or cosine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LrSchedule = Callable[[int], float]
 def make_lr_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
     """The schedule of a run of `iterations` iterations. A pure function of the iteration, so resuming is exact.
 
-    Warm-up rises in equal steps to 1. From there, `linear` falls to 0 and `cosine` along half a wave; both would reach
-    it one iteration after the last, which would otherwise teach nothing.
+    Warm-up rises in equal steps to 1. Then `linear` decays in equal steps and `cosine` along half a wave. Both reach 0
+    one iteration after the last, so that the last iteration still learns.
     """
     warmup = learn.lr_warmup
 

@@ -1,26 +1,26 @@
-"""VDN and QMIX as a stage: Q of every turn in place of a critic's values, learnt by temporal differences of the team.
+"""Critic of VDN and QMIX: Q of every turn, trained by temporal differences of the team's reward.
 
     L = mean over joint steps of (Q_tot(s, q) - y)^2 / 2
     y = r_team + gamma * ((1 - lambda) * Q_tot'(s', q') + lambda * y')        y = r_team at the end, Q' of the target
 
-It stands where `Critic` stands and has the same few methods. Everything is read from the frozen base, in passes
-with no adapter: Q_i from the hidden state before the turn's first token, which has seen the context, and the mean of
-those of its own tokens; the state s of a joint step from the last token of the transcript before it, with the name of
-who speaks next (`mafrt.training.critic_input`).
+`MixerCritic` has the interface of `Critic`. All features are hidden states of the frozen base without adapter. Q_i
+reads the hidden state before the turn's first token, which encodes the context, and the mean over the turn's tokens.
+The state s of a joint step is read at the last token of the transcript before it, which ends with the next speaker's
+name (`mafrt.training.critic_input`).
 
-A joint step is what is said at the same time, one step of the environment. Where agents speak in turn, each turn is a
-joint step of its own, and the temporal differences carry what a later speaker earns back to an earlier one. Taking a
-round for one joint step would let the Q of the last speaker, who has seen what the others said, explain all of the
-reward, and leave nothing for them to be told apart by.
+A joint step is one step of the environment: all turns spoken at the same time. Where agents speak in turn, each turn is
+its own joint step, and temporal differences carry later rewards back to earlier speakers. A whole round as one joint
+step would let the last speaker's Q, which has seen the other turns, explain the whole reward and leave no signal for
+the earlier speakers.
 
-Features are few numbers per turn, so a small memory of joint steps is kept, in float32, and saved with the
-checkpoint. Episodes lie in it one after the other; the step after one is its successor unless the episode ended.
+Features are small, so a short replay memory of joint steps is kept in float32 and saved with the checkpoint. Episodes
+are stored consecutively: the next entry is a step's successor unless the episode ended.
 
-Sources: VDN 1706.05296, QMIX 1803.11485 (target network and target mixer), PyMARL; returns over several steps are what
-Hu 2021 (2102.03479) found to matter most for QMIX. Deviations: the target's Q' is of what the team did say next
-(SARSA), since a maximum over all that can be said cannot be taken; the memory is short, so that it stays near the
-policy. The target is Polyak-averaged after each step instead of copied every few hundred. A step with a turn of unknown
-reward is never learnt from, though the step before it may bootstrap from its Q'.
+Sources: VDN 1706.05296, QMIX 1803.11485 (target network and target mixer), PyMARL; multi-step returns matter most for
+QMIX according to Hu 2021 (2102.03479). Deviations: the target's Q' is that of the team's actual next turn (SARSA),
+since the maximum over all texts is intractable; the memory is short to stay close to the policy. The target is
+Polyak-averaged after each step instead of copied every few hundred. A step with a turn of unknown reward is never a
+regression target, though the step before it may bootstrap from its Q'.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Memory:
     s: Tensor
     """[N, d or 0] float32"""
     reward: Tensor
-    """[N] float32: what all turns of the step earned together"""
+    """[N] float32: total reward of the step's turns"""
     known: Tensor
     """[N] bool: the reward is known and everything is finite"""
     last: Tensor
@@ -70,16 +70,16 @@ class Memory:
         return len(self.reward)
 
     def extended(self, other: Memory, most: int) -> Memory:
-        """Both, without the oldest steps beyond `most`. Successors come later, so they never go first."""
+        """Concatenation with `other`, cut to the `most` newest steps. A step never outlives its successor's removal."""
         return Memory(*(torch.cat([getattr(self, f.name), getattr(other, f.name)])[-most:] for f in fields(self)))
 
 
 @dataclass(frozen=True)
 class MixedFeatures:
-    """A batch as joint steps, and what the credit rule needs of it."""
+    """A batch as joint steps, with the inputs of the credit rule."""
 
     steps: Memory
-    """with rewards still to be filled in"""
+    """rewards are filled in by `update`"""
     turns: list[list[Turn]]
     """the turns of each step"""
     credit: dict[str, Any] = field(default_factory=dict)
@@ -90,12 +90,12 @@ class MixerCritic:
     """Heads, mixer, their target copy, optimizer and memory.
 
     Args:
-        base: its no-adapter passes give the features.
-        learn: mini-batches, gradient norm and epsilon, as of the adapters.
-        settings: learning rate, epochs, memory, target and discount. Its `gae_lambda` is the share of a temporal
-            difference's target that is the return that was seen, and not the target's Q' of the next step.
+        base: its hidden states without adapter are the features.
+        learn: mini-batches, gradient norm and epsilon, shared with the adapters.
+        settings: learning rate, epochs, memory, target and discount. Its `gae_lambda` is TD(lambda)'s: the weight of
+            the observed return in a target, against the target network's Q' of the next step.
         agents: names, in the team's order.
-        seed: of the initialisation and of the mini-batches.
+        seed: for the initialisation and the mini-batches.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class MixerCritic:
         self.memory = self._blank(0)
 
     def _begin(self) -> None:
-        """Target by copy and a fresh optimizer, for the weights as they are."""
+        """Reset the target network to a copy of the weights, and the optimizer to a fresh one."""
         self.target = target_of(self.net)
         self.optimizer = critic_optimizer(self.net.parameters(), self.settings.critic_lr, self.learn)
 
@@ -141,7 +141,7 @@ class MixerCritic:
     ) -> MixedFeatures:
         """Fill `values` (the turn's Q_i on every token) and, if asked, `ref_logprobs` of turns with action tokens.
 
-        `values` has to be true; the flag is there because `Critic` has it. The order of `episodes` changes nothing.
+        `values` must be True; it exists to match `Critic`. The result does not depend on the order of `episodes`.
         """
         episodes = sorted(episodes, key=lambda episode: episode.id)
         turns: list[list[Turn]] = []
@@ -179,7 +179,7 @@ class MixerCritic:
 
         @torch.no_grad()
         def joint(turn: Turn, values: Sequence[float]) -> list[float]:
-            """Q_tot of the turn's joint step with each of `values` in the place of its Q_i."""
+            """Q_tot of the turn's joint step for each candidate of its Q_i in `values`."""
             n, agent = place[id(turn)]
             own = q[n].repeat(len(values), 1)
             own[:, agent] = torch.tensor(values, device=own.device)
@@ -224,7 +224,7 @@ class MixerCritic:
         return [found[id(row)] for row in rows]
 
     def update(self, features: MixedFeatures, iteration: int) -> dict[str, float]:
-        """Take the batch, whose turns' `returns` are their rewards by now, into the memory, and learn from it.
+        """Append the batch to the memory and train on it. The turns' `returns` must hold their rewards.
 
         Returns `value_loss` (mean over the first pass), `grad_norm/critic`, `q_tot` (mean over the batch's steps, after
         the update), `replay_steps`.
@@ -242,7 +242,7 @@ class MixerCritic:
         norms: list[float] = []
         for epoch in range(self.settings.critic_epoch if len(usable) else 0):
             wanted = self._targets()
-            # As many as are new, drawn from all that are remembered: the memory's length does not make it slower.
+            # An epoch draws as many steps as the batch added, so its cost does not grow with the memory.
             order = torch.tensor(permutation(len(usable), self.seed, iteration, epoch))[: max(len(steps), 1)]
             for piece in usable[order].tensor_split(min(self.learn.num_mini_batch, len(order))):
                 loss, norm = self._step(piece, wanted[piece])
@@ -259,21 +259,21 @@ class MixerCritic:
 
     @torch.no_grad()
     def _targets(self) -> Tensor:
-        """y of every step in memory, [N] on the CPU; what it is for a step of unknown reward means nothing."""
+        """y of every step in memory, [N] on the CPU; undefined for a step of unknown reward."""
         m = self.memory
         ahead = self.target(*self._on_device(m.x, m.spoke, m.s)).cpu().tolist()
         wanted = m.reward.tolist()
         known, last = m.known.tolist(), m.last.tolist()
         for n in reversed(range(len(wanted) - 1)):
             if not last[n]:
-                # Behind a step of unknown reward nothing can be summed up: its Q' stands for all that follows.
+                # A return cannot be summed across an unknown reward, so that step's Q' replaces the rest.
                 trust = self.td_lambda if known[n + 1] else 0.0
                 seen = trust * wanted[n + 1] if trust else 0.0
                 wanted[n] += self.gamma * ((1.0 - trust) * ahead[n + 1] + seen)
         return torch.tensor(wanted)
 
     def _step(self, piece: Tensor, wanted: Tensor) -> tuple[float, float | None]:
-        """One step on some of the memory: the loss and the gradient's norm, None if it was not finite and skipped."""
+        """One optimizer step on part of the memory. Returns loss and gradient norm (None: not finite, skipped)."""
         m, processes, steps = self.memory, self.base.processes, len(piece)
         if processes.size > 1:
             own = slice(processes.rank, None, processes.size)
@@ -302,7 +302,7 @@ class MixerCritic:
         save_tensors(path, {"kind": self.kind, "agents": list(self.agents), "state": self.net.state_dict()})
 
     def load(self, path: Path) -> None:
-        """Take heads and mixer from what `save` wrote; the target is their copy. Raises CheckpointError."""
+        """Load heads and mixer as written by `save`; the target becomes their copy. Raises CheckpointError."""
         found = load_tensors(path)
         was = (found.get("kind"), found.get("agents")) if isinstance(found, dict) else (None, None)
         if was != (self.kind, list(self.agents)):
@@ -331,5 +331,5 @@ class MixerCritic:
 
 
 def _normalised(states: Tensor) -> Tensor:
-    """Each row at mean 0 and deviation 1, since a mean over many tokens is smaller than a single state."""
+    """Rows with mean 0 and deviation 1: the mean over many tokens has a smaller scale than a single state."""
     return torch.nn.functional.layer_norm(states, states.shape[-1:])

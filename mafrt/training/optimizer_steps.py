@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 
 class OptimizerSteps(Protocol):
-    """Turns the gradients that lie on the adapters' parameters into steps."""
+    """Optimizer steps from the gradients stored on the adapters' parameters."""
 
     optimizers: dict[str, torch.optim.Optimizer]
-    """by adapter; of sharded state, the part that this process has"""
+    """by adapter; of sharded state, this process's part"""
 
     def step(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """A step of each named adapter, its gradient scaled down to its `max_grad_norm`. Collective.
+        """Step each named adapter, its gradient clipped to its `max_grad_norm`. Collective.
 
         Returns:
-            The gradient's norm before that, by name; where it is not finite, no step was made.
+            Gradient norm before clipping, by name. A norm that is not finite means that no step was made.
         """
         ...
 
     def forget(self, name: str) -> None:
-        """Start the adapter's moments anew."""
+        """Reset the adapter's moments."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """State of each adapter's optimizer, as torch has it, whole in every process. Collective."""
+        """Full state of each adapter's optimizer in torch's format, on every process. Collective."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 class TorchOptimizerSteps:
-    """The same optimizers in every process."""
+    """Replicated torch optimizers: gradients are summed, then every process makes the same step."""
 
     def __init__(self, base: SharedBase, learn: Mapping[str, LearnConfig]) -> None:
         self.base, self.learn = base, learn
@@ -86,15 +86,14 @@ class _Held(nn.Module):
 
 
 class DeepSpeedOptimizerSteps:
-    """A DeepSpeed engine for each adapter.
+    """One DeepSpeed engine per adapter.
 
-    The engine works on parameters of its own that share their memory with the adapter's. The backward pass leaves its
-    gradient on the adapter; the engine is then given the loss whose gradient that is, <parameter, gradient>, and does
-    the rest: it adds up over the processes, takes its part, clips, steps, and brings the weights together again. So one
-    pass may serve all adapters, and none is touched that does not learn.
+    The engine owns parameters that share memory with the adapter's. The backward pass stores its gradient on the
+    adapter. The engine then receives a surrogate loss with that gradient, <parameter, gradient>, and does the rest:
+    reduce, shard, clip, step and all-gather. So one backward pass serves all adapters, and idle adapters are untouched.
 
     Args:
-        settings: of DeepSpeed; `zero_optimization.stage` is 1 or 2 (of 3, the optimizer's half is 2).
+        settings: DeepSpeed's configuration; `zero_optimization.stage` 3 acts as 2 here, since adapters are not sharded.
     """
 
     def __init__(self, base: SharedBase, learn: Mapping[str, LearnConfig], settings: Mapping[str, Any]) -> None:
@@ -134,20 +133,20 @@ class DeepSpeedOptimizerSteps:
                 norms[name] = torch.tensor(0.0)
                 continue
             engine = self._ready(name)
-            # DeepSpeed takes the mean over the processes; the gradient is a sum.
+            # DeepSpeed averages over the processes, but our gradient is a sum over them.
             engine.backward(self.base.processes.size * self._loss(name))
             engine.step()
             norms[name] = torch.as_tensor(engine.get_global_grad_norm(), dtype=torch.float32)
         return norms
 
     def _ready(self, name: str) -> Any:
-        """The engine, knowing the adapter's weights: somebody may have loaded others since its last step."""
+        """The adapter's engine with its float32 copy refreshed: a load or rollback may have changed the weights."""
         engine = self._engines[name]
         engine.optimizer.refresh_fp32_params()
         return engine
 
     def _loss(self, name: str) -> Tensor:
-        """A number whose gradient with respect to the engine's parameters is the adapter's gradient."""
+        """Surrogate loss whose gradient with respect to the engine's parameters is the adapter's gradient."""
         total = torch.zeros((), device=self.base.device)
         parts = self._engines[name].module.parts
         for parameter, part in zip(self.base.adapter_parameters(name), parts, strict=True):
@@ -190,8 +189,8 @@ class DeepSpeedOptimizerSteps:
                 continue
             if any("exp_avg" not in one for one in moments.values()):
                 raise CheckpointError(
-                    f"The optimizer state of adapter {name!r} is not AdamW's; go on with the --optimizer it was saved "
-                    "with, or leave --deepspeed out."
+                    f"The optimizer state of adapter {name!r} is not AdamW's; resume with the --optimizer of the saved "
+                    "run, or leave --deepspeed out."
                 )
             self._touch(name)
             for place, part in enumerate(self._engines[name].module.parts):
@@ -201,7 +200,7 @@ class DeepSpeedOptimizerSteps:
                 own["step"].fill_(float(moments[0]["step"]))
 
     def _touch(self, name: str) -> None:
-        """A step of length 0, after which the optimizer has moments to be filled."""
+        """Make a step with learning rate 0: DeepSpeed allocates the moments only in the first step."""
         groups = self.optimizers[name].param_groups
         rates = [group["lr"] for group in groups]
         for group in groups:
@@ -216,7 +215,7 @@ class DeepSpeedOptimizerSteps:
 def make_optimizer_steps(
     base: SharedBase, learn: Mapping[str, LearnConfig], settings: Mapping[str, Any] | None = None
 ) -> OptimizerSteps:
-    """The steps that the settings ask for; `learn` by adapter, `settings` are DeepSpeed's, if it is used."""
+    """DeepSpeed's implementation if `settings` holds its configuration, else torch's. `learn` is by adapter."""
     if settings is None:
         return TorchOptimizerSteps(base, learn)
     for own in learn.values():

@@ -1,7 +1,4 @@
-"""Optimizers, and what of them comes back from a checkpoint.
-
-How they make steps is in `mafrt.training.optimizer_steps`.
-"""
+"""Optimizer construction and state restore. Steps are in `mafrt.training.optimizer_steps`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from mafrt.core.errors import MissingExtraError
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> torch.optim.Optimizer:
-    """The optimizer of one adapter, by its settings."""
+    """The optimizer selected by `--optimizer`, for one adapter. Raises MissingExtraError without bitsandbytes."""
     settings: dict[str, Any] = {"lr": learn.lr, "eps": learn.opti_eps, "weight_decay": learn.weight_decay}
     if learn.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **settings)
@@ -29,12 +26,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> to
 
 
 def critic_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
-    """The optimizer of a critic, or of the heads and the mixer in its place."""
+    """AdamW for a critic, or for the Q heads and mixer of VDN and QMIX."""
     return torch.optim.AdamW(parameters, lr=lr, eps=learn.opti_eps, weight_decay=0.0)
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Take the moments of `state`, and keep the optimizer's own settings: a resumed run may be given other ones."""
+    """Restore the moments from `state` but keep the current hyperparameters, which a resumed run may change."""
     own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, settings in zip(optimizer.param_groups, own, strict=True):

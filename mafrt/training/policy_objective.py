@@ -1,7 +1,7 @@
-"""What is minimised: the loss of one micro-batch, from the log-probabilities that the learner's pass gave it.
+"""The loss of one micro-batch, computed from the log-probabilities of the learner's forward pass.
 
-`PolicyLoss` is that of all that learns from play. Others (`mafrt.runners.offline.sft`) bring a `Loss` of their own
-and share the learner's optimizers, micro-batches and safety net.
+`PolicyLoss` serves all on-policy algorithms. Offline training (`mafrt.runners.offline.sft`) provides its own `Loss` and
+shares the learner's optimizers, micro-batches, skips and rollbacks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mafrt.training.update_metrics import UpdateMetrics
 
 @dataclass
 class LossDenominators:
-    """What an adapter said in a mini-batch: the denominators of its loss."""
+    """Denominators of an adapter's loss, counted over the whole mini-batch."""
 
     tokens: int = 0
     turns: int = 0
     policy: int = 0
-    """denominator of the policy loss: tokens, turns, or tokens as the objective denominators them"""
+    """denominator of the policy loss: tokens, turns, or a constant number of tokens per turn (Dr. GRPO)"""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Objective:
     own: Mapping[str, Algorithm] = field(default_factory=dict)
     """adapter -> settings in place of `settings`, where its agents have clips, KL or entropy weights of their own"""
     turn_tokens: Mapping[str, int] | None = None
-    """per agent: count every turn as this many tokens in the denominator (Dr. GRPO), instead of those it has"""
+    """per agent: constant number of tokens per turn in the denominator (Dr. GRPO); None: the actual number"""
     cut: frozenset[str] = frozenset()
-    """agents that sample from a cut support (top-p, top-k), where `old_logprobs` and the sampler's differ by design: no
-    importance weights for them"""
+    """agents that sample from a truncated support (top-p, top-k). Their sampler's log-probs differ from `old_logprobs`
+    by design, so they get no importance weights"""
 
     def of(self, adapter: str) -> Algorithm:
         """The settings of an adapter."""
@@ -63,12 +63,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Part:
-    """A micro-batch, as a loss sees it. N action tokens in all its rows."""
+    """One micro-batch as input of a loss. N action tokens in all its rows."""
 
     turns: list[Turn]
-    """of the mini-batch that fell to this part"""
+    """turns of the mini-batch in this micro-batch"""
     batch: Batch
-    """what was read for them (`Loss.rows`)"""
+    """the rows of the forward pass (`Loss.rows`)"""
     owners: list[str]
     """adapter of each row"""
     logprobs: Tensor
@@ -76,9 +76,9 @@ class Part:
     entropy: Tensor
     """[N]"""
     denominators: Mapping[str, LossDenominators]
-    """adapter -> what it said in the whole mini-batch"""
+    """adapter -> denominators over the whole mini-batch"""
     metrics: UpdateMetrics
-    """takes statistics"""
+    """collects statistics"""
     weight: Callable[[Turn], float] | None
     """scales the policy terms of a turn (HAPPO's compound ratio)"""
     kl_coef: float
@@ -89,16 +89,16 @@ class Loss(Protocol):
     """The loss of a micro-batch: a sum over its terms, divided by denominators of the whole mini-batch."""
 
     def rows(self, turns: list[Turn]) -> list[Turn]:
-        """What has to be read for these turns."""
+        """Rows of the forward pass for these turns; more than one per turn for preference pairs."""
         ...
 
     def of(self, part: Part) -> Tensor:
-        """The loss, 0-d, to go backward from."""
+        """The loss, 0-d and differentiable."""
         ...
 
 
 class PolicyLoss:
-    """Clipped policy gradient, entropy bonus and KL to the reference, each adapter by its own denominator."""
+    """Clipped policy gradient, entropy bonus and KL to the reference, with a denominator per adapter."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
@@ -164,9 +164,9 @@ class PolicyLoss:
         return total
 
     def _engine(self, turns: Sequence[Turn], batch: Batch, old: Tensor) -> Tensor | None:
-        """What the sampler says of each token, [N]; None where it cannot differ from the trainer.
+        """The sampler's log-probability of each token, [N]; None if it cannot differ from the trainer's.
 
-        Of agents that sample from a cut support it is the trainer's own, which makes their weights 1.
+        Agents that sample from a truncated support get the trainer's log-probabilities, so their weights are 1.
         """
         cut = self.objective.cut
         if self.objective.settings.importance_cap is None:

@@ -27,29 +27,29 @@ COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
 
 
 class UpdateMetrics:
-    """Collects what the losses report. Values stay tensors until `metrics`, so nothing waits for the device."""
+    """Accumulates the losses' statistics. Values stay tensors until `by_name`, to avoid device synchronisation."""
 
     def __init__(self, adapters: Iterable[str]) -> None:
         self.adapters = tuple(adapters)
         self.skipped = 0
-        """optimizer steps that were left out because their gradient was not finite"""
+        """optimizer steps skipped because of a gradient that is not finite"""
         self.rollbacks = 0
-        """adapters that were put back to their last good weights"""
+        """adapters rolled back to their last finite weights"""
         self.steps = 0
         self._parts: dict[str, dict[str, list[Stats]]] = {}
         self._losses: dict[str, list[Tensor]] = {}
         self._norms: dict[str, list[Tensor]] = {}
 
     def add(self, adapter: str, term: str, stats: Stats) -> None:
-        """Take the statistics of one term of one micro-batch."""
+        """Add the statistics of one loss term of one micro-batch."""
         self._parts.setdefault(adapter, {}).setdefault(term, []).append(stats)
 
     def add_loss(self, adapter: str, loss: Tensor) -> None:
-        """Take a micro-batch's share of a step's loss."""
+        """Add a micro-batch's share of a step's loss."""
         self._losses.setdefault(adapter, []).append(loss.detach())
 
     def add_norm(self, adapter: str, norm: Tensor) -> None:
-        """Take the gradient norm of a step that was made."""
+        """Add the gradient norm of a completed step."""
         self._norms.setdefault(adapter, []).append(norm.detach())
 
     def merge(self, other: UpdateMetrics) -> None:
@@ -64,7 +64,7 @@ class UpdateMetrics:
                 mine.setdefault(adapter, []).extend(values)
 
     def gathered(self, processes: Processes) -> None:
-        """Take in what the other processes saw in the same steps; norms, steps and skips are the same in all."""
+        """Merge the losses' statistics of all processes; norms, steps and skips are already equal in all of them."""
         if processes.size == 1:
             return
         parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
@@ -83,7 +83,7 @@ class UpdateMetrics:
         return mean_stats(parts).get("approx_kl", 0.0)
 
     def by_name(self) -> dict[str, float]:
-        """Everything by name: per adapter `STATISTIC/ADAPTER`, and the counts."""
+        """Metrics by name: per adapter `STATISTIC/ADAPTER`, and the counters."""
         found: dict[str, float] = {}
         bad = 0.0
         for adapter in self.adapters:
@@ -91,7 +91,7 @@ class UpdateMetrics:
                 means = mean_stats(parts)
                 bad += means.get("nonfinite", 0.0) if term == "policy" else 0.0
                 for (of, statistic), name in _NAMES.items():
-                    if of == term and statistic in means:  # a loss of one's own reports as much as it likes
+                    if of == term and statistic in means:  # a user-defined loss may report other statistics
                         found[f"{name}/{adapter}"] = means[statistic]
             if adapter in self._losses:
                 found[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)
