@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.core.shipped import TEACHING_BASE, shipped
+from mafrt.core.shipped import TEACHING_BASE, base_folder, shipped
 from mafrt.environment.base import Env
 from mafrt.environment.registry import ENVIRONMENTS
 from mafrt.storage.load_path import Loadable
@@ -147,7 +147,7 @@ def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
 
 
 def _base_record(base: SharedBase, args: Mapping[str, Any]) -> BaseRecord:
-    folder = TEACHING_BASE if base.name in ("teaching-base", str(TEACHING_BASE)) else Path(base.name).expanduser()
+    folder = base_folder(base.name) or Path(base.name).expanduser()
     local = folder.is_dir()
     config, header = base_hashes(folder) if local else (None, None)
     name = str(args.get("model_name_or_path") or base.name)

@@ -9,7 +9,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, read_text
-from mafrt.core.shipped import TEACHING_BASE
+from mafrt.core.shipped import base_folder
 
 MOST: dict[str, float] = {
     "seed": 2**63 - 1,  # seeds are hashed as 64-bit integers
@@ -80,7 +80,7 @@ def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: b
 
 def base_config(model: str) -> dict[str, Any]:
     """config.json of a base that is a local folder, text part only; empty if it cannot be read."""
-    folder = TEACHING_BASE if model == "teaching-base" else Path(model).expanduser()
+    folder = base_folder(model) or Path(model).expanduser()
     try:
         config = parse_json(read_text(folder / "config.json"))
     except (OSError, ValueError):

@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": "evaluate a trained team, or the untrained base",
     "bench": "run a benchmark",
     "check_env": "check that an environment keeps its contract",
+    "get_base": "fetch a base model that has a name, such as smollm2",
     "make_base": "make the teaching base again, from its own corpus",
     "info": "print versions and what is installed",
 }

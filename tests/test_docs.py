@@ -125,8 +125,9 @@ def test_flags_that_the_text_names_exist():
     known = set(of_others)
     for name in console.COMMANDS:
         module = importlib.import_module(f"mafrt.scripts.{name}")
-        if hasattr(module, "COMMAND"):
-            actions = module.COMMAND.parser()._actions
+        if hasattr(module, "COMMAND") or hasattr(module, "build_parser"):
+            parser = module.COMMAND.parser() if hasattr(module, "COMMAND") else module.build_parser()
+            actions = parser._actions
             known |= {option.removeprefix("--") for action in actions for option in action.option_strings}
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
         text = FENCE.sub("", path.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ class MathSettings:
     """The problems."""
 
     dataset_path: str | None = None
-    """JSON, JSONL, Parquet or a Hugging Face data set id; default: the shipped word problems"""
+    """JSON, JSONL, Parquet, a Hugging Face data set id, or stories:train; default: the shipped word problems"""
     eval_dataset_path: str | None = None
     """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
 

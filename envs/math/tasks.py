@@ -20,6 +20,7 @@ from typing import Any
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.text import brief, error_line
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
+from mafrt.envs.math import stories
 from mafrt.envs.math.answers import boxed, hash_answer
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -47,7 +48,9 @@ def load_tasks(
     answer_field: str | None = None,
     split: str = "train",
 ) -> tuple[Task, ...]:
-    """All tasks of `source`: a file, a folder, or a Hugging Face data set id; None: the shipped word problems.
+    """All tasks of `source`: a file, a folder, a Hugging Face data set id, or `stories:SPLIT` (`stories.py`).
+
+    None: the shipped word problems.
 
     `split` picks the part of the shipped problems and of a data set whose id names none. Raises DataError that names
     the file, the record and what is wrong with it; MissingExtraError if a data set id needs a package.
@@ -58,6 +61,8 @@ def load_tasks(
             parts = sorted(p.stem.removeprefix("word_problems_") for p in SHIPPED.glob("word_problems_*.jsonl"))
             raise DataError(f"there is no split {split!r} of the shipped word problems; there are {', '.join(parts)}")
         source = path
+    if str(source).startswith(stories.PREFIX):
+        return _story_tasks(str(source))
     path = Path(source)
     if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
@@ -78,6 +83,11 @@ def load_tasks(
         f"data file {path} does not exist; give a JSON, JSONL or Parquet file, or a Hugging Face data set id such as "
         "openai/gsm8k"
     )
+
+
+def _story_tasks(source: str) -> tuple[Task, ...]:
+    found = stories.distinct(source.removeprefix(stories.PREFIX))
+    return tuple(Task(f"{source}:{n}", story.problem, str(story.answer)) for n, story in enumerate(found))
 
 
 Records = Iterator[tuple[str, Any]]

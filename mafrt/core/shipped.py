@@ -1,8 +1,11 @@
-"""Files that come with mafrt: profiles, configs and the teaching base."""
+"""Files that come with mafrt (profiles, configs, the teaching base), and the folders of bases that have a name."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from mafrt.core.errors import ModelError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -12,6 +15,9 @@ SHIPPED = _PACKAGE if (_PACKAGE / "profiles").is_dir() else _PACKAGE.parent
 TEACHING_BASE = _PACKAGE / "assets" / "teaching_base"
 """Folder of the base model that `--model_name_or_path teaching-base` names."""
 
+FETCHED = ("smollm2",)
+"""Names of bases that `mafrt get_base NAME` puts into the user's cache."""
+
 
 def shipped(path: str) -> Path:
     """`path` if it exists, else the shipped file of that name (`profiles/math_dual.json`)."""
@@ -20,3 +26,25 @@ def shipped(path: str) -> Path:
     if not here.exists() and here.parts[:1] in (("profiles",), ("configs",)) and own.is_file():
         return own
     return here
+
+
+def base_folder(name: str) -> Path | None:
+    """Folder of a base that has a name (`teaching-base`, `smollm2`), there or not; None for a path or hub id."""
+    if name == "teaching-base":
+        return TEACHING_BASE
+    return cached_bases() / name if name in FETCHED else None
+
+
+def require_base(name: str) -> None:
+    """Raise ModelError if `name` is that of a base which has to be fetched first. Paths and hub ids pass."""
+    folder = base_folder(name)
+    if name in FETCHED and folder is not None and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"the base {name} is not here yet: found no {folder}, expected the folder that `mafrt get_base {name}` "
+            "makes; run that command once"
+        )
+
+
+def cached_bases() -> Path:
+    """Folder of fetched bases: `mafrt/bases` in the user's cache (`XDG_CACHE_HOME`, by default `~/.cache`)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mafrt" / "bases"

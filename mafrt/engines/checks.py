@@ -16,7 +16,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
-from mafrt.core.shipped import TEACHING_BASE
+from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def _models(url: str) -> list[str]:
 
 def _refuse_other_base(url: str, served: str, model: str) -> None:
     """Compare the configurations of two model folders; log-probabilities are compared later (`logprob_check`)."""
-    theirs, ours = _shape(Path(served)), _shape(TEACHING_BASE if model == "teaching-base" else Path(model))
+    theirs, ours = _shape(Path(served)), _shape(base_folder(model) or Path(model))
     for name in ours.keys() & theirs.keys():
         if ours[name] != theirs[name]:
             raise ConfigError(

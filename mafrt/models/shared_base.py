@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
-from mafrt.core.shipped import TEACHING_BASE
+from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
 from mafrt.models import logprobs, peft_format
 from mafrt.models.multi_lora import (
     AdapterRouting,
@@ -96,7 +96,7 @@ class SharedBase:
         trust_remote_code: bool = False,
         bits: Literal[4, 8] | None = None,
     ) -> SharedBase:
-        """Load model and tokenizer from a folder or the Hugging Face hub; `teaching-base` is the shipped one.
+        """Load model and tokenizer from a folder or the hub; `teaching-base` ships, `smollm2` is fetched.
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
@@ -106,7 +106,8 @@ class SharedBase:
 
         from mafrt.models.quantization import keep_differentiable, quantisation
 
-        path = str(TEACHING_BASE) if name_or_path == "teaching-base" else str(name_or_path)
+        require_base(name_or_path)
+        path = str(base_folder(name_or_path) or name_or_path)
         _check_folder(name_or_path, path)
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):

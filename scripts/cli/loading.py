@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
-from mafrt.core.shipped import SHIPPED, shipped
+from mafrt.core.shipped import SHIPPED, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -175,7 +175,8 @@ def work_offline_if_unreachable(model: str) -> None:
         ModelError: it is not in the cache either.
     """
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
-    if model == "teaching-base" or not hub_id or Path(model).exists() or os.environ.get("HF_HUB_OFFLINE"):
+    require_base(model)
+    if base_folder(model) is not None or not hub_id or Path(model).exists() or os.environ.get("HF_HUB_OFFLINE"):
         return
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
         return

@@ -29,7 +29,7 @@ class ModelSettings:
     """The base and the team on it."""
 
     model_name_or_path: str = "teaching-base"
-    """folder or Hugging Face id of the frozen base; teaching-base is the small one that ships with mafrt"""
+    """folder or Hugging Face id of the frozen base; teaching-base ships with mafrt, smollm2 is fetched by get_base"""
     profile_path: str | None = None
     """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
     n_agents: int | None = None

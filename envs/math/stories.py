@@ -1,0 +1,140 @@
+"""Story problems of one and two steps, generated from a seed, with splits that share neither template nor numbers.
+
+`stories:train`, `stories:validation` and `stories:test` name them where a data set is asked for. The splits have
+templates of their own (`story_templates`), and the largest number of a problem's first step (a sum, minuend, product
+or dividend) lies in ranges of its own, so a held-out problem is neither a known sentence nor a known calculation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mafrt.core.errors import DataError
+from mafrt.envs.math.story_templates import NAMES, SPLITS, THINGS
+
+PREFIX = "stories:"
+RANGES: dict[str, tuple[range, ...]] = {
+    "train": (range(5, 13), range(17, 25)),
+    "validation": (range(13, 15), range(25, 28)),
+    "test": (range(15, 17), range(28, 33)),
+}
+"""Split -> ranges of the largest number of the first step."""
+COUNTS = {"train": 2000, "validation": 200, "test": 400}
+SEED = 1
+_SENTENCES = {
+    "+": "Add {b} to {a}",
+    "-": "Subtract {b} from {a}",
+    "*": "Multiply {a} by {b}",
+    "/": "Divide {a} by {b}",
+}
+_THEN = {"+": "add {b}", "-": "subtract {b}", "*": "multiply by {b}", "/": "divide by {b}"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """One problem with its solution."""
+
+    problem: str
+    start: int
+    steps: tuple[tuple[str, int], ...]
+    """(operation, number), one or two"""
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Result of each step."""
+        found, value = [], self.start
+        for operation, number in self.steps:
+            value = _apply(operation, value, number)
+            found.append(value)
+        return tuple(found)
+
+    @property
+    def answer(self) -> int:
+        return self.values[-1]
+
+    @property
+    def plan(self) -> str:
+        """A Reasoner's turn: the steps in words, without a result."""
+        (operation, number), *rest = self.steps
+        first = _SENTENCES[operation].format(a=self.start, b=number)
+        return ", then ".join([first, *(_THEN[sign].format(b=number) for sign, number in rest)]) + "."
+
+    @property
+    def solution(self) -> str:
+        """An Actor's turn: the calculations and the boxed answer."""
+        value, lines = self.start, []
+        for (operation, number), result in zip(self.steps, self.values, strict=True):
+            lines.append(f"{value}{operation}{number}={result}")
+            value = result
+        return f"{' '.join(lines)} \\boxed{{{value}}}"
+
+
+def _apply(operation: str, left: int, right: int) -> int:
+    if operation == "/":
+        return left // right
+    return left + right if operation == "+" else left - right if operation == "-" else left * right
+
+
+def draw(rng: random.Random, split: str) -> Story:
+    """One random problem of a split."""
+    text, operations = rng.choice(SPLITS[split])
+    while True:
+        start, first = _operands(rng, operations[0], rng.choice(rng.choice(RANGES[split])))
+        if min(start, first) < 2:
+            continue
+        steps = [(operations[0], first)]
+        if len(operations) == 2:
+            second = _second(rng, operations[1], _apply(operations[0], start, first))
+            if second is None:
+                continue
+            steps.append((operations[1], second))
+        slots = {"a": start, **dict(zip("bc", (number for _, number in steps), strict=False))}
+        return Story(text.format(n=rng.choice(NAMES), t=rng.choice(THINGS), **slots), start, tuple(steps))
+
+
+def _operands(rng: random.Random, operation: str, largest: int) -> tuple[int, int]:
+    """Operands of a first step whose largest number is `largest`; below 2 where there are none."""
+    if operation == "+":
+        right = rng.randint(2, max(2, largest // 2))
+        return largest - right, right
+    if operation == "-":
+        return largest, rng.randint(2, max(2, largest - 3))
+    divisors = [d for d in range(2, 10) if largest % d == 0 and 2 <= largest // d <= 20]
+    if not divisors:
+        return 0, 0
+    right = rng.choice(divisors)
+    return (largest // right, right) if operation == "*" else (largest, right)
+
+
+def _second(rng: random.Random, operation: str, value: int) -> int | None:
+    """Number of a second step on `value`; None where there is none."""
+    if operation == "+":
+        return rng.randint(2, 9)
+    if operation == "-":
+        return rng.randint(2, min(value - 1, 9)) if value > 3 else None
+    divisors = [d for d in range(2, 10) if value % d == 0 and value // d >= 2]
+    return rng.choice(divisors) if divisors else None
+
+
+def stream(seed: int, split: str) -> Iterator[Story]:
+    """Endless problems of a split; the same seed gives the same ones."""
+    rng = random.Random(f"stories-{split}-{seed}")
+    while True:
+        yield draw(rng, split)
+
+
+def distinct(split: str, count: int | None = None, seed: int = SEED) -> list[Story]:
+    """The first `count` problems of a split that differ in their text.
+
+    Raises DataError for a split that does not exist.
+    """
+    if split not in SPLITS:
+        raise DataError(f"found {PREFIX}{split}, expected {', '.join(PREFIX + name for name in SPLITS)}")
+    found: dict[str, Story] = {}
+    for story in stream(seed, split):
+        found.setdefault(story.problem, story)
+        if len(found) == (COUNTS[split] if count is None else count):
+            break
+    return list(found.values())
