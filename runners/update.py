@@ -125,10 +125,11 @@ class Updater:
         for group in plan.learners:
             for agent in group:
                 metrics |= ratio.spread(agent)
-            group_metrics = self.learner.update(turns, group, iteration, weight=ratio.factor, **cast)
+            group_metrics = self.learner.update(turns, group, iteration, ratio.weights(), **cast)
             metrics |= {name: metrics.get(name, 0.0) + v if name in COUNTS else v for name, v in group_metrics.items()}
-            own_turns = [turn for turn in turns if turn.agent in group and turn.action_ids]
-            ratio.update(zip(own_turns, self.learner.logprobs(own_turns, plan.adapters), strict=True))
+            own = [position for position, turn in enumerate(turns) if turn.agent in group and turn.action_ids]
+            new_logprobs = self.learner.logprobs([turns[position] for position in own], plan.adapters)
+            ratio.update(zip(own, new_logprobs, strict=True))
         return metrics | ratio.metrics()
 
     def _of_the_batch(self, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats) -> dict[str, float]:

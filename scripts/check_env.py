@@ -13,7 +13,7 @@ from mafrt.scripts.cli.loading import env_arguments
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What is checked."""
+    """Arguments of `mafrt check_env`."""
 
     env: str | None = None
     """a built-in environment such as math, or package.module:Class"""

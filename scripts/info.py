@@ -1,4 +1,4 @@
-"""Print versions, devices and which extras are installed: what to add to a report of a problem."""
+"""Print versions, devices and installed extras, for bug reports."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class InfoSettings:
-    """What is told."""
+    """Arguments of `mafrt info`."""
 
     algorithms: bool = False
     """list the learning rules that --algorithm takes"""
     environments: bool = False
     """list the built-in environments that --env takes"""
     memory: str | None = None
-    """say what a model needs on a GPU: a known name, such as Qwen/Qwen3-4B, or the folder of one; default: nothing"""
+    """estimate the GPU memory of a model: a known name, such as Qwen/Qwen3-4B, or a folder; default: no estimate"""
     agents: tuple[int, ...] = (1, 3, 8)
     """memory: numbers of agents to compute it for"""
     gpus: int = 8
@@ -101,7 +101,7 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def algorithms() -> str:
-    """Every learning rule, where it is from, and what it needs."""
+    """Every learning rule with its source and requirements."""
     from mafrt.algorithms import ALGORITHMS
 
     rows = []
@@ -113,7 +113,7 @@ def algorithms() -> str:
 
 
 def memory(model: str, settings: InfoSettings) -> str:
-    """What fits: bytes by purpose, for several numbers of agents and ways to spread them."""
+    """Memory estimate by purpose, for several numbers of agents and sharding layouts."""
     from mafrt.models.memory_estimate import table
     from mafrt.storage.report import aligned
 
@@ -136,7 +136,7 @@ def memory(model: str, settings: InfoSettings) -> str:
             variants.append((f"{who}, bf16, ZeRO-3 or FSDP on {settings.gpus}", replace(spread, layout="zero3")))
             servers = replace(spread, layout="zero3", rows=0)
             variants.append((f"{who}, the same, vLLM elsewhere", servers))
-    title = f"{model}: GB on each GPU (docs/scale.md says what is counted)"
+    title = f"{model}: GB on each GPU (docs/scale.md explains the terms)"
     return "\n".join([title, *aligned(table(model, variants))])
 
 

@@ -108,8 +108,8 @@ def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
 def corpus(seed: int, count: int, careful_share: float) -> list[str]:
     """Rendered documents about problems of the corpus split, careful ones first.
 
-    What is right is learned several times faster from demonstrators who mostly do it; the rates of
-    the careless ones are then learned quickly, for they only move choices that are already there.
+    Correct behaviour is learned several times faster from mostly correct demonstrators. The careless
+    rates are then learned quickly, since they only shift probabilities of known choices.
     """
     from itertools import islice
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DpoSettings:
-    """What a preference is worth."""
+    """Settings of the DPO loss."""
 
     beta: float = 0.1
-    """worth of a log-ratio; the larger, the closer the adapters stay to the reference"""
+    """weight of the log-ratios; larger values keep the adapters closer to the reference"""
     reference: Literal["base", "initial"] = "base"
-    """what they are held against: the base without adapter, or the adapters before the first step"""
+    """reference policy: the base without adapter, or the adapters before the first step"""
     min_gap: float = 0.0
     """two recorded turns make a pair if their returns differ by more than this"""
 
@@ -45,7 +45,7 @@ COMMAND = Command(
 
 
 def prepare(settings: Settings) -> OfflineTask:
-    """What DPO learns from."""
+    """Records, rule and team of a DPO run."""
     own = settings.make(DpoSettings)
 
     def rule() -> RecordRule:

@@ -39,7 +39,7 @@ def _told(name: str) -> None:
 
 
 def check(settings: Settings) -> int:
-    """Read and validate everything, and say what is there; 0 unless nothing can be used."""
+    """Validate the data and print a summary. Exit code 0, unless no task can be used."""
     values = settings.values
     if build.own_records(values) is None:
         sets = {split: (Path("built-in"), Loaded(builtin_tasks(split), ())) for split in ("train", "eval")}
@@ -71,7 +71,7 @@ def check(settings: Settings) -> int:
 
 
 def write_programs(settings: Settings) -> int:
-    """Play demonstrations, write them as JSON lines, and say what to do with them."""
+    """Play demonstrations, write them as JSON lines, and print the next command."""
     from mafrt.envs.dsbench.demonstrations import demonstrations
     from mafrt.storage.run_dir import set_aside
 

@@ -33,7 +33,7 @@ COMMAND = Command(
 
 
 def prepare(settings: Settings) -> OfflineTask:
-    """What SFT learns from."""
+    """Records, rule and team of an SFT run."""
     own = settings.make(SftSettings)
 
     def rule() -> RecordRule:

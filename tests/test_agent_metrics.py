@@ -67,6 +67,6 @@ def test_spread_of_m_is_what_the_agent_is_weighed_by():
     # a's turns become 1.5 and .5 times as likely (log-ratios log 1.5, log .5): M is 1.5 and .5 for b, spread .5.
     import math
 
-    ratio.update(zip([e.turns[0] for e in episodes], [[-1 + math.log(1.5)], [-1 + math.log(0.5)]], strict=True))
+    ratio.update([(0, [-1 + math.log(1.5)]), (2, [-1 + math.log(0.5)])])
     assert ratio.spread("b") == {"compound_std/b": pytest.approx(0.5)}
     assert ratio.spread("nobody") == {}

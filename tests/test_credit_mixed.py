@@ -40,7 +40,7 @@ def advantages(episodes: list[Episode]) -> list[list[float]]:
 def product(episodes: list[Episode]):
     """Q_tot = q_a q_b."""
     other = {id(t): next(o for o in e.turns if o is not t) for e in episodes for t in e.turns}
-    return lambda turn, values: [value * other[id(turn)].values[0] for value in values]
+    return lambda row, values: [value * other[id(row.turn)].values[0] for value in values]
 
 
 def test_vdn_by_hand():
@@ -65,7 +65,7 @@ def test_qmix_by_hand():
 def test_qmix_with_a_sum_for_a_mixer_is_vdn():
     one, other = together(three()), together(three())
     rest = {id(t): next(o.values[0] for o in e.turns if o is not t) for e in one for t in e.turns}
-    assign(one, "qmix", joint=lambda turn, values: [value + rest[id(turn)] for value in values])
+    assign(one, "qmix", joint=lambda row, values: [value + rest[id(row.turn)] for value in values])
     assign(other, "vdn")
     for a, b in zip(advantages(one), advantages(other), strict=True):
         assert a == pytest.approx(b)

@@ -182,13 +182,13 @@ def test_compound_ratio_by_hand():
     first = Episode("0", "p", [turn("a", 0, tokens=2), turn("b", 1), turn("a", 2), turn("b", 3)])
     second = Episode("1", "p", [turn("b", 0)])
     m = CompoundRatio([first, second])
-    assert {m.factor(t) for e in (first, second) for t in e.turns} == {1.0}
-    m.update([(first.turns[0], [-0.8, -0.6]), (first.turns[2], [-1.0 + math.log(4.0)])])
-    assert [m.factor(t) for t in first.turns] == pytest.approx([math.exp(0.3), math.exp(0.3), 2.0, 2.0])
-    assert m.factor(second.turns[0]) == 1.0  # a did not speak there
+    assert m.weights() == [1.0] * 5
+    m.update([(0, [-0.8, -0.6]), (2, [-1.0 + math.log(4.0)])])
+    # The last turn is episode 1's, in which a did not speak.
+    assert m.weights() == pytest.approx([math.exp(0.3), math.exp(0.3), 2.0, 2.0, 1.0])
     # b's turn halves the first round's M: exp(.3) * .5 = .6749294
-    m.update([(first.turns[1], [-1.0 + math.log(0.5)])])
-    assert m.factor(first.turns[0]) == pytest.approx(0.6749294)
+    m.update([(1, [-1.0 + math.log(0.5)])])
+    assert m.weights()[0] == pytest.approx(0.6749294)
     metrics = m.metrics()
     assert metrics["compound_max"] == 2.0 and metrics["compound_min"] == pytest.approx(0.6749294)
     assert metrics["compound_mean"] == pytest.approx((0.6749294 + 2.0 + 1.0) / 3)
@@ -197,15 +197,15 @@ def test_compound_ratio_by_hand():
 def test_ratio_that_is_not_finite_counts_as_one():
     episode = Episode("0", "p", [turn("a", 0), turn("b", 1)])
     m = CompoundRatio([episode])
-    m.update([(episode.turns[0], [math.nan])])
-    assert m.factor(episode.turns[1]) == 1.0 and m.metrics()["compound_nonfinite"] == 1.0
+    m.update([(0, [math.nan])])
+    assert m.weights()[1] == 1.0 and m.metrics()["compound_nonfinite"] == 1.0
 
 
 def test_old_logprobs_go_before_the_samplers():
     episode = Episode("0", "p", [turn("a", 0, old_logprobs=[-2.0]), turn("b", 1)])
     m = CompoundRatio([episode])
-    m.update([(episode.turns[0], [-1.9])])
-    assert m.factor(episode.turns[1]) == pytest.approx(math.exp(0.1))
+    m.update([(0, [-1.9])])
+    assert m.weights()[1] == pytest.approx(math.exp(0.1))
 
 
 @pytest.mark.parametrize("clamp", [(0.0, 2.0), (1.1, 2.0), (0.5, 0.9), (0.5, math.inf)])

@@ -28,7 +28,7 @@ from mafrt.training.policy_objective import Objective
 DUO = Team.of(["a", "b"])
 
 
-def gradients(turns, config=CONFIG, weight=None, cut=frozenset(), **settings):
+def gradients(turns, config=CONFIG, weights=None, cut=frozenset(), **settings):
     """The gradients of one step and its metrics."""
     base, seen = make_base(), {}
     heat = dict(zip(AGENTS, (1.0, 0.7), strict=True))
@@ -45,7 +45,7 @@ def gradients(turns, config=CONFIG, weight=None, cut=frozenset(), **settings):
         learner.optimizers[name].step = lambda name=name: seen.update(
             {name: [p.grad.clone() for p in base.adapter_parameters(name)]}
         )
-    return seen, learner.update(turns, AGENTS, 0, weight=weight)
+    return seen, learner.update(turns, AGENTS, 0, weights)
 
 
 def largest(grads) -> float:
@@ -74,18 +74,18 @@ def by_the_trainer(turns):
 def test_importance_weights_are_the_truncated_ratio_of_trainer_and_engine(level):
     """Turn i was sampled at 1 / c_i of the trainer's probability, so its terms weigh min(c_i, 2)."""
     turns = by_the_trainer(make_turns())
-    ratio = {id(turn): c for turn, c in zip(turns, (0.5, 1.0, 1.5, 2.5, 40.0, 0.1, 1.0, 3.0, 0.9), strict=True)}
-    for turn in turns:
+    ratios = (0.5, 1.0, 1.5, 2.5, 40.0, 0.1, 1.0, 3.0, 0.9)
+    for turn, ratio in zip(turns, ratios, strict=True):
         tokens = len(turn.action_ids)
         # At action level the ratio is the turn's, the product over its tokens.
-        share = math.log(ratio[id(turn)]) / (tokens if level == "action" else 1)
+        share = math.log(ratio) / (tokens if level == "action" else 1)
         turn.logprobs = [logprob - share for logprob in turn.old_logprobs]
-    want, _ = gradients(turns, weight=lambda turn: min(ratio[id(turn)], 2.0), level=level)
+    want, _ = gradients(turns, weights=[min(c, 2.0) for c in ratios], level=level)
     got, found = gradients(turns, level=level, importance_cap=2.0)
     off, _ = gradients(turns, level=level, importance_cap=None)
     assert close(got, want) and not close(got, off)
     for name in AGENTS:
-        mine = [(ratio[id(t)], len(t.action_ids)) for t in turns if t.agent == name]
+        mine = [(c, len(t.action_ids)) for t, c in zip(turns, ratios, strict=True) if t.agent == name]
         tokens = sum(n for _, n in mine)
         mean = sum(min(c, 2.0) * n for c, n in mine) / tokens
         assert found[f"importance_weight_mean/{name}"] == pytest.approx(mean, rel=1e-4)
@@ -96,8 +96,8 @@ def test_importance_weights_multiply_happos_ratio():
     turns = by_the_trainer(make_turns())
     for turn in turns:
         turn.logprobs = [logprob - math.log(1.5) for logprob in turn.old_logprobs]
-    want, _ = gradients(turns, weight=lambda turn: 1.5 * 3.0)
-    got, _ = gradients(turns, weight=lambda turn: 3.0, importance_cap=2.0)
+    want, _ = gradients(turns, weights=[1.5 * 3.0] * len(turns))
+    got, _ = gradients(turns, weights=[3.0] * len(turns), importance_cap=2.0)
     assert close(got, want)
 
 

@@ -14,6 +14,7 @@ from test_swap_and_dynamic_sampling import cut_and_resumed
 from toy import make
 
 from mafrt import algorithms
+from mafrt.algorithms.rewards import Row
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
@@ -164,8 +165,9 @@ def test_joint_puts_other_values_in_the_place_of_ones_own():
     episodes = batch(stage.base)
     features = annotate(stage, episodes)
     joint, (a, b, alone) = features.credit["joint"], episodes[0].turns
-    assert joint(a, [1.0, a.values[0]]) == pytest.approx([1.0 + b.values[0], a.values[0] + b.values[0]], abs=1e-6)
-    assert joint(alone, [7.0]) == [7.0]
+    row_a, row_alone = Row(a, 0, "p", 0), Row(alone, 0, "p", 2)
+    assert joint(row_a, [1.0, a.values[0]]) == pytest.approx([1.0 + b.values[0], a.values[0] + b.values[0]], abs=1e-6)
+    assert joint(row_alone, [7.0]) == [7.0]
 
 
 def test_one_step_of_temporal_differences_by_hand():

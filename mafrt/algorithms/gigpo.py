@@ -85,7 +85,7 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
         running = 0.0
         for row in reversed(rows):
             running = row.reward + settings.gamma * running
-            step_groups.setdefault(names[id(row)], []).append((row, running))
+            step_groups.setdefault(names[row.key], []).append((row, running))
     steps = GroupStats()
     for pairs in step_groups.values():
         returns = [value for _, value in pairs]
@@ -96,10 +96,10 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     return group_stats.metrics() | steps.metrics("anchors")
 
 
-def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[int, tuple[Hashable, ...]]:
+def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[tuple[int, int], tuple[Hashable, ...]]:
     """Identity of each row's step group: problem, agent and the anchor (its cluster's first member)."""
     read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
-    keys = {id(row): (row.group, row.turn.agent, read(row.turn)) for row in rows}
+    keys = {row.key: (row.group, row.turn.agent, read(row.turn)) for row in rows}
     if settings.similarity >= 1.0:
         return dict(keys)
     heads: dict[tuple[Hashable, ...], list[Any]] = {}

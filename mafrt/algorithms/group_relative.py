@@ -71,7 +71,7 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
         drop_incomplete(trajectories)
     samples: dict[Hashable, list[Row]] = {}
     for row in (row for rows in trajectories for row in rows if row.dropped is None):
-        member = (id(row),) if settings.unit == "row" else ()
+        member = (row.position,) if settings.unit == "row" else ()
         samples.setdefault((_key(row, settings.group), row.episode, *member), []).append(row)
     members: dict[Hashable, list[list[Row]]] = {}
     for rows in samples.values():

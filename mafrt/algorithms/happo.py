@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 from mafrt.algorithms.stats import mean, std
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Episode, Turn
+from mafrt.core.types import Episode
 
 
 def joint_steps(episode: Episode) -> list[int]:
@@ -49,26 +49,23 @@ class CompoundRatio:
             raise ConfigError(f"M is clamped to [{low}, {high}]; expected 0 < low <= 1 <= high.")
         self.low, self.high = low, high
         self.nonfinite = 0
-        self._factors: dict[tuple[int, int], float] = {}
-        self._step_of: dict[int, tuple[int, int]] = {}
-        # Turns are found by identity, so they must stay alive as long as this object.
-        self._episodes = list(episodes)
-        for index, episode in enumerate(self._episodes):
-            for turn, step in zip(episode.turns, joint_steps(episode), strict=True):
-                self._step_of[id(turn)] = (index, step)
-                self._factors[index, step] = 1.0
+        self._turns = [turn for episode in episodes for turn in episode.turns]
+        self._step_of = [(index, step) for index, episode in enumerate(episodes) for step in joint_steps(episode)]
+        self._factors = dict.fromkeys(self._step_of, 1.0)
 
-    def factor(self, turn: Turn) -> float:
-        """M for a turn of the batch, as its loss terms' weight."""
-        return self._factors[self._step_of[id(turn)]]
+    def weights(self) -> list[float]:
+        """Current M of each turn of the batch, episode after episode: the weight of its loss terms."""
+        return [self._factors[step] for step in self._step_of]
 
-    def update(self, moved: Iterable[tuple[Turn, Sequence[float]]]) -> None:
+    def update(self, moved: Iterable[tuple[int, Sequence[float]]]) -> None:
         """Multiply one agent's ratios into M.
 
         Args:
-            moved: the agent's turns, each with its log-probs under the updated weights, one per action token.
+            moved: position of each of the agent's turns in the batch (as in `weights`), with its log-probs under the
+                updated weights, one per action token.
         """
-        for turn, new in moved:
+        for position, new in moved:
+            turn = self._turns[position]
             old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
             if not old:
                 continue
@@ -76,14 +73,14 @@ class CompoundRatio:
             if not math.isfinite(log_ratio):
                 self.nonfinite += 1
                 continue
-            step = self._step_of[id(turn)]
+            step = self._step_of[position]
             # exp of more than 20 could overflow and lies outside any sensible clamp.
             ratio = math.exp(max(-20.0, min(20.0, log_ratio)))
             self._factors[step] = max(self.low, min(self.high, self._factors[step] * ratio))
 
     def spread(self, agent: str) -> dict[str, float]:
         """`compound_std/AGENT`: current spread of M over the turns of the agent about to be updated."""
-        factors = [self.factor(turn) for episode in self._episodes for turn in episode.turns if turn.agent == agent]
+        factors = [weight for turn, weight in zip(self._turns, self.weights(), strict=True) if turn.agent == agent]
         return {f"compound_std/{agent}": std(factors, unbiased=False)} if factors else {}
 
     def metrics(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from mafrt.algorithms.stats import total
 from mafrt.config.algorithm import RewardSettings
@@ -41,7 +41,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
 
 Decode = Callable[[Sequence[int]], str]
-Joint = Callable[[Turn, Sequence[float]], Sequence[float]]
+Joint: TypeAlias = "Callable[[Row, Sequence[float]], Sequence[float]]"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CreditContext:
     agent_kl: Mapping[str, float] | None = None
     """Agent -> weight of its own KL penalty in the reward, in place of `kl_coef`."""
     joint: Joint | None = None
-    """(turn, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
+    """(row, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
 
 
 Dropped = Literal["unjudged", "nonfinite", "truncated", "no_outcome", "cut_by_length"]
@@ -77,6 +77,8 @@ class Row:
     episode: int
     """Position of its episode in the batch; tells trajectories apart even if two share an id."""
     group: str
+    position: int = 0
+    """Position of the turn in its episode."""
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
     token_rewards: dict[int, float] = field(default_factory=dict)
@@ -92,6 +94,11 @@ class Row:
     """The last turn of an episode that was truncated, whose future is bootstrapped."""
     dropped: Dropped | None = None
     """Why the turn is out of the loss; None if it is in."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identity of the turn in the batch: positions of its episode and of the turn."""
+        return self.episode, self.position
 
     def paid(self, token: int) -> float:
         """Reward at one token, KL penalty included."""
@@ -136,7 +143,7 @@ def reward_rows(
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
         for position, turn in enumerate(episode.turns):
-            row = Row(turn, index, episode.group)
+            row = Row(turn, index, episode.group, position)
             row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1

@@ -110,7 +110,7 @@ def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> fl
         return 0.0
     if joint is None:
         return own - mean(alternatives)
-    worth = list(joint(row.turn, alternatives))
+    worth = list(joint(row, alternatives))
     return worth[alternatives.index(own)] - mean(worth)
 
 
@@ -143,7 +143,7 @@ def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dic
 def _q_tot(said: Sequence[Row], joint: Joint | None) -> float:
     """Q_tot of a joint step with its actual turns; 0 if the step has no turn."""
     if joint is not None and said:
-        return next(iter(joint(said[0].turn, [_own(said[0])])))
+        return next(iter(joint(said[0], [_own(said[0])])))
     return total(_own(row) for row in said)
 
 

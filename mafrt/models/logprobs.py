@@ -34,8 +34,8 @@ def token_logprobs(
     `hidden` `[N, d]` after the final norm, `targets` `[N]`, `weight` `[V, d]` and `bias` `[V]` of the frozen head.
     The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
     `chunk` is the number of tokens whose logits exist at a time (default: as many as fit in `CHUNK_ELEMENTS`).
-    Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time where the entropy
-    is only looked at.
+    Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
+    only logged.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:

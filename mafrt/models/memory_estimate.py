@@ -1,12 +1,12 @@
-"""What a run needs in memory, as a formula: one base, K adapters with their optimizers, activations, keys and values.
+"""Memory estimate of a run: one base, K adapters with their optimizers, activations, KV cache.
 
     one GPU = base / shards + K * A * (4 weights + 4 gradient + 4 last good weights + moments + sampler's copy)
               + max(activations of a micro-batch + head, keys and values of the rows that are decoded)
 
 Numbers are bytes unless said otherwise. A is the number of parameters of one adapter, r * sum(d_in + d_out) over its
-layers. Moments are 8 bytes a parameter (AdamW), 2 in 8 bits, and divided by the processes under ZeRO. It is never
-(K + 1) bases, and never [tokens, vocabulary] logits. Left out: the critic, the allocator's waste, what other processes
-on the GPU hold, and about 1 GB that CUDA and its libraries take.
+layers. Moments are 8 bytes a parameter (AdamW), 2 in 8 bits, and divided by the processes under ZeRO. The base is held
+once, and [tokens, vocabulary] logits never exist. Not included: the critic, allocator fragmentation, other processes on
+the GPU, and about 1 GB for CUDA and its libraries.
 
 Standard library only: `mafrt info --memory` answers without torch.
 """
@@ -28,7 +28,7 @@ QUANTISED = {8: 1.0, 4: 0.516}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What matters of a decoder-only model."""
+    """Dimensions of a decoder-only model."""
 
     hidden: int
     layers: int
@@ -62,7 +62,7 @@ class ModelShape:
 
     @property
     def other_weights(self) -> int:
-        """Embedding and head; norms are nothing beside them."""
+        """Weights of embedding and head; norms are negligible."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
@@ -74,12 +74,12 @@ MODEL_SHAPES = {
     "Qwen/Qwen3-14B": ModelShape(5120, 40, 17408, 40, 8, 128, 151936, False),
     "Qwen/Qwen3-32B": ModelShape(5120, 64, 25600, 64, 8, 128, 151936, False),
 }
-"""Of models that are often asked for; those of others are read from their config.json."""
+"""Dimensions of common models; others are read from their config.json."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """How a model is used."""
+    """Settings of a run that determine its memory."""
 
     agents: int = 3
     rank: int = 8
@@ -101,7 +101,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on one GPU, by what they are for."""
+    """Bytes on one GPU, by purpose."""
 
     base: float
     """while learning; whole while playing"""
@@ -129,7 +129,7 @@ def adapter_weights(shape: ModelShape, use: Use) -> int:
 
 
 def footprint(shape: ModelShape, use: Use) -> Footprint:
-    """What one process needs. Raises ConfigError for a layout or width of weights that does not exist."""
+    """Memory of one process. Raises ConfigError for an unknown layout or number of bits."""
     if use.layout not in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
         raise ConfigError(f"layout is {use.layout!r}; choose ddp, zero1, zero2, zero3 or fsdp.")
     if use.bits not in (32, 16, 8, 4):
@@ -152,12 +152,12 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
 
 
 def activations(shape: ModelShape, use: Use, number: int) -> float:
-    """Of one micro-batch: what its backward pass needs, and the chunk of logits that exists at a time.
+    """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
-    A block keeps, for each token: the inputs of its norms (of queries and keys, too) in float32, what they give,
-    queries, keys and values, what attention gives, gate, up, and what becomes of them, and the adapters' inner
-    activations. With checkpointing only its input is kept, and all of that for one block at a time. The factors were
-    counted on what autograd saves, and a test counts them again.
+    A block saves, per token: inputs of its norms (of query and key norms too) in float32 and their outputs; queries,
+    keys, values and the attention output; gate, up, their activation and product; and the adapters' inner activations.
+    With checkpointing only the block's input is saved, plus all of that for one block at a time. The factors were
+    counted on autograd's saved tensors, and a test repeats the count.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)

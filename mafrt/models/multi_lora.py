@@ -28,11 +28,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 LAUNCH_S = {"cpu": 6e-6, "cuda": 1e-5}
-"""Seconds that one more small operation costs, by device type."""
+"""Cost of one additional small operation in seconds, by device type. Rough: it only steers wide against grouped."""
 FLOP_PER_S = {"cpu": 6e10, "cuda": 6e13}
-"""Rate at which the small products of an adapter run, by device type."""
+"""Throughput of an adapter's small matrix products, by device type."""
 BLOCK_TOKENS = {"cpu": 192}
-"""Most tokens that a layer works on at a time where a cache is to be kept warm, by device type."""
+"""Max tokens per block of a layer's forward, so that its operands stay in the CPU cache; by device type."""
 
 
 class Segment(NamedTuple):
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
 
 Layout: TypeAlias = "tuple[tuple[int, int, float], ...]"
-"""(adapter, rank, scaling) of the adapters that a layer has, of those in the batch."""
+"""(adapter, rank, scaling) of the batch's adapters that exist in a layer."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class AdapterRouting:
     order: Tensor | None = None
     train: frozenset[int] | None = None
     pieces: dict[Layout, list[Piece]] = field(default_factory=dict)
-    """What layers with equal layouts make of this routing."""
+    """Cached pieces, shared by layers of equal layout."""
 
     def learns(self, adapter: int) -> bool:
         return self.train is None or adapter in self.train
@@ -189,16 +189,16 @@ def packed_attention(
 
 
 class LoraContext:
-    """Holds the routing of the forward that is running; all layers of one base share it. None: the bare base."""
+    """The routing of the current forward, shared by all layers of one base. None: the bare base."""
 
     def __init__(self) -> None:
         self._routings: dict[int, AdapterRouting | None] = {}
         self.sharded = False
-        """whether another library brings the frozen weights when a layer is called, and takes them away afterwards"""
+        """whether FSDP or DeepSpeed gathers the frozen weights before a layer's forward and frees them after it"""
 
     @property
     def routing(self) -> AdapterRouting | None:
-        """Of this thread: one may sample while another learns."""
+        """The routing of this thread; one thread may sample while another trains."""
         return self._routings.get(threading.get_ident())
 
     @contextmanager
@@ -375,7 +375,7 @@ class StackedLoRALinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The frozen layer's, whatever kind of tensor it is: some models look at it."""
+        """The frozen layer's weight, possibly quantised; some models read its dtype or device."""
         return self.base_layer.weight
 
     @property
@@ -390,7 +390,7 @@ class StackedLoRALinear(nn.Module):
         a = torch.empty(rank, self.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         pair = (nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(self.out_features, rank, device=device)))
-        if not self.context.sharded:  # else it would be a parameter of a module that is taken to pieces
+        if not self.context.sharded:  # a registered parameter would be sharded along with the module
             self.lora_A[str(adapter)], self.lora_B[str(adapter)] = pair
         self.pairs[adapter], self.ranks[adapter], self.scalings[adapter] = pair, rank, scaling
 
@@ -422,7 +422,7 @@ class StackedLoRALinear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _pieces(self, routing: AdapterRouting, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
-        """How the routing's segments meet this layer's adapters, and the tensors of those, A and B in turn."""
+        """Pieces of this layer for the routing's segments, and the adapters' tensors A_0, B_0, A_1, B_1, ..."""
         layout = tuple((k, self.ranks[k], self.scalings[k]) for k in routing.present if k in self.pairs)
         if not layout:
             return [], []
@@ -447,7 +447,7 @@ class StackedLoRALinear(nn.Module):
             pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
             return [torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)]
         key = (tuple(here), dtype)
-        fused = self._fused  # another thread may drop it at any moment
+        fused = self._fused  # a local reference: another thread may drop the cache at any moment
         if fused is None or fused[0] != key:
             a = torch.cat([self.pairs[k][0] for k in here]).to(dtype)
             b = torch.cat([self.pairs[k][1] for k in here], 1).to(dtype)
@@ -459,7 +459,7 @@ def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> 
     """Wrap the `forward` of each decoder block so that its activations are recomputed in the backward pass.
 
     Hugging Face's own switch works in training mode only, and its recomputation would run after the forward has
-    taken its routing away; here the routing travels with the block.
+    removed its routing; here each block keeps the routing for its recomputation.
     """
     lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
     for block in max(lists, key=len, default=()):

@@ -1,8 +1,8 @@
 """Adapters on disk, in PEFT's own layout: `adapter_config.json` and `adapter_model.safetensors`.
 
-What is written here is loaded by PEFT and vLLM as it is, and LoRA adapters trained by PEFT load here: rank and alpha
-per layer (`rank_pattern`, `alpha_pattern`) and rank-stabilised scaling included. What would be computed differently
-(DoRA, trained biases, whole saved modules) is refused.
+PEFT and vLLM load these folders unchanged, and LoRA adapters trained by PEFT load here, including per-layer rank and
+alpha (`rank_pattern`, `alpha_pattern`) and rank-stabilised scaling. Unsupported variants (DoRA, trained biases, fully
+saved modules) are refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNLIKE_PLAIN_LORA = (
     "kasa_config",
     "monteclora_config",
 )
-"""Settings of a PEFT LoRA folder that change what is computed, if they are set."""
+"""Settings of a PEFT LoRA folder that change the computation if set; not supported."""
 
 
 Layers = Mapping[str, tuple[nn.Parameter, nn.Parameter]]
@@ -167,7 +167,7 @@ def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFold
 
 
 def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:
-    """The layers' last names if those mean exactly these layers, else their whole paths."""
+    """The layers' last names if these match exactly these layers, else their full paths."""
     short = sorted({path.rsplit(".", 1)[-1] for path in paths})
     meant = {path for path in linear_paths if any(matches(path, target) for target in short)}
     return short if meant == set(paths) else sorted(paths)
@@ -185,7 +185,7 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The two files of a PEFT folder, checked for being there and being readable."""
+    """Read the two files of a PEFT folder. Raises CheckpointError if one is missing or unreadable."""
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
             what = "that folder" if folder.is_dir() else "no such folder"
@@ -208,7 +208,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{folder / CONFIG} is corrupt: found {error}, expected PEFT's JSON; take the checkpoint before it"
         ) from None
     try:
-        # Not by mapping the file: it may be replaced or cut short while the tensors are in use.
+        # Not memory-mapped: the file may be replaced or truncated while the tensors are in use.
         tensors = load_bytes((folder / WEIGHTS).read_bytes())
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
@@ -224,14 +224,14 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
-    """Refuse what would not be computed here as PEFT computes it. Dropout acts in training only and is left out."""
+    """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
     found = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
     if config.get("peft_type", "LORA") != "LORA":
         found.append(f"peft_type={config['peft_type']!r}")
     if config.get("bias", "none") != "none":
         found.append(f"bias={config['bias']!r}")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian", "eva", "orthogonal"):
-        # PiSSA, OLoRA, CorDA and LoftQ take what they put into the adapter out of the base's weights.
+        # PiSSA, OLoRA, CorDA and LoftQ subtract the initial adapter from the base's weights, which are frozen here.
         found.append(f"init_lora_weights={config['init_lora_weights']!r}")
     if found:
         raise CheckpointError(
@@ -243,7 +243,7 @@ def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
 def _layers(
     base_name: str, linear_paths: LinearPaths, config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path
 ) -> dict[str, tuple[int, float]]:
-    """Path -> (rank, scaling) of every layer that the tensors adapt; the tensors say where, the config how strongly."""
+    """Path -> (rank, scaling) of every adapted layer: layers from the tensors, scaling from the config."""
     shapes, where = linear_paths, folder / WEIGHTS
     trained_on = config.get("base_model_name_or_path")
     hint = f"load it on the base it was trained on ({trained_on})" if trained_on else "load it on its own base"

@@ -1,4 +1,4 @@
-"""Networks of VDN and QMIX: what each agent's turn is worth to the team, and how those worths add up.
+"""Networks of VDN and QMIX: a Q head per agent, and a mixer from the agents' Q to the team's Q_tot.
 
     VDN   Q_tot = sum_i Q_i                                                        Sunehag 2017, 1706.05296
     QMIX  Q_tot = |W2(s)| . ELU(|W1(s)| q + b1(s)) + V(s)                          Rashid 2018, 1803.11485, eq. 4-6
@@ -29,12 +29,12 @@ class Sum(nn.Module):
 
 
 class Monotone(nn.Module):
-    """QMIX's mixer: weights come from hypernetworks on the state, and their absolute values make Q_tot rise with
-    every Q_i, so that what is best for an agent is best for the team.
+    """QMIX's mixer. Hypernetworks on the state produce the weights; their absolute values make Q_tot monotone in every
+    Q_i, so the greedy choice of each agent is the greedy choice of the team.
 
-    V(s) is Linear -> ReLU -> Linear. Ours: the state is normalised as in `ValueHead`, and to length 1, so that a step
-    of Adam moves the weights little whatever the base's width; and the hypernetworks' biases make the first mixture
-    nearly the sum, so that QMIX starts where VDN does.
+    V(s) is Linear -> ReLU -> Linear. Deviations: the state is normalised as in `ValueHead`, and to length 1, so that
+    the size of an Adam step does not depend on the base's width; and the hypernetworks' biases make the initial mixture
+    nearly the sum, so that QMIX starts close to VDN.
     """
 
     def __init__(self, agents: int, state_size: int, width: int = WIDTH) -> None:
@@ -67,7 +67,7 @@ class TeamValue(nn.Module):
     def __init__(
         self, kind: Literal["vdn", "qmix"], agents: int, size: int, hidden: int, state_size: int | None = None
     ) -> None:
-        """`size` features of a turn, and `state_size` of the state (as many, if not given)."""
+        """`size`: features of a turn; `state_size`: features of the state, default `size`."""
         super().__init__()
         self.heads = nn.ModuleList(ValueHead(size, hidden) for _ in range(agents))
         self.mixer: nn.Module = Sum() if kind == "vdn" else Monotone(agents, state_size or size)
@@ -83,7 +83,7 @@ class TeamValue(nn.Module):
 
 
 def target_of(net: TeamValue) -> TeamValue:
-    """A copy, heads and mixer, that no gradient reaches."""
+    """Copy of heads and mixer without gradients."""
     return copy.deepcopy(net).requires_grad_(False)
 
 

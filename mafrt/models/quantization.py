@@ -14,7 +14,7 @@ from mafrt.core.errors import MissingExtraError
 
 
 def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` needs to know. Raises MissingExtraError."""
+    """Quantisation arguments for `from_pretrained`. Raises MissingExtraError without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError("a base in 4 or 8 bits needs bitsandbytes; run pip install 'mafrt[quant]'.")
     from transformers import BitsAndBytesConfig
@@ -38,8 +38,8 @@ def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
 def keep_differentiable(model: torch.nn.Module) -> None:
     """Keep bitsandbytes from packing 4-bit weights for inference.
 
-    On CPUs with AVX512-BF16 a layer in eval mode does so in its first pass without gradients, and from then on passes
-    none back: what lies before it would silently learn nothing. Ours samples and learns with the same layers.
+    On CPUs with AVX512-BF16 a layer in eval mode packs its weights in the first no-grad forward, and then propagates no
+    gradient: adapters in earlier layers would silently not learn. Here the same layers serve sampling and training.
     """
     for module in model.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):

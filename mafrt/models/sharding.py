@@ -1,12 +1,11 @@
-"""One frozen base spread over all processes: each holds a part of every weight, and borrows the rest while it computes.
+"""Sharding of the frozen base over all processes with FSDP2 or DeepSpeed ZeRO-3.
 
-The work is torch's FSDP2 (`fully_shard`, what `accelerate launch --use_fsdp --fsdp_version 2` asks for) or DeepSpeed's
-ZeRO-3. Only the base is sharded. The adapters, a hundredth of it, stay whole everywhere; they are no parameters of the
-sharded modules, so neither library ever touches them.
+FSDP2 is torch's `fully_shard` (`accelerate launch --use_fsdp --fsdp_version 2`). Only the base is sharded. Adapters
+are about 1% of its size and replicated; they are no parameters of the sharded modules, so neither library touches them.
 
-Every forward goes through one root module, since both libraries do their work in hooks of modules. Sampling steps as
-often as its answers are long, which differs between processes, so for the time of play the base is put together in each
-of them (`whole`), as TRL does. What then has to fit is one base beside the caches of keys and values.
+Every forward goes through one root module, since both libraries work in module hooks. The number of decode steps
+differs between processes, so the base is gathered on each of them for the duration of play (`whole`), as in TRL. During
+play one full base plus the KV cache must fit on each GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mafrt.core.distributed import Processes
 
 
 class Root(nn.Module):
-    """Holds the model and calls whatever it is told to, inside the hooks of its own forward."""
+    """Wraps the model; its forward runs a given callable inside the sharding library's hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -36,17 +35,17 @@ class Root(nn.Module):
 
 
 class Sharding:
-    """What a `SharedBase` needs of the library that shards it."""
+    """Interface between `SharedBase` and a sharding library."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self.together = False
-        """whether the base is whole in every process at the moment"""
+        """whether the base is currently gathered on every process"""
         self.gathered = 0
-        """how often it has been"""
+        """number of times it was gathered"""
 
     def run(self, compute: Callable[[], Any]) -> Any:
-        """`compute()`, with the weights there that it calls for. Collective, unless the base is whole."""
+        """`compute()` with the weights it uses gathered on demand. Collective, unless the base is whole."""
         if self.together:
             return compute()
         self.root.compute = compute
@@ -54,16 +53,16 @@ class Sharding:
 
     @contextmanager
     def head(self) -> Iterator[None]:
-        """The output head is there, for those who read its weights without calling it."""
+        """Context with the output head gathered, for code that reads its weights without calling it."""
         raise NotImplementedError
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """The base is whole in every process; forwards are no longer collective."""
+        """Context with the whole base on every process; forwards are not collective."""
         raise NotImplementedError
 
     def held(self) -> int:
-        """Numbers of the base that this process holds while nothing is computed."""
+        """Number of base parameters that this process stores between forwards."""
         raise NotImplementedError
 
 
@@ -116,7 +115,7 @@ class FullyShard(Sharding):
                 part.reshard()
 
     def _settle(self) -> None:
-        """The first forward decides which module is the root; it has to be ours."""
+        """Run a first forward through our root: FSDP makes the first module called its root."""
         self.run(lambda: None)
 
     def held(self) -> int:
@@ -140,7 +139,7 @@ class Zero3(Sharding):
     """
 
     def __init__(self, model: Any, head: nn.Module, device: str, settings: Mapping[str, Any]) -> None:
-        # DeepSpeed takes float32 for granted, if it is told of nothing else.
+        # DeepSpeed assumes float32 unless bf16 is enabled explicitly.
         engine = deepspeed_engine(Root(model), {**settings, "bf16": {"enabled": model.dtype == torch.bfloat16}})
         super().__init__(engine.module)
         for module in self.root.modules():
@@ -161,7 +160,7 @@ class Zero3(Sharding):
         import deepspeed
         from deepspeed.runtime.zero import parameter_offload
 
-        # The hooks would take every layer apart again after its forward. TRL removes them for generation, too.
+        # ZeRO-3's hooks would partition every layer again after its forward; TRL removes them for generation, too.
         self._offload.partition_all_parameters()
         self._offload._remove_module_hooks()
         self._offload.forward_hooks, self._offload.backward_hooks = [], []
@@ -171,7 +170,7 @@ class Zero3(Sharding):
                 yield
         finally:
             self.together = False
-            for module in self.root.modules():  # layers that took in adapters since the hooks were made first
+            for module in self.root.modules():  # also layers wrapped for adapters after the hooks were installed
                 if not hasattr(module, "ds_external_parameters"):
                     parameter_offload._init_external_params(module)
             self._offload.setup_zero_stage3_hooks()
@@ -181,15 +180,15 @@ class Zero3(Sharding):
 
 
 def quiet_deepspeed() -> None:
-    """Import DeepSpeed for the accelerator that is there, and keep it from telling what it does."""
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # it asks when imported
+    """Import DeepSpeed for the available accelerator, with its log output silenced."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # read at import
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)
 
 
 def deepspeed_engine(module: nn.Module, settings: Mapping[str, Any], optimizer: Any = None) -> Any:
-    """`deepspeed.initialize`, quietly, and without the collective that it would compile on a CPU for a minute."""
+    """`deepspeed.initialize` without log output, and without its shared-memory collective (a minute to compile)."""
     quiet_deepspeed()
     import deepspeed
 

@@ -74,11 +74,11 @@ class SharedBase:
         self.versions: dict[str, int] = {}
         self.form = "auto"
         self.processes: Processes = ALONE
-        """the processes that train these adapters together"""
+        """processes that train these adapters together"""
         self.sharding: Sharding | None = None
-        """how they share the frozen weights; None: each has all of them"""
+        """sharding of the frozen weights; None: replicated"""
         self.zero: dict[str, Any] | None = None
-        """settings of the DeepSpeed engines that hold the adapters' optimizers; None: it is not used"""
+        """DeepSpeed settings of the adapters' optimizers; None: DeepSpeed is not used"""
         self._layers: dict[str, StackedLoRALinear] = {}
         self._routing: tuple[object, AdapterRouting | None] | None = None
         self._packs = _use_packed_attention(model)
@@ -100,7 +100,7 @@ class SharedBase:
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
-        Raises ModelError, naming what was looked for, if either cannot be loaded, and MissingExtraError.
+        Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -149,19 +149,19 @@ class SharedBase:
         """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""
         if self.records:
             raise ConfigError(f"found the adapters {', '.join(self.records)}, expected none yet; shard a base before")
-        # While the embedding is whole, and before parameters look elsewhere.
+        # The fingerprint reads the embedding, so it must be computed before the weights are sharded.
         self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
         self.sharding = make()
         self.context.sharded = True
 
     @property
     def sharded(self) -> bool:
-        """Whether every process holds only a part of the frozen weights, so that all of them have to compute alike."""
+        """Whether the frozen weights are sharded, which makes every forward collective."""
         return self.sharding is not None
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """The frozen weights are all there, in every process, and nobody waits for another: for play."""
+        """Context for play: the frozen weights are gathered on every process, so forwards are not collective."""
         with self.sharding.whole() if self.sharding is not None else nullcontext():
             yield
 
@@ -171,12 +171,12 @@ class SharedBase:
 
     @property
     def quantised(self) -> bool:
-        """Whether the linear layers are bitsandbytes': what they give depends on the batch, by a rounding of 4 to 8
-        bits, so the sampler and the trainer do not quite agree."""
+        """Whether the linear layers are quantised by bitsandbytes. Their outputs depend slightly on the batch (rounding
+        to 4 or 8 bits), so sampler and trainer log-probs differ."""
         return getattr(self.model, "quantization_method", None) is not None
 
     def fingerprint(self) -> str:
-        """12 hex digits that tell bases apart: shapes, and the first rows of the embedding rounded to bfloat16.
+        """12 hex digits that identify the base: hash of shapes and the embedding's first rows, rounded to bfloat16.
 
         The embedding is never quantised, so the same model loaded in another precision keeps its fingerprint.
         """
@@ -196,7 +196,7 @@ class SharedBase:
 
     @property
     def context_window(self) -> int:
-        """Most positions (tokens of prompt and answer together) that the model knows."""
+        """Max sequence length of the model, prompt and answer together, in tokens."""
         return int(self.config.max_position_embeddings)
 
     @property
@@ -224,7 +224,7 @@ class SharedBase:
         return {name: record.index for name, record in self.records.items()}
 
     def adapter_index(self, name: str | None) -> int:
-        """The index that `forward` knows the adapter by; -1 for None. Raises ConfigError for an unknown name."""
+        """Index of the adapter in `forward`; -1 for None. Raises ConfigError for an unknown name."""
         return -1 if name is None else self._record(name).index
 
     def _record(self, name: str) -> Adapter:
@@ -337,7 +337,7 @@ class SharedBase:
         self.bump(name)
 
     def bump(self, name: str) -> None:
-        """Say that the adapter's weights changed: its version rises by one and what was derived from it is dropped."""
+        """Record a change of the adapter's weights: increment its version and drop caches derived from them."""
         self._record(name)
         self.versions[name] += 1
         self._drop_caches()
@@ -403,7 +403,7 @@ class SharedBase:
         position_ids: Tensor | None,
         learn: frozenset[int] | None,
     ) -> Tensor:
-        """The same without the padding: its positions come back as zeros."""
+        """`forward` without computing the padding, whose positions are returned as zeros."""
         rows, steps = input_ids.shape
         real = torch.ones(rows, steps, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
         packing = pack(real, index, input_ids.device)
@@ -427,9 +427,9 @@ class SharedBase:
         return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
-        """The routing of the last forward where this one is alike, as decode steps are."""
+        """The routing of the last forward if it still applies (as in decode steps), else a new one."""
         key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
-        last = self._routing  # another thread may put its own there at any moment
+        last = self._routing  # a local reference: another thread may replace it at any moment
         if last is None or last[0] != key:
             self._routing = last = (key, self._make_routing(index, rows, steps, learn))
         return last[1]
@@ -478,7 +478,7 @@ def _at_once(compute: Callable[[], Any]) -> Any:
 
 
 def _use_packed_attention(model: Any) -> bool:
-    """Let the model's attention take packed batches, if it is one that can: `sdpa` over the whole context."""
+    """Enable packed batches if the model supports them (`sdpa` attention over the whole context)."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -495,7 +495,7 @@ def _use_packed_attention(model: Any) -> bool:
 
 
 def _check_folder(name: str, path: str) -> None:
-    """Tell a folder that is not there, or no model, from a hub id before the hub is asked."""
+    """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():

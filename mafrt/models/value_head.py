@@ -1,7 +1,7 @@
 """The critic: a value head on the hidden states of the pass without adapters.
 
-That pass is the reference policy's, so values cost one small product more; and since the base is frozen, its hidden
-states ("features") may be computed once and kept while the head trains on them for several epochs.
+The reference policy uses the same pass, so values add only a small matrix product. Since the base is frozen, its hidden
+states ("features") are computed once and reused while the head trains on them for several epochs.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class ValueHead(nn.Module):
         return self.normalised(features) * self.scale + self.centre
 
     def normalised(self, features: Tensor) -> Tensor:
-        """The same in deviations from the running mean of the returns: (value - centre) / scale."""
+        """Values in normalised units: (value - centre) / scale of the running returns."""
         features = nn.functional.layer_norm(features.float(), (self.hidden_size,))
         return self.out(torch.tanh(self.inner(features))).squeeze(-1)
 
     @torch.no_grad()
     def follow(self, returns: Tensor, decay: float = 0.9) -> None:
-        """Take a batch of returns `[n]` into the running mean and deviation, which the values follow at once.
+        """Update the running mean and deviation from returns `[n]`. Effective at once on the values.
 
         ValueNorm (Yu 2022, 2103.01955) with debiased averages, so that the first batch counts in full. The last layer
         is not corrected for it (PopArt): values then start at 0 again, far from returns of 10. The deviation is kept
@@ -82,7 +82,7 @@ def save_critic(head: ValueHead, path: str | Path) -> None:
 
 
 def load_critic(path: str | Path, *, hidden_size: int | None = None, device: str | torch.device = "cpu") -> ValueHead:
-    """Read a head that `save_critic` wrote; `hidden_size` is the base's, where one wants it checked.
+    """Read a head written by `save_critic`; `hidden_size` is the base's, None to skip the check.
 
     Raises CheckpointError if the file is missing, corrupt, or made for a base of another width.
     """

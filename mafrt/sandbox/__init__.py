@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, away from the trainer. docs/sandbox.md says what each tier keeps out."""
+"""Runs code that a model wrote, away from the trainer. docs/sandbox.md lists the guarantees of each tier."""
 
 from __future__ import annotations
 

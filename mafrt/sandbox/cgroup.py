@@ -6,7 +6,7 @@ hierarchies) otherwise. Groups are made below the one that this process is in, o
 allows it; no group of anyone else is changed.
 
 The supervisor of a snippet runs in namespaces that show no control groups, so it is handed open files: the kernel
-checks permissions against whoever opened them.
+checks permissions against the process that opened them.
 """
 
 from __future__ import annotations

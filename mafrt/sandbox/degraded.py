@@ -45,7 +45,7 @@ def _packages() -> str:
 
 
 def announce() -> None:
-    """Say what is missing; raises SandboxError where the kernel cannot even do this much."""
+    """List the missing guarantees; raises SandboxError if the kernel lacks even the minimum."""
     if not landlock.version():
         raise SandboxError(
             "found a kernel without Landlock, which the sandbox tier 'degraded' stands on (Linux 5.13 or newer, with "

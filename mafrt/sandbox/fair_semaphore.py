@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Slots:
-    """Like `threading.BoundedSemaphore`, but fair: whoever comes back at once does not overtake those who wait."""
+    """Like `threading.BoundedSemaphore`, but first come, first served: a returning thread overtakes no waiter."""
 
     def __init__(self, count: int) -> None:
         self._free = count

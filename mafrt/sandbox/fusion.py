@@ -1,7 +1,7 @@
-"""A SandboxFusion server as sandbox: `POST /run_code`, and what has to be known about it.
+"""A SandboxFusion server as sandbox, through `POST /run_code`.
 
-The server is not believed more than the snippet: the size of what it sends is bounded, every type is looked at, and
-what it cannot do or does not say is no verdict about the code but a SandboxError.
+The server is trusted no more than the snippet: response sizes are bounded and every type is checked. A malformed or
+missing answer is a SandboxError, never a verdict about the code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FusionSandbox:
         self.url = url.rstrip("/")
         self.counts = SandboxCounts()
         self._slots = Slots(workers)
-        # No proxy of the environment: what models write goes to this server and nowhere else.
+        # Proxy variables are ignored: model-written code must reach this server and no other host.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._launcher = Path(launcher.__file__).read_text(encoding="utf-8")
         done = self.execute("print(6 * 7)", timeout_s=30.0)
@@ -141,7 +141,7 @@ class FusionSandbox:
             answer = json.loads(data)
             status = answer["status"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise SandboxError(f"{where} sent what is not an answer to run_code: {data[:100]!r}") from error
+            raise SandboxError(f"{where} sent something other than an answer to run_code: {data[:100]!r}") from error
         if status not in ("Success", "Failed"):
             raise SandboxError(f"{where} failed: {status}: {str(answer.get('message'))[:300]}")
         return answer

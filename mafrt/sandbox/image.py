@@ -65,8 +65,11 @@ class Image:
     """Data files and folders of them, by names that begin as those of `packages` do: `sklearn/datasets/data`."""
 
     def readable(self) -> tuple[list[str], list[str]]:
-        """The same for rules on paths, which cannot take away below what they give: paths that may be read, and
-        folders that may be listed since only a part below them may be read."""
+        """The image as path rules, which cannot exclude a path below an allowed one.
+
+        Returns:
+            Paths allowed for reading, and folders allowed for listing because only a part below them is readable.
+        """
         sources = dict(self.packages)
         hidden = {os.path.join(os.path.dirname(sources[name.split("/")[0]]), name) for name in self.hidden}
         read: list[str] = []
@@ -155,7 +158,7 @@ def _required(line: str) -> str:
 
 
 def _top_level(distribution: importlib.metadata.Distribution) -> dict[str, str]:
-    """Name -> path of what a distribution puts into the folder of packages."""
+    """Name -> path of a distribution's entries in site-packages."""
     found: dict[str, str] = {}
     for file in distribution.files or ():
         name = file.parts[0]

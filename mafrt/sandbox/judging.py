@@ -1,7 +1,7 @@
-"""The judging room: our own code reads what a model made (tables, results, pickles), inside the sandbox.
+"""Judging room: trusted code inspects model-made files (tables, results, pickles) inside the sandbox.
 
-The sandbox bounds time, memory and size, so that no file can hold the trainer; the answer is a small JSON object. An
-execution holds either code of a model or the code that judges it, never both: the answer cannot be forged.
+The sandbox bounds time, memory and size, so no file can block the trainer; the answer is a small JSON object. One
+execution runs either model code or the judging code, never both, so the answer cannot be forged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ open("{answer}", "w").write(answer)
 
 
 class Undecided(Exception):
-    """Time, memory or size ended the judging: that is about what was judged. The text is a clause."""
+    """Judging exceeded time, memory or size, which counts against the judged file. The text is a clause."""
 
 
 def judge(
@@ -68,10 +68,10 @@ def judge(
     except SandboxError as error:
         raise EnvError(f"the sandbox failed, so nothing is known about a program's files: {error}") from error
     if done.status in ("timeout", "memory", "killed"):
-        what = {"timeout": f"took more than {timeout_s:g} s", "memory": f"took more than {memory_mib} MiB of memory"}
+        reason = {"timeout": f"took more than {timeout_s:g} s", "memory": f"took more than {memory_mib} MiB of memory"}
         if done.status == "killed":
             raise Undecided("killed: the program that reads it was ended")
-        raise Undecided(f"reading it {what[done.status]}")
+        raise Undecided(f"reading it {reason[done.status]}")
     data = done.files.get(ANSWER, b"")
     if done.status != "ok" or not data:
         why = (done.stderr.strip().splitlines() or [done.status])[-1][:300]
@@ -79,7 +79,7 @@ def judge(
             raise Undecided(f"reading it took more than {memory_mib} MiB of memory")
         raise EnvError(f"{module}.{function} failed in the judging room: {why}")
     if len(data) > min(most_kib, MOST_ANSWER_KIB) * 1024:
-        raise Undecided("what is to be said about it is too long")
+        raise Undecided("its description is too long")
     answer = json.loads(data)
     if not isinstance(answer, dict):
         raise EnvError(f"{module}.{function} gave a {type(answer).__name__} in the judging room, expected an object")

@@ -17,5 +17,5 @@ def readable_name(name: str) -> str:
 
 
 def readable(data: bytes) -> str:
-    """UTF-8, with U+FFFD for what is not, and for control characters: a terminal would obey some of them."""
+    """Decode UTF-8 with U+FFFD for invalid bytes and for control characters, which could drive a terminal."""
     return _CONTROLS.sub("\ufffd", data.decode("utf-8", "replace").replace("\r\n", "\n"))

@@ -1,4 +1,4 @@
-"""What every tier of the sandbox takes and gives."""
+"""Request and result types shared by all sandbox tiers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Execution:
 
     status: Status
     stdout: str
-    """Decoded as UTF-8, what is not valid replaced; beginning and end kept when it is long."""
+    """Decoded as UTF-8 with replacement of invalid bytes; long output keeps beginning and end."""
     stderr: str
     exit_code: int | None
     """None after a deadline; minus the signal's number after a signal."""
@@ -32,7 +32,7 @@ class Execution:
     missing: tuple[str, ...] = ()
     """Those of `fetch` that were not, or were refused."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Name -> why, for what was there and not taken: a link, a folder, too large, outside the workspace."""
+    """Name -> reason, for files that were not returned: a link, a folder, too large, outside the workspace."""
     seconds: float = 0.0
     """From the snippet's first instruction to its end."""
     tier: str = ""

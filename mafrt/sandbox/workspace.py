@@ -11,12 +11,11 @@ from mafrt.sandbox.types import EVERYTHING, Execution, Sandbox
 
 
 class Workspace:
-    """The folder of a series of executions, as bytes.
+    """Persistent files of a series of executions, held as bytes.
 
-    Every `run` finds the files of the ones before it, and what it makes, changes or deletes holds for the next. One
-    `run` at a time. What is over the quota is not kept: `refused`, `stderr` and `over_quota` say so, and the file's
-    earlier content, if it had one, stays. Code outside the sandbox may treat these bytes as nothing but bytes:
-    `model.pkl` is opened in there, or not at all.
+    Every `run` starts with the files of the previous ones, and its changes and deletions persist. One `run` at a time.
+    Files over the quota are not kept: `refused`, `stderr` and `over_quota` report them, and a file's earlier content
+    stays. Code outside the sandbox must treat the contents as opaque bytes: `model.pkl` is only opened inside.
     """
 
     def __init__(self, sandbox: Sandbox, quota_mib: int = 64, max_files: int = 64) -> None:
@@ -48,7 +47,7 @@ class Workspace:
             return self._keep(done)
 
     def _keep(self, done: Execution) -> Execution:
-        """Take over what fits, smallest names first, and say of the rest why it does not."""
+        """Keep the files that fit the quota, in order of their names; report a reason for each of the others."""
         refused = {}
         for name in sorted(done.files):
             content = done.files[name]

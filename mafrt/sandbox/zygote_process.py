@@ -25,8 +25,7 @@ START_S = 120.0
 """How long imports may take, on a machine that is very busy."""
 
 Command = Callable[[int, int, "Options"], tuple[list[str], dict[str, str]]]
-"""From two descriptors (the control socket; where bubblewrap writes what it did) and options to arguments and
-environment."""
+"""(control socket, descriptor of bubblewrap's status output, options) -> (arguments, environment)."""
 
 
 @dataclass(frozen=True)
@@ -190,5 +189,5 @@ ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "LOKY_MAX_CPU_COUNT": "1",
 }
-"""All that a snippet finds in its environment, HOME and TMPDIR aside. Nothing of ours is handed on: what bubblewrap
-itself was started with can be read from inside."""
+"""Environment of a snippet, besides HOME and TMPDIR. The trainer's own variables are not passed on, since a snippet can
+read the environment that bubblewrap was started with."""

@@ -28,13 +28,13 @@ GRACE_S = 15.0
 """After the deadline, for the supervisor to end the snippet and to answer. Then it is ended itself."""
 DAY_S = 86400.0
 UNGROUPED = "-nocgroup"
-"""What the name of a tier ends with where snippets have no control groups."""
+"""Suffix of the tier's name where snippets run without control groups."""
 STATUSES = ("ok", "error", "timeout", "memory", "killed")
 
 
 @dataclass
 class SandboxCounts:
-    """What happened so far."""
+    """Counters of executions by result."""
 
     executions: int = 0
     restarts: int = 0
@@ -96,7 +96,7 @@ class WarmSandbox:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What is imported before a snippet starts, with versions."""
+        """Packages imported before a snippet starts, with versions."""
         return dict(self._zygote.versions)
 
     def execute(
@@ -107,7 +107,7 @@ class WarmSandbox:
         timeout_s: float = 10.0,
         memory_mib: int = 1024,
     ) -> Execution:
-        """Run `code` in an empty folder that holds `files`; give back those of `fetch` (`"*"`: what it changed).
+        """Run `code` in a fresh folder with `files`; return the files named in `fetch` (`"*"`: all changed ones).
 
         Raises SandboxError when it could not be run, DataError for names of `files` that are none.
         """
@@ -131,7 +131,7 @@ class WarmSandbox:
         raise SandboxError(f"the sandbox failed twice in a row: {why}")
 
     def close(self) -> None:
-        """End the zygote and what it still runs."""
+        """End the zygote and its running snippets."""
         with self._lock:
             if self._closed:
                 return
@@ -177,7 +177,7 @@ class WarmSandbox:
                     with theirs:
                         zygote.hand_over(theirs, START_S + timeout_s + GRACE_S)
                     ours.settimeout(START_S)
-                    # A supervisor that could not get ready does not read on; what it says is still there to read.
+                    # A supervisor that failed to start reads no further, but its error message can still be read.
                     with contextlib.suppress(BrokenPipeError):
                         frames.send(ours, request, *contents)
                     message = frames.receive(ours, time.monotonic() + START_S)
@@ -219,7 +219,7 @@ def checked_request(
             f"found timeout_s={timeout_s} and memory_mib={memory_mib}, expected more than zero, and at most a day"
         )
     return {
-        # What JSON cannot carry (half of a surrogate pair) would not be Python either.
+        # Lone surrogates cannot be encoded in JSON, nor are they valid Python source.
         "code": code.encode("utf-8", "replace").decode(),
         "files": [[name, len(content)] for name, content in files.items()],
         "fetch": list(fetch),

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mafrt.core.distributed import Processes
 from mafrt.core.types import Turn
 
 if TYPE_CHECKING:
@@ -74,38 +73,50 @@ def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id:
     )
 
 
-def split(turns: Sequence[Turn], max_tokens: int) -> list[list[Turn]]:
-    """Cut turns into groups of similar length with at most `max_tokens` padded tokens each (or one turn)."""
-    groups: list[list[Turn]] = []
-    for index in by_length(turns):
-        turn = turns[index]
-        length = len(turn.prompt_ids) + len(turn.action_ids)
-        if groups and (len(groups[-1]) + 1) * length <= max_tokens:
-            groups[-1].append(turn)
+class MicroBatch(NamedTuple):
+    """Rows of one forward and backward pass."""
+
+    rows: list[int]
+    """indices into the turns"""
+    dummy: bool = False
+    """True: the pass only keeps a sharded base's collectives matched; its results must be discarded"""
+
+
+def split(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = None) -> list[list[int]]:
+    """Group turns of similar length, at most `max_tokens` padded tokens (or a single turn) per group.
+
+    Args:
+        turns: the batch.
+        max_tokens: of a group, padding included.
+        rows: indices of the turns to group; None: all.
+
+    Returns:
+        Groups of indices into `turns`, shortest turns first.
+    """
+    groups: list[list[int]] = []
+    for row in by_length(turns, rows):
+        width = len(turns[row].prompt_ids) + len(turns[row].action_ids)
+        if groups and (len(groups[-1]) + 1) * width <= max_tokens:
+            groups[-1].append(row)
         else:
-            groups.append([turn])
+            groups.append([row])
     return groups
 
 
-def dealt(turns: Sequence[Turn], processes: Processes) -> list[Turn]:
-    """This process's share of the turns, in the original order; token counts are balanced over the processes."""
-    if processes.size == 1:
-        return list(turns)
-    return [turns[index] for index in sorted(processes.share(by_length(turns)))]
+def by_length(turns: Sequence[Turn], rows: Iterable[int] | None = None) -> list[int]:
+    """Indices of the turns (None: of all), sorted by length, shortest first."""
+    rows = range(len(turns)) if rows is None else rows
+    return sorted(rows, key=lambda row: (len(turns[row].prompt_ids) + len(turns[row].action_ids), row))
 
 
-def by_length(turns: Sequence[Turn]) -> list[int]:
-    """Indices of the turns, sorted by length, shortest first."""
-    return sorted(range(len(turns)), key=lambda i: (len(turns[i].prompt_ids) + len(turns[i].action_ids), i))
+def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[MicroBatch]:
+    """Micro-batches of this process's share of `turns`; token counts are balanced over the processes.
 
-
-def micro_batches(own: Sequence[Turn], turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[list[Turn]]:
-    """Micro-batches of `own`, this process's share of `turns`, as cut by `split`.
-
-    A forward of a sharded base is collective, so all processes must run equally many. Processes with fewer
-    micro-batches append dummy ones of a single turn, whose results are discarded.
+    A forward of a sharded base is collective, so all processes must run equally many: those with fewer micro-batches
+    append dummy ones.
     """
-    parts = split(own, max_tokens)
-    if not base.sharded or not turns:
-        return parts
-    return parts + [[turns[0]]] * (base.processes.most(len(parts)) - len(parts))
+    own = None if base.processes.size == 1 else base.processes.share(by_length(turns))
+    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own)]
+    if base.sharded and turns:
+        parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
+    return parts

@@ -20,7 +20,7 @@ from mafrt.config.train_config import LearnConfig
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.value_head import ValueHead, load_critic, save_critic
-from mafrt.training.batch import collate, dealt, micro_batches
+from mafrt.training.batch import collate, micro_batches
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
 
@@ -94,10 +94,16 @@ class Critic:
             temperatures: sampling temperature of each agent, applied to the reference too.
         """
         turns = [turn for episode in episodes for turn in episode.turns if turn.action_ids]
-        own = {id(turn): turn.prompt_ids for turn in turns}
+        own = [turn.prompt_ids for turn in turns]
         if not (values and self.central):
             return Features(turns, self._pass(turns, own, temperatures, values=values, reference=reference))
-        prompts = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
+        central = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
+        prompts = [
+            ids
+            for episode, episode_prompts in zip(episodes, central, strict=True)
+            for turn, ids in zip(episode.turns, episode_prompts, strict=True)
+            if turn.action_ids
+        ]
         features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
         if reference:
             self._pass(turns, own, temperatures, values=False, reference=True)
@@ -106,53 +112,52 @@ class Critic:
     def _pass(
         self,
         turns: Sequence[Turn],
-        prompts: Mapping[int, list[int]],
+        prompts: Sequence[list[int]],
         temperatures: Mapping[str, float],
         *,
         values: bool,
         reference: bool,
     ) -> list[Tensor | None]:
-        """One pass over all turns, each behind its prompt; returns the critic's features per turn if it is asked.
+        """One forward over all turns, each after its prompt of `prompts`; returns the features per turn if `values`.
 
-        Several processes share the turns; all of them know all values afterwards, and each the features of its part.
+        Several processes share the turns. Afterwards each knows all values, and the features of its own turns.
         """
         if not (values or reference):
             return []
-        hidden: dict[int, Tensor] = {}
-        rows = [replace(turn, prompt_ids=prompts[id(turn)]) for turn in turns]
-        origin = {id(row): turn for turn, row in zip(turns, rows, strict=True)}
-        processes = self.base.processes
-        mine = dealt(rows, processes)
-        for part in micro_batches(mine, rows, self.learn.micro_batch_tokens, self.base):
-            batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
+        features: list[Tensor | None] = [None] * len(turns)
+        own: list[int] = []
+        rows = [replace(turn, prompt_ids=ids) for turn, ids in zip(turns, prompts, strict=True)]
+        for part in micro_batches(rows, self.learn.micro_batch_tokens, self.base):
+            batch = collate([rows[row] for row in part.rows], lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
-            found = states.reshape(-1, states.shape[-1])[batch.predict]
-            if values:
-                pieces = found.split([len(row.action_ids) for row in part])
-                for row, worth, piece in zip(part, batch.scatter(self.head(found.float())), pieces, strict=True):
-                    origin[id(row)].values = worth
-                    hidden[id(origin[id(row)])] = piece if self.level == "token" else piece[:1].clone()
-            if reference:
-                heat = batch.gather([[temperatures[row.agent]] * len(row.action_ids) for row in part])
-                logprobs, _ = self.base.token_logprobs(found, batch.targets, temperature=heat)
-                for row, ref in zip(part, batch.scatter(logprobs), strict=True):
-                    origin[id(row)].ref_logprobs = ref
-        if processes.size > 1:
-            self._tell([origin[id(row)] for row in mine], turns, values=values, reference=reference)
-        return [hidden.get(id(turn)) for turn in turns] if values else []
+            hidden = states.reshape(-1, states.shape[-1])[batch.predict]
+            if values and not part.dummy:
+                pieces = hidden.split([len(turn.action_ids) for turn in batch.turns])
+                token_values = batch.scatter(self.head(hidden.float()))
+                for row, turn_values, piece in zip(part.rows, token_values, pieces, strict=True):
+                    turns[row].values = turn_values
+                    # Only the first position is kept at action level; a clone frees the rest of the batch.
+                    features[row] = piece if self.level == "token" else piece[:1].clone()
+            if reference:  # also for a dummy: the head may be sharded, which makes this call collective
+                temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
+                logprobs, _ = self.base.token_logprobs(hidden, batch.targets, temperature=temperature)
+                for row, ref_logprobs in zip(part.rows, batch.scatter(logprobs), strict=True):
+                    turns[row].ref_logprobs = ref_logprobs
+            own += [] if part.dummy else part.rows
+        if self.base.processes.size > 1:
+            self._exchange(own, turns, values=values, reference=reference)
+        return features if values else []
 
-    def _tell(self, mine: Sequence[Turn], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
+    def _exchange(self, own: Sequence[int], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
         """Exchange values and reference log-probabilities with the other processes, and fill them in."""
-        numbers = {id(turn): number for number, turn in enumerate(turns)}
-        found = [
-            [numbers[id(turn)], turn.values if values else None, turn.ref_logprobs if reference else None]
-            for turn in mine
+        computed = [
+            [row, turns[row].values if values else None, turns[row].ref_logprobs if reference else None] for row in own
         ]
-        for number, worth, ref in (item for part in self.base.processes.gather(found) for item in part):
+        for row, token_values, ref_logprobs in (item for part in self.base.processes.gather(computed) for item in part):
             if values:
-                turns[number].values = worth
+                turns[row].values = token_values
             if reference:
-                turns[number].ref_logprobs = ref
+                turns[row].ref_logprobs = ref_logprobs
 
     def update(self, features: Features, iteration: int) -> dict[str, float]:
         """Fit the head to the returns. Returns `value_loss` (mean over the first pass) and `grad_norm/critic`."""

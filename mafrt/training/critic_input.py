@@ -8,23 +8,24 @@ from typing import Any
 from mafrt.core.types import Episode
 
 
-def central_prompts(episodes: Sequence[Episode], tokenizer: Any, context_window: int) -> dict[int, list[int]]:
+def central_prompts(episodes: Sequence[Episode], tokenizer: Any, context_window: int) -> list[list[list[int]]]:
     """For every turn, the prompt of a critic that sees the whole team's transcript (MAPPO; Yu 2022, 2103.01955).
 
     It holds the first speaker's prompt, each earlier turn as `AGENT: TEXT` (hidden ones included), and the
     speaker's name. A transcript that leaves no room for the turn is truncated on the left.
 
     Returns:
-        `id(turn)` -> token ids. The turns must stay alive as long as the dict is used.
+        Token ids, `[episode][turn]`.
     """
-    prompts: dict[int, list[int]] = {}
+    prompts: list[list[list[int]]] = []
     for episode in episodes:
+        prompts.append([])
         if not episode.turns:
             continue
         said = tokenizer.decode(episode.turns[0].prompt_ids, skip_special_tokens=True).rstrip()
         for turn in episode.turns:
             ids = tokenizer.encode(f"{said}\n{turn.agent}:", add_special_tokens=False)
             room = max(context_window - len(turn.action_ids), 1)
-            prompts[id(turn)] = list(ids[-room:])
+            prompts[-1].append(list(ids[-room:]))
             said += f"\n{turn.agent}: {turn.text}"
     return prompts

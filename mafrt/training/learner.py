@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from mafrt.config.train_config import LearnConfig
 from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
-from mafrt.training.batch import Batch, collate, dealt, micro_batches, split
+from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
 from mafrt.training.policy_objective import Loss, LossDenominators, Objective, Part, PolicyLoss
@@ -43,8 +43,8 @@ class UpdateContext:
     """agent -> its adapter"""
     kl_coef: float
     """weight of the KL to the reference in the loss"""
-    weight: Callable[[Turn], float] | None = None
-    """scales the policy terms of a turn (HAPPO's compound ratio)"""
+    weights: Sequence[float] | None = None
+    """per turn of the batch: factor on its policy terms (HAPPO's compound ratio)"""
 
 
 class Learner:
@@ -98,18 +98,17 @@ class Learner:
         """
         adapter_of = self.adapter_of if adapter_of is None else adapter_of
         spoken = [turn for turn in turns if turn.action_ids]
-        values_of: dict[int, list[float]] = {}  # by position in `spoken`
-        position = {id(turn): number for number, turn in enumerate(spoken)}
-        own = dealt(spoken, self.base.processes)
-        for part in micro_batches(own, spoken, self.micro_batch_tokens, self.base):
-            batch = self._collate(part, adapter_of)
+        computed: dict[int, list[float]] = {}  # by position in `spoken`
+        for part in micro_batches(spoken, self.micro_batch_tokens, self.base):
+            batch = self._collate([spoken[row] for row in part.rows], adapter_of)
             logprobs, _ = self._logprobs(batch, ())
-            values_of |= {position[id(turn)]: row for turn, row in zip(part, batch.scatter(logprobs), strict=True)}
+            if not part.dummy:
+                computed |= dict(zip(part.rows, batch.scatter(logprobs), strict=True))
         if self.base.processes.size > 1:
-            numbers = [position[id(turn)] for turn in own]
-            parts = self.base.processes.gather([[number, values_of[number]] for number in numbers])
-            values_of = {number: values for part in parts for number, values in part}
-        return [values_of[position[id(turn)]] if turn.action_ids else [] for turn in turns]
+            parts = self.base.processes.gather([[row, values] for row, values in computed.items()])
+            computed = {row: values for part in parts for row, values in part}
+        values_of = iter([computed[row] for row in range(len(spoken))])
+        return [next(values_of) if turn.action_ids else [] for turn in turns]
 
     def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
         """Fill `old_logprobs` under the current adapters.
@@ -125,7 +124,7 @@ class Learner:
         turns: Sequence[Turn],
         agents: Sequence[str],
         iteration: int,
-        weight: Callable[[Turn], float] | None = None,
+        weights: Sequence[float] | None = None,
         *,
         adapter_of: Mapping[str, str] | None = None,
         kl_coef: float | None = None,
@@ -136,7 +135,7 @@ class Learner:
             turns: the batch.
             agents: agents whose adapters learn.
             iteration: iterations completed before this one.
-            weight: scales the policy terms of each turn (HAPPO's compound ratio).
+            weights: factor on the policy terms of each of `turns` (HAPPO's compound ratio).
             adapter_of: agent -> adapter; None: the constructor's.
             kl_coef: weight of the KL to the reference in the loss; None: the setting's. Ignored where the KL is in
                 the reward.
@@ -154,12 +153,16 @@ class Learner:
         context = UpdateContext(
             self.adapter_of if adapter_of is None else adapter_of,
             0.0 if settings.kl_in != "loss" else settings.kl_coef if kl_coef is None else kl_coef,
-            weight,
+            weights,
         )
         adapters = tuple(dict.fromkeys(context.adapter_of[agent] for agent in agents))
-        mine = [turn for turn in turns if turn.advantages is not None and turn.action_ids and turn.agent in agents]
+        learning = [
+            row
+            for row, turn in enumerate(turns)
+            if turn.advantages is not None and turn.action_ids and turn.agent in agents
+        ]
         metrics = UpdateMetrics(adapters)
-        if not mine:
+        if not learning:
             return metrics.by_name() | {"epochs": 0.0}
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
         for name in adapters:
@@ -167,11 +170,12 @@ class Learner:
                 group["lr"] = self.rate(name, iteration)
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
-            order = permutation(len(mine), self.seed, iteration, epoch)
+            order = permutation(len(learning), self.seed, iteration, epoch)
             size = math.ceil(len(order) / self.learn.num_mini_batch)
             this_pass = UpdateMetrics(adapters)
             for at in range(0, len(order), size):
-                this_pass.merge(self._step([mine[i] for i in sorted(order[at : at + size])], adapters, context))
+                rows = [learning[i] for i in sorted(order[at : at + size])]
+                this_pass.merge(self._step(turns, rows, adapters, context))
             this_pass.gathered(self.base.processes)
             metrics.merge(this_pass)
             epochs += 1
@@ -191,10 +195,13 @@ class Learner:
         """Learning rate of an adapter in an iteration."""
         return self.rates[adapter] * self.lr_schedule(iteration)
 
-    def _step(self, turns: list[Turn], adapters: Sequence[str], context: UpdateContext) -> UpdateMetrics:
-        """One optimizer step per adapter from the mini-batch `turns`."""
+    def _step(
+        self, turns: Sequence[Turn], rows: list[int], adapters: Sequence[str], context: UpdateContext
+    ) -> UpdateMetrics:
+        """One optimizer step per adapter from the mini-batch `rows` of `turns`."""
+        mini_batch = [turns[row] for row in rows]
         denominators = {name: LossDenominators() for name in adapters}
-        for turn in turns:
+        for turn in mini_batch:
             denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
             denominator.tokens += len(turn.action_ids)
             denominator.turns += 1
@@ -204,12 +211,12 @@ class Learner:
         while True:
             self._clear(adapters)
             metrics = UpdateMetrics(adapters)
-            mine = dealt(turns, self.base.processes)
-            own = len(split(mine, self.micro_batch_tokens))
+            parts = micro_batches(mini_batch, self.micro_batch_tokens, self.base)
             try:
-                with stage("learning", own) as advance:
-                    for number, part in enumerate(micro_batches(mine, turns, self.micro_batch_tokens, self.base)):
-                        self._backward(part, denominators, metrics if number < own else None, context)
+                with stage("learning", len(parts)) as advance:
+                    for part in parts:
+                        in_batch = MicroBatch([rows[row] for row in part.rows], part.dummy)
+                        self._backward(turns, in_batch, denominators, metrics, context)
                         advance(1)
                 break
             except RuntimeError as error:
@@ -233,23 +240,23 @@ class Learner:
 
     def _backward(
         self,
-        turns: list[Turn],
+        turns: Sequence[Turn],
+        micro_batch: MicroBatch,
         denominators: Mapping[str, LossDenominators],
-        metrics: UpdateMetrics | None,
+        metrics: UpdateMetrics,
         context: UpdateContext,
     ) -> None:
-        """Accumulate the gradient of one micro-batch; `denominators` cover the whole mini-batch.
-
-        With `metrics` None the turns belong to another process; the pass is made only because a sharded base needs all
-        processes to compute equally often.
-        """
-        batch = self._collate(self.loss.rows(turns), context.adapter_of)
+        """Accumulate the gradient of one micro-batch of `turns`; `denominators` cover the whole mini-batch."""
+        rows = micro_batch.rows
+        own = [turns[row] for row in rows]
+        batch = self._collate(self.loss.forward_turns(own, rows), context.adapter_of)
         logprobs, entropy = self._logprobs(batch, [name for name, count in denominators.items() if count.turns])
-        if metrics is None:
+        if micro_batch.dummy:  # a sharded backward is collective too
             (0.0 * logprobs.sum()).backward()
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
-        part = Part(turns, batch, owners, logprobs, entropy, denominators, metrics, context.weight, context.kl_coef)
+        weights = None if context.weights is None else [context.weights[row] for row in rows]
+        part = Part(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights, context.kl_coef)
         self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from mafrt.algorithms.losses import value_loss
+from mafrt.algorithms.rewards import Row
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.atomic_files import load_tensors, save_tensors
@@ -41,7 +42,7 @@ from mafrt.core.errors import CheckpointError
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.q_mixer import TeamValue, follow, target_of
-from mafrt.training.batch import collate, dealt, micro_batches
+from mafrt.training.batch import collate, micro_batches
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
 
@@ -143,47 +144,50 @@ class MixerCritic:
 
         `values` must be True; it exists to match `Critic`. The result does not depend on the order of `episodes`.
         """
-        episodes = sorted(episodes, key=lambda episode: episode.id)
-        turns: list[list[Turn]] = []
+        joint_steps: list[list[tuple[int, int]]] = []  # (episode, turn) of the turns of each
         last: list[bool] = []
-        for episode in episodes:
-            own: dict[int, list[Turn]] = {}
-            for turn in episode.turns:
-                own.setdefault(turn.env_step, []).append(turn)
-            turns += own.values()
-            last += [False] * (len(own) - 1) + [True] * bool(own)
+        for number in sorted(range(len(episodes)), key=lambda n: episodes[n].id):
+            members: dict[int, list[tuple[int, int]]] = {}
+            for position, turn in enumerate(episodes[number].turns):
+                members.setdefault(turn.env_step, []).append((number, position))
+            joint_steps += members.values()
+            last += [False] * (len(members) - 1) + [True] * bool(members)
+        turns = [[episodes[e].turns[t] for e, t in keys] for keys in joint_steps]
         steps = self._blank(len(turns))
         steps.last = torch.tensor(last, dtype=torch.bool)
-        spoken = [turn for some in turns for turn in some if turn.action_ids]
-        seen = dict(zip(map(id, spoken), self._read(spoken, temperatures if reference else None), strict=True))
-        place: dict[int, tuple[int, int]] = {}
-        for n, some in enumerate(turns):
-            for turn in some:
-                if turn.action_ids:
-                    place[id(turn)] = n, self.agents[turn.agent]
-                    steps.x[place[id(turn)]] = seen[id(turn)]
-                    steps.spoke[place[id(turn)]] = True
+        spoken = [
+            (key, step, turn)
+            for step, keys in enumerate(joint_steps)
+            for key, turn in zip(keys, turns[step], strict=True)
+            if turn.action_ids
+        ]
+        features = self._read([turn for *_, turn in spoken], temperatures if reference else None)
+        place: dict[tuple[int, int], tuple[int, int]] = {}  # (episode, turn) -> (joint step, agent)
+        for (key, step, turn), feature in zip(spoken, features, strict=True):
+            place[key] = step, self.agents[turn.agent]
+            steps.x[place[key]] = feature
+            steps.spoke[place[key]] = True
         if self.kind == "qmix" and turns:
             prompts = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
-            before = [prompts[id(some[0])] for some in turns]
+            before = [prompts[e][t] for (e, t), *_ in joint_steps]
             rows = [
-                replace(some[0], prompt_ids=ids[:-1], action_ids=ids[-1:])
-                for some, ids in zip(turns, before, strict=True)
+                replace(members[0], prompt_ids=ids[:-1], action_ids=ids[-1:])
+                for members, ids in zip(turns, before, strict=True)
             ]
             steps.s = torch.stack(self._read(rows, None))[:, self.base.hidden_size :]  # the mean over one token
         q = self.net.own(*self._on_device(steps.x, steps.spoke)) if turns else torch.zeros(0, len(self.agents))
-        worth = q.cpu().tolist()
-        for turn in spoken:
-            n, agent = place[id(turn)]
-            turn.values = [worth[n][agent]] * len(turn.action_ids)
+        q_values = q.cpu().tolist()
+        for key, _, turn in spoken:
+            step, agent = place[key]
+            turn.values = [q_values[step][agent]] * len(turn.action_ids)
 
         @torch.no_grad()
-        def joint(turn: Turn, values: Sequence[float]) -> list[float]:
+        def joint(row: Row, values: Sequence[float]) -> list[float]:
             """Q_tot of the turn's joint step for each candidate of its Q_i in `values`."""
-            n, agent = place[id(turn)]
-            own = q[n].repeat(len(values), 1)
+            step, agent = place[row.key]
+            own = q[step].repeat(len(values), 1)
             own[:, agent] = torch.tensor(values, device=own.device)
-            (state,) = self._on_device(steps.s[n].expand(len(values), -1))
+            (state,) = self._on_device(steps.s[step].expand(len(values), -1))
             return self.net.mixer(own, state).tolist()
 
         return MixedFeatures(steps, turns, {"joint": joint})
@@ -193,35 +197,35 @@ class MixerCritic:
 
         With temperatures, fills `ref_logprobs`.
         """
-        found: dict[int, Tensor] = {}
+        features = torch.zeros(len(rows), 2 * self.base.hidden_size)
+        own: list[int] = []
         processes = self.base.processes
-        mine = dealt(rows, processes)
-        for part in micro_batches(mine, rows, self.learn.micro_batch_tokens, self.base):
-            batch = collate(part, lambda _: -1, self.base.pad_id, self.base.device)
+        for part in micro_batches(rows, self.learn.micro_batch_tokens, self.base):
+            batch = collate([rows[row] for row in part.rows], lambda _: -1, self.base.pad_id, self.base.device)
             states = self.base.forward(batch.input_ids, None, batch.adapter_index)
             states = states.reshape(-1, states.shape[-1])
-            counts = torch.tensor([len(row.action_ids) for row in part], device=states.device)
-            before = states[batch.predict[counts.cumsum(0) - counts]].float()
-            said = torch.zeros_like(before).index_add(0, batch.row, states[batch.predict + 1].float())
-            both = [_normalised(before), _normalised(said / counts[:, None])]
-            found |= dict(zip(map(id, part), torch.cat(both, -1).cpu(), strict=True))
+            lengths = torch.tensor([len(turn.action_ids) for turn in batch.turns], device=states.device)
+            before = states[batch.predict[lengths.cumsum(0) - lengths]].float()
+            action = torch.zeros_like(before).index_add(0, batch.row, states[batch.predict + 1].float())
+            both = torch.cat([_normalised(before), _normalised(action / lengths[:, None])], -1)
             if temperatures is not None:
-                heat = batch.gather([[temperatures[row.agent]] * len(row.action_ids) for row in part])
-                logprobs, _ = self.base.token_logprobs(states[batch.predict], batch.targets, temperature=heat)
-                for row, ref in zip(part, batch.scatter(logprobs), strict=True):
-                    row.ref_logprobs = ref
+                temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
+                logprobs, _ = self.base.token_logprobs(states[batch.predict], batch.targets, temperature=temperature)
+                for row, ref_logprobs in zip(part.rows, batch.scatter(logprobs), strict=True):
+                    rows[row].ref_logprobs = ref_logprobs
+            if not part.dummy:
+                features[part.rows] = both.cpu()
+                own += part.rows
         if processes.size > 1:
-            numbers = {id(row): number for number, row in enumerate(rows)}
-            whole = torch.zeros(len(rows), 2 * self.base.hidden_size, device=self.base.device)
-            for row in mine:
-                whole[numbers[id(row)]] = found[id(row)].to(whole.device)
-            processes.sum([whole])
-            found = dict(zip(map(id, rows), whole.cpu(), strict=True))
+            # Each row is zero in all processes but one, so the sum exchanges the features.
+            features = features.to(self.base.device)
+            processes.sum([features])
+            features = features.cpu()
             if temperatures is not None:
-                told = [[numbers[id(row)], row.ref_logprobs] for row in mine]
-                for number, ref in (item for part in processes.gather(told) for item in part):
-                    rows[number].ref_logprobs = ref
-        return [found[id(row)] for row in rows]
+                computed = [[row, rows[row].ref_logprobs] for row in own]
+                for row, ref_logprobs in (item for part in processes.gather(computed) for item in part):
+                    rows[row].ref_logprobs = ref_logprobs
+        return list(features)
 
     def update(self, features: MixedFeatures, iteration: int) -> dict[str, float]:
         """Append the batch to the memory and train on it. The turns' `returns` must hold their rewards.

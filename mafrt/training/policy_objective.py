@@ -6,7 +6,7 @@ shares the learner's optimizers, micro-batches, skips and rollbacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,8 +67,10 @@ class Part:
 
     turns: list[Turn]
     """turns of the mini-batch in this micro-batch"""
+    index: list[int]
+    """position of each of them among the turns given to `Learner.update`"""
     batch: Batch
-    """the rows of the forward pass (`Loss.rows`)"""
+    """the rows of the forward pass (`Loss.forward_turns`)"""
     owners: list[str]
     """adapter of each row"""
     logprobs: Tensor
@@ -79,8 +81,8 @@ class Part:
     """adapter -> denominators over the whole mini-batch"""
     metrics: UpdateMetrics
     """collects statistics"""
-    weight: Callable[[Turn], float] | None
-    """scales the policy terms of a turn (HAPPO's compound ratio)"""
+    weights: list[float] | None
+    """per turn: factor on its policy terms (HAPPO's compound ratio)"""
     kl_coef: float
     """weight of the KL to the reference"""
 
@@ -88,8 +90,8 @@ class Part:
 class Loss(Protocol):
     """The loss of a micro-batch: a sum over its terms, divided by denominators of the whole mini-batch."""
 
-    def rows(self, turns: list[Turn]) -> list[Turn]:
-        """Rows of the forward pass for these turns; more than one per turn for preference pairs."""
+    def forward_turns(self, turns: list[Turn], index: list[int]) -> list[Turn]:
+        """Rows of the forward pass for these turns, which stand at `index` in the batch; a pair's are two."""
         ...
 
     def of(self, part: Part) -> Tensor:
@@ -103,7 +105,7 @@ class PolicyLoss:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
-    def rows(self, turns: list[Turn]) -> list[Turn]:
+    def forward_turns(self, turns: list[Turn], index: list[int]) -> list[Turn]:
         return turns
 
     def of(self, part: Part) -> Tensor:
@@ -113,8 +115,9 @@ class PolicyLoss:
         old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
         advantages = batch.gather([turn.advantages for turn in turns])
         reference = batch.gather([turn.ref_logprobs for turn in turns]) if any(kl_coefs.values()) else None
-        weight = part.weight
-        weights = batch.gather([[weight(turn)] * len(turn.action_ids) for turn in turns]) if weight else None
+        weights = None
+        if part.weights is not None:
+            weights = batch.gather([[w] * len(t.action_ids) for w, t in zip(part.weights, turns, strict=True)])
         engine = self._engine(turns, batch, old)
         words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
         total = logprobs.new_zeros(())

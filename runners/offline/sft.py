@@ -82,34 +82,38 @@ def examples_of(turns: Sequence[RecordedTurn], min_return: float) -> list[Record
 
 
 class RecordLoss:
-    """A rule on records as the learner's loss. A record is known to the learner by its longest turn; both answers of a
-    pair lie in the same micro-batch."""
+    """A rule on records as the learner's loss.
+
+    The learner receives one turn per record, its longest, for its token limits; both answers of a pair then fall into
+    the same micro-batch.
+    """
 
     def __init__(self, rule: RecordRule) -> None:
         self.rule = rule
-        self.records: dict[int, Record] = {}
-        """`id` of a record's longest turn -> the record, of the mini-batch"""
+        self.records: Sequence[Record] = ()
+        """of the mini-batch, in the order of the turns given to the learner"""
         self.sizes: dict[str, int] = {}
         """adapter -> denominator of the mini-batch"""
 
-    def rows(self, turns: list[Turn]) -> list[Turn]:
-        return [row for turn in turns for row in self.records[id(turn)].turns]
+    def forward_turns(self, turns: list[Turn], index: list[int]) -> list[Turn]:
+        return [turn for row in index for turn in self.records[row].turns]
 
     def of(self, part: Part) -> Tensor:
-        """Also notes the log-probabilities that the gradient is taken at."""
+        """Also stores the log-probabilities before the step in `old_logprobs`, for the metrics."""
         rows = part.batch.turns
         for turn, values in zip(rows, part.batch.scatter(part.logprobs), strict=True):
             turn.old_logprobs = values
-        pieces = part.logprobs.split([len(turn.action_ids) for turn in rows])
-        each = dict(zip(map(id, rows), pieces, strict=True))
-        owner = dict(zip(map(id, rows), part.owners, strict=True))
-        own: dict[str, list[Record]] = {}
-        for turn in part.turns:
-            own.setdefault(owner[id(turn)], []).append(self.records[id(turn)])
+        answers = iter(zip(part.owners, part.logprobs.split([len(turn.action_ids) for turn in rows]), strict=True))
+        own: dict[str, tuple[list[Record], list[Tensor]]] = {}
+        for record in (self.records[row] for row in part.index):
+            for number in range(len(record.turns)):
+                owner, logprobs = next(answers)
+                records, record_logprobs = own.setdefault(owner, ([], []))
+                records += [record] if number == 0 else []
+                record_logprobs.append(logprobs)
         total = part.logprobs.new_zeros(())
-        for name, records in own.items():
-            answers = [each[id(turn)] for record in records for turn in record.turns]
-            loss, _ = self.rule.loss(records, answers, self.sizes[name])
+        for name, (records, record_logprobs) in own.items():
+            loss, _ = self.rule.loss(records, record_logprobs, self.sizes[name])
             part.metrics.add_loss(name, loss)
             total = total + loss
         return total
@@ -154,7 +158,7 @@ class RecordLearner:
         longest = [max(record.turns, key=lambda turn: len(turn.action_ids)) for record in records]
         for turn in longest:
             turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
-        self.loss.records = {id(turn): record for turn, record in zip(longest, records, strict=True)}
+        self.loss.records = records
         self.loss.sizes = {name: self.rule.size(part) for name, part in mine.items()}
         found = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
         kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}

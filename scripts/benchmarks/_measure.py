@@ -1,4 +1,4 @@
-"""How every benchmark here is timed: same work, interleaved, paired ratios, and no timing of what does not agree.
+"""Timing shared by all benchmarks: same work, interleaved runs, paired ratios; results must agree before timing.
 
 Rivals run in turns (A B C A B C ...) in one process, so that a slow second of the machine hits all of them; each
 round gives one ratio, and the median of the rounds is reported with its quartiles.
@@ -77,7 +77,7 @@ def ratio(above: list[float], below: list[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on; the load says whether the machine was quiet."""
+    """Machine of the measurement; the load tells whether it was idle."""
     import torch
 
     return {

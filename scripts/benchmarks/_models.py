@@ -24,7 +24,7 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
     """The shared base and the PEFT model, each with `count` adapters `agent0`, `agent1`, ...
 
     Args:
-        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` say what is built.
+        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` determine the model.
         count: adapters, on all linear layers.
         window: positions of the model.
         spread: deviation of the adapters' B, which a fresh adapter has at 0.

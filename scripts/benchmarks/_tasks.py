@@ -1,4 +1,4 @@
-"""What the rules of `bench learn` are trained on: one task per family, all on the shipped word problems."""
+"""Training tasks of `bench learn`: one per family of rules, all on the shipped word problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TwoRoundEnv(MathEnv):
     """Two rounds of Reasoner and Actor, each paid for its own turn: `SCALE` for a right plan, 1 for a right answer.
 
     So a trajectory's mean, an agent's turns and an agent's first and second turn are three different baselines, and an
-    episode has two or four turns. The outcome, whether the team got it right in the end, is what is measured.
+    episode has two or four turns. The metric is the outcome: whether the team's final answer is right.
     """
 
     SCALE = 10.0

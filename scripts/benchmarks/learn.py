@@ -4,7 +4,7 @@ The margin of a rule is the mean over held-out tasks and seeds of (score after -
 from resampling seeds, and tasks within each. A rule passes if its margin is at least `--margin` and the interval lies
 above 0.
 Each family has a task of its own (`mafrt.scripts.benchmarks._tasks`): rules that compare samples play rounds in which
-agents are paid apart and unequally, VDN and QMIX two solvers who are told only what they earned together, MAPoRL a
+agents have separate rewards of unequal scale, VDN and QMIX two solvers that see only their summed reward, MAPoRL a
 debate, and all others the Reasoner -> Actor chain.
 """
 
@@ -51,7 +51,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     # One agent learns at a time, so each gets as many iterations as with the other rules.
     "marft": {"iterations": 2.0},
 }
-"""what a rule needs besides; `iterations` is a factor here"""
+"""additional settings of a rule; `iterations` is a factor here"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Result:
     """mean score of the sampled episodes, by task"""
     after: Mapping[str, float]
     seconds: float
-    """of this process's CPU time in training, evaluations left out: what others do on the machine does not count"""
+    """CPU time of this process in training, without evaluations; unaffected by other processes"""
 
 
 def task_of(rule: str) -> str:
@@ -74,7 +74,7 @@ def task_of(rule: str) -> str:
 
 
 def whole_or_nothing(summary: Summary, iterations: int) -> None:
-    """Raise MafrtError if a run was stopped early: what half of it has learnt is no result."""
+    """Raise MafrtError if a run was stopped early: a partial run is no result."""
     if summary.stopped_by is not None:
         raise MafrtError(
             f"the run was stopped by {summary.stopped_by} after {summary.iterations} of {iterations} iterations, so it "
@@ -180,7 +180,7 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     """The benchmark; `mafrt bench learn --algorithm all` is the whole table."""
     parser = argparse.ArgumentParser(prog="mafrt.scripts.benchmarks learn", description=__doc__, allow_abbrev=False)
     parser.add_argument("--algorithm", nargs="+", default=["all"], help="rules by name, or all")
-    parser.add_argument("--task", choices=TASKS, help="what all of them play; default: each family its own")
+    parser.add_argument("--task", choices=TASKS, help="task of all rules; default: each family's own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--iterations", type=int, default=16, help="of a run")
     parser.add_argument("--tasks", type=int, default=128, help="held-out tasks")

@@ -5,8 +5,8 @@ Rivals, all with the same weights, prompts and numbers of tokens, greedy, with n
 - `bare`: LocalEngine on the same prompts with no adapter, the practical ceiling;
 - `switching`: PEFT, `set_adapter` and one `generate` for each adapter's rows;
 - `names`: PEFT, one `generate` with `adapter_names`, the published way to mix adapters in a batch;
-- `names_loop`: the same PEFT model in a bare decode loop instead of `generate`, so that what is compared is not
-  `generate`'s own overhead. The bars take the faster of the two.
+- `names_loop`: the same PEFT model in a bare decode loop instead of `generate`, to exclude the overhead of
+  `generate`. The bars take the faster of the two.
 
 No two rows share a prompt unless `--samples` says so; sharing is the benchmark `prefix`'s subject.
 

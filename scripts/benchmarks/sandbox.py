@@ -2,10 +2,10 @@
 
 Two snippets: `trivial` prints a number; `fit` reads a table with pandas and fits scikit-learn's logistic regression.
 Each at several concurrencies: that many threads, each of which waits for its result before it sends the next one.
-Milliseconds are what a caller waits, queueing for a free slot included.
+Milliseconds are the caller's latency, including the wait for a free slot.
 
-Bars, at concurrency 1: trivial at most 25 ms, fit at most 60 ms. `--soak N` runs N executions and counts what is left
-of them: processes, files, descriptors.
+Bars, at concurrency 1: trivial at most 25 ms, fit at most 60 ms. `--soak N` runs N executions and counts
+leaked processes, files and descriptors.
 """
 
 from __future__ import annotations
@@ -76,7 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--calls", type=int, default=96, help="timed executions per snippet and concurrency")
     parser.add_argument("--fresh_calls", type=int, default=32, help="the same, of fresh interpreters; 0: none")
     parser.add_argument("--workers", type=int, default=0, help="snippets that run at a time; 0: one per core")
-    parser.add_argument("--soak", type=int, default=0, help="instead: this many executions, then count what is left")
+    parser.add_argument(
+        "--soak",
+        type=int,
+        default=0,
+        help="instead: number of executions, then count leaked processes, files and descriptors",
+    )
     return parser
 
 
@@ -148,7 +153,7 @@ def _fresh(code: str) -> str:
 
 
 def _soak(sandbox: WarmSandbox, count: int, threads: int) -> dict[str, Any]:
-    """Many executions, some of which end badly; what of them is still there afterwards."""
+    """Run many executions, some of which fail, and count the leaked resources."""
     codes = (
         "print(6 * 7)",
         "open('a', 'w').write('x' * 1000); print(6 * 7)",
@@ -192,7 +197,7 @@ def _soak(sandbox: WarmSandbox, count: int, threads: int) -> dict[str, Any]:
 
 
 def _left(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """What there is more of; memory may differ by a few MiB."""
+    """Resources that grew; memory may differ by a few MiB."""
     return {name: max(0, after[name] - before[name] - (20 if name == "zygote_mib" else 0)) for name in before}
 
 

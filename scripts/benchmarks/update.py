@@ -9,7 +9,7 @@ Rivals, all with the same weights, tokens, loss and chunked log-probs:
 - `peft_mixed`: PEFT, one pass with `adapter_names` (differentiable in eval mode).
 
 Rows are padded on the right. PEFT gets no attention mask, which is its fastest way: under a causal mask the padding
-reaches nobody. The library gets the mask, to leave the padding out.
+reaches no real token. The library gets the mask, to skip the padding.
 
 Bars: update <= 2.2 forward at any K; both PEFT ways >= 2 updates at K=16; K=1 no slower than PEFT.
 """

@@ -1,1 +1,1 @@
-"""What the command-line scripts share."""
+"""Shared code of the command-line scripts."""

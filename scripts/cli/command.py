@@ -40,7 +40,7 @@ CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over i
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of one call by flat name, and which of them somebody asked for."""
+    """All settings of one call by flat name, and the names set explicitly."""
 
     values: dict[str, Any]
     flags: frozenset[str]
@@ -80,12 +80,12 @@ class Command:
         return {name: setting for kind in self.groups for name, setting in _describe(kind, algorithm).items()}
 
     def default(self, setting: Setting) -> Any:
-        """The value of a setting that nobody gives."""
+        """The value of a setting that is not given."""
         value = self.defaults.get(setting.name, setting.default)
         return () if value is MISSING else value
 
     def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
-        """An argparse parser that keeps only what was typed (no defaults), all values as text."""
+        """An argparse parser that returns only the given flags (no defaults), all values as text."""
         parser = _Parser(
             prog=f"mafrt {self.name}",
             description=self.summary,
@@ -162,7 +162,7 @@ class Command:
 
 
 def convert(setting: Setting, value: Any, where: str) -> Any:
-    """`value` (typed text, or what YAML made of it) as the setting's type; `none` for an optional one."""
+    """`value` (command-line text, or a YAML value) as the setting's type; `none` for an optional one."""
     if setting.many:
         if value is None or value in ("none", ["none"]):
             return ()
@@ -227,7 +227,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
             raise
         print(f"error{_which()}: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr, flush=True)
         if isinstance(error, ProcessLostError):
-            os._exit(2)  # the usual way out would wait for whoever is gone
+            os._exit(2)  # a regular exit would wait for processes that are gone
         return 2
     except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -243,7 +243,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process with what is registered for its end, but without taking the interpreter apart.
+    """Exit after running the atexit handlers, but skip the interpreter's teardown.
 
     Libraries keep process groups beyond `destroy_process_group`, and with them gloo's threads; one of these that lets
     go of a tensor while the interpreter is being taken apart aborts the process (SIGABRT), after all its work was done
@@ -290,7 +290,7 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"^-\.?\d")
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` lists what it takes.")
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` lists the flags.")
 
 
 class _Help(argparse.HelpFormatter):

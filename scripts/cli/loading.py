@@ -1,4 +1,4 @@
-"""What the training and evaluation scripts share: the team, the base, environments, and files that ship."""
+"""Loading shared by the training and evaluation scripts: team, base, environments, shipped files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
 def prepared_run(
     build: Callable[[Mapping[str, Any], Team | None], Construction], settings: Settings, team: Team | None, name: str
 ) -> PreparedRun:
-    """What an environment's `build` makes of the settings, with its team."""
+    """The environments built from the settings, with their team."""
     built = build(settings.values, team)
     env = built.train_env
     return PreparedRun(env, built.eval_env, team_for(env, team, settings["n_agents"]), name, built.notes)
@@ -114,7 +114,7 @@ def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[s
 
 
 def resolve(settings: Settings) -> Loadable | None:
-    """What `--load_path` names."""
+    """The target of `--load_path`."""
     if settings["load_path"] is None:
         return None
     from mafrt.storage import load_path

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What a script has made of its settings before any model is loaded."""
+    """Parts of a run that are built and checked before a model is loaded."""
 
     env: Env
     eval_env: Env | None

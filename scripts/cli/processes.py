@@ -1,4 +1,4 @@
-"""Several processes: what the launcher and `--deepspeed` ask for, checked before a model is loaded, and then joined."""
+"""Multi-process start: checks the launcher's and `--deepspeed` settings before a model is loaded, then joins."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Placement:
 
 
 def join(settings: Settings, config: TrainConfig) -> Placement:
-    """Check what was asked for, then meet the other processes.
+    """Check the settings, then join the other processes.
 
     Raises:
-        ConfigError, MissingExtraError: it contradicts itself, or needs what is not there.
+        ConfigError, MissingExtraError: settings contradict each other, or a package is missing.
         ProcessLostError: the others are not found.
     """
     from mafrt.runners.checks import check_processes
@@ -92,8 +92,8 @@ def only_one(command: str) -> None:
 def check_extras(config: TrainConfig, bits: int | None) -> None:
     """MissingExtraError if bitsandbytes is asked for and not installed."""
     if (bits or config.learn.optimizer != "adamw") and importlib.util.find_spec("bitsandbytes") is None:
-        what = f"--load_in_{bits}bit" if bits else f"--optimizer {config.learn.optimizer}"
-        raise MissingExtraError(f"{what} needs bitsandbytes; run pip install 'mafrt[quant]'.")
+        flag = f"--load_in_{bits}bit" if bits else f"--optimizer {config.learn.optimizer}"
+        raise MissingExtraError(f"{flag} needs bitsandbytes; run pip install 'mafrt[quant]'.")
 
 
 def _asked(name: str) -> bool:

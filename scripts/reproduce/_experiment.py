@@ -1,4 +1,4 @@
-"""What the miniatures share: arms times seeds on the shipped base, a table, and what is written."""
+"""Shared code of the miniature experiments: arms times seeds on the shipped base, a table, result files."""
 
 from __future__ import annotations
 

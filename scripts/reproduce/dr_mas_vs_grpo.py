@@ -34,7 +34,7 @@ _DO: Mapping[str, Callable[[float, float], float | None]] = {
 
 
 def plan_value(text: str) -> float | None:
-    """What a plan of the teaching base comes to, such as `Subtract 3 from 9, then multiply by 2.`; None: unreadable."""
+    """Result of a plan of the teaching base, such as `Subtract 3 from 9, then multiply by 2.`; None: not parsable."""
     found = _PLAN.fullmatch(text.strip())
     if found is None:
         return None

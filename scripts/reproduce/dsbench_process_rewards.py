@@ -71,21 +71,21 @@ def warm_start(folder: Path) -> Path:
 
 
 def config() -> dict[str, Any]:
-    """What configs/dsbench.yaml says."""
+    """Content of configs/dsbench.yaml."""
     from mafrt.scripts.cli.command import read_yaml
 
     return dict(read_yaml(CONFIGS / "dsbench.yaml"))
 
 
 def settings(iterations: int) -> dict[str, Any]:
-    """As far as the runner reads it."""
+    """Settings of configs/dsbench.yaml that the runner reads."""
     known = TrainConfig().flat()
     found = {name: value for name, value in config().items() if name in known}
     return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
 def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: LearningCurve) -> None:
-    """Play held-out tasks, in the same way each time, and note what came of it."""
+    """Play held-out tasks with fixed seeds and append the scores to `curve`."""
     from mafrt.runners.evaluation import evaluate
 
     found = evaluate(
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in args.seeds:
         for name, arm in ARMS.items():
             began = time.perf_counter()
-            # Siblings share what programs came to, so that later arms do not run them again.
+            # Sibling environments share the results of programs, so later arms do not run them again.
             curve = train(args, seed, arm, env.spawn(), held_out.spawn(), start)
             found[name].append(curve)
             shown = " ".join(f"{value:.2f}" for value in curve.success)

@@ -49,7 +49,7 @@ class LearningCurve:
 
 
 def settings(iterations: int) -> dict[str, Any]:
-    """What configs/mathchat.yaml says, as far as the runner reads it."""
+    """Settings of configs/mathchat.yaml that the runner reads."""
     from mafrt.scripts.cli.command import read_yaml
 
     known = TrainConfig().flat()
@@ -58,7 +58,7 @@ def settings(iterations: int) -> dict[str, Any]:
 
 
 def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: LearningCurve) -> None:
-    """Play held-out problems, the same ones in the same way each time, and note what came of it."""
+    """Play the same held-out problems with fixed seeds and append the scores to `curve`."""
     queue = iter(
         Start(f"{task:04d}-{n}", f"{task:04d}", task, seed_of(seed, "reproduce", task, n), task=task)
         for task in range(tasks)

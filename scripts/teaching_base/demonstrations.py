@@ -8,8 +8,8 @@ they took it. That is the headroom that reinforcement learning has.
 
 Each `*_document` function shows one turn of one agent as the chat messages that this agent would
 see and write; assistant messages are the ones to imitate. `rates` is the carelessness of that turn;
-what the others said before it always has the usual `RATES`, so that an agent sees every kind of
-mistake of its team.
+earlier turns of the other agents always use `RATES`, so that an agent sees every kind of mistake of
+its team.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def actor_document(rng: random.Random, problem: Problem, rates: Carelessness = R
 
 
 def check_text(rng: random.Random, problem: Problem, value: int, rates: Carelessness = RATES) -> str:
-    """What a Verifier says about a proposed `value`; a check works the problem out afresh."""
+    """A Verifier's reply to a proposed `value`; a check solves the problem again."""
     if rng.random() < rates.no_check:
         return "Verdict: approve" if rng.random() < rates.blind_approve else "Verdict: reject"
     steps = choose_steps(rng, problem, rates.scaled(1 / 3))

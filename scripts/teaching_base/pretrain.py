@@ -98,7 +98,7 @@ def batches(documents: list[Encoded], batch_tokens: int, rng: random.Random) -> 
 
 
 def tensors(batch: list[Encoded], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and, True for what an assistant wrote, a mask; both [batch, time], padded on the right."""
+    """Token ids and a mask (True: assistant token), both [batch, time], padded on the right."""
     import torch
 
     width = max(len(document.ids) for document in batch)

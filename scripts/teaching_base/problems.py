@@ -64,13 +64,13 @@ def results(start: int, steps: Steps) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Problem:
-    """One word problem: what is asked, and how it is rightly solved."""
+    """One word problem with its correct solution."""
 
     text: str
     start: int
     """The number that the first step begins with."""
     steps: Steps
-    """What is done to it: (operation, number), one or two of them."""
+    """Operations on the start value: one or two of (operation, number)."""
     frame: str = field(compare=False)
     """Which sentences it is made of, without names and numbers."""
 

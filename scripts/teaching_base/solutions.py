@@ -34,7 +34,7 @@ class Carelessness:
     no_print: float = 0.10
     """The program computes and prints nothing."""
     copy_result: float = 0.55
-    """The concluding Verifier boxes what the program printed without working it out."""
+    """The concluding Verifier boxes the program's output without checking it."""
 
     def scaled(self, share: float) -> Carelessness:
         """Only `share` of every mistake; 0.0 is a demonstrator without fault."""
@@ -104,7 +104,7 @@ def choose_steps(rng: random.Random, problem: Problem, rates: Carelessness = RAT
 
 
 def guess(rng: random.Random, start: int, steps: Steps) -> int:
-    """The number that somebody who does not write the step comes up with."""
+    """The wrong number of a demonstrator that skips the written step."""
     values = results(start, steps)
     assert values is not None
     value = values[-1]

@@ -1,9 +1,9 @@
 """The tokenizer and the chat template of the teaching base.
 
 A byte-level BPE of about a thousand tokens: any text can be encoded and decoded exactly, and the
-words of the corpus are one token each, so episodes are short. Every digit stands alone, which is
-what makes arithmetic learnable for a small model; the space before a number belongs to the word
-or the sign before it, so that it costs no token of its own.
+words of the corpus are one token each, so episodes are short. Every digit is its own token, which
+makes arithmetic learnable for a small model; the space before a number is merged into the word or
+sign before it, so that it costs no token.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CHAT_TEMPLATE = """\
 
 
 def render(messages: Iterable[dict[str, str]]) -> str:
-    """What the chat template gives for messages without tool calls, in plain Python for speed."""
+    """The chat template for messages without tool calls, in plain Python for speed."""
     parts: list[str] = []
     previous = ""
     for message in messages:

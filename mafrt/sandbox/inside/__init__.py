@@ -1,4 +1,4 @@
-"""What runs on the other side of the sandbox: standard library only, and nothing of mafrt but this folder is there.
+"""Code that runs inside the sandbox: standard library only; no other part of mafrt is available there.
 
-The trainer starts `zygote` and talks to it in `frames`; it imports `frames`, `limits` and `names` itself, nothing else.
+The trainer starts `zygote` and talks to it in `frames`; on its own side it imports only `frames`, `limits` and `names`.
 """

@@ -1,7 +1,7 @@
-"""The two ways to shut a snippet in: a room of namespaces (tier `bwrap`), or rules on this machine (tier `degraded`).
+"""The two confinements of a snippet: namespaces (tier `bwrap`), or path rules on the host (tier `degraded`).
 
-A confinement makes the supervisor's process, prepares its workdir, and takes the last steps in the snippet's own
-process. What needs rights comes first; the snippet has none left.
+A confinement creates the supervisor's process, prepares its workdir, and applies the last restrictions in the snippet's
+own process. Privileged steps come first; the snippet itself has no privileges.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Rules:
             raise OSError("this kernel has no Landlock (Linux 5.13, and `landlock` in its list of security modules)")
         self.become = UNPRIVILEGED_ID if os.getuid() == 0 else None
         self.readable, self.listed = json.loads(os.environ.pop(READABLE, "[[], []]"))
-        # An interpreter in root's own home can be read by no other user; Landlock says what this right is good for.
+        # An interpreter in root's own home can be read by no other user; Landlock then limits this right to the image.
         closed = self.become is not None and not all(open_to_others(path) for path in self.readable)
         self.keep = 1 << libc.CAP_DAC_READ_SEARCH if closed else 0
 

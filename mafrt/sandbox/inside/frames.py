@@ -1,6 +1,6 @@
 """Messages between the trainer and the sandbox over a stream socket: JSON of limited size, and raw bytes after it.
 
-JSON and bytes only: nothing here can run anything when it is read. Whoever reads says how much they are ready to take.
+JSON and bytes only: decoding a message executes nothing. The reader sets the size limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 class BrokenFrame(ConnectionError):
-    """The other side closed in the middle, or sent what does not belong here."""
+    """The peer closed the connection mid-message, or sent an invalid message."""
 
 
 def send(connection: socket.socket, message: dict[str, Any], *blobs: bytes) -> None:

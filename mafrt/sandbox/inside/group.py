@@ -22,7 +22,7 @@ class Group:
             os.write(members, str(pid).encode())
 
     def limit(self, memory_mib: int) -> None:
-        """Bound the memory of all members: their own, their files in memory, and what the kernel keeps for them."""
+        """Limit the total memory of all members: process memory, tmpfs files and kernel memory."""
         os.write(self._limit, str((memory_mib + limits.GROUP_EXTRA_MIB) * limits.MIB).encode())
 
     def kills(self) -> int:

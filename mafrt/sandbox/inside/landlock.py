@@ -1,4 +1,4 @@
-"""Landlock: what a process may touch of the file system, without a namespace (landlock(7)). For the tier `degraded`."""
+"""Landlock: per-process file system access rules without namespaces (landlock(7)). For the tier `degraded`."""
 
 from __future__ import annotations
 

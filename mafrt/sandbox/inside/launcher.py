@@ -1,7 +1,7 @@
-"""What a SandboxFusion server is sent to run: it runs the snippet, and writes one file that says how that went.
+"""Stand-alone program for a SandboxFusion server: runs the snippet and writes its result to one file.
 
-It stands alone: the server has nothing of ours. It is there because such a server takes 150 kB of output for a
-time-out, knows no list of files, follows links, and does not say which signal ended a program.
+It imports nothing of mafrt, since the server has only the standard library. It exists because such a server reports
+150 kB of output as a time-out, cannot list files, follows links, and hides the signal that ended a program.
 """
 
 import base64
@@ -50,7 +50,7 @@ class Tail:
 DEEPEST = 16
 """Levels of folders that are looked into."""
 WARM_MIB = 256
-"""What an interpreter with pandas and scikit-learn has written to before the snippet's first line."""
+"""Memory already written by an interpreter with pandas and scikit-learn before the snippet's first line."""
 
 
 def limit_memory(mib):
@@ -80,7 +80,7 @@ def candidates(order):
 
 
 def gather(order):
-    """Contents, and why there are none; what is unchanged is left out."""
+    """File contents, and reasons for refused files; unchanged files are omitted."""
     files, refused, room, count = {}, {}, order["fetch_bytes"], 0
     for name in candidates(order):
         count += 1

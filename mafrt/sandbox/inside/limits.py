@@ -1,4 +1,4 @@
-"""What a snippet may use, and the resource limits that see to it."""
+"""Resource limits of a snippet (setrlimit)."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ WATCH_MORE_OFTEN_S = 0.01
 
 
 def lower(kind: int, value: int) -> None:
-    """Set soft and hard limit, or keep what is lower already."""
+    """Lower the soft and hard limit; a limit that is already lower stays."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
 def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int, open_files: int) -> None:
-    """Limit this process and what it starts. The memory is on top of the bytes that the warm interpreter has `mapped`.
+    """Limit this process and its children. `memory_mib` is added to the `mapped` bytes of the warm interpreter.
 
-    The deadline is the supervisor's business; the limit on processor time only stands behind it, and is wide, since
-    threads on several cores add up.
+    The supervisor enforces the deadline; the CPU-time limit is only a backstop, and wide, since threads on several
+    cores add up.
     """
     lower(resource.RLIMIT_AS, mapped + memory_mib * MIB)
     lower(resource.RLIMIT_CPU, int(timeout_s * (os.cpu_count() or 1)) + 10)

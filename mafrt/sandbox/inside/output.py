@@ -1,4 +1,4 @@
-"""What a snippet writes: the beginning and the end are kept, whatever lies between is counted."""
+"""Captured output of a snippet: beginning and end are kept, the bytes between are only counted."""
 
 from __future__ import annotations
 

@@ -152,12 +152,12 @@ CLONE = (56, 220)
 CLONE3 = (435, 435)
 IOCTL = (16, 29)
 NEWEST = 450
-"""The last call this list was made with; what has a higher number does not exist for a snippet."""
+"""Newest system call known to this list; calls with higher numbers fail with ENOSYS in a snippet."""
 
 NAMESPACES = 0x7E020000
 """All CLONE_NEW* flags that clone(2) takes."""
 TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX type into the terminal of whoever started us."""
+"""TIOCSTI and TIOCLINUX inject input into the terminal of the parent process."""
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 

@@ -1,4 +1,4 @@
-"""The snippet's own process: limits, then walls, then the code. Nothing that happens here is believed by anybody."""
+"""The snippet's own process: limits, then confinement, then the code. Nothing it reports is trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import frames, limits
 from .confine import Confinement
 
 NAME = "snippet.py"
-"""What tracebacks call the code."""
+"""File name of the code in tracebacks."""
 READY, YES = struct.Struct("=cd"), b"r"
 """The first note to the supervisor: the walls are up, and when that was."""
 BROKEN = b"!"
@@ -121,7 +121,7 @@ def _report(error: BaseException) -> int:
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
     if isinstance(error, MemoryError):
-        error.__traceback__ = trace = None  # its frames hold what filled the memory
+        error.__traceback__ = trace = None  # its frames keep the objects that filled the memory alive
     try:
         traceback.print_exception(type(error), error, trace)
     except BaseException:

@@ -1,8 +1,8 @@
-"""The process that stands over one snippet: starts it, takes its output, ends it in time, gathers its files.
+"""Supervisor of one snippet: starts it, reads its output, enforces the deadline, collects its files.
 
-In the tier `bwrap` it is the first process of the snippet's pid namespace: no signal from inside reaches it, nothing
-can look into it, and when it ends everything in there ends. It alone holds the socket to the trainer, so what it
-reports, the snippet cannot have written.
+In the tier `bwrap` it is the first process of the snippet's pid namespace: no signal from inside reaches it, it cannot
+be inspected, and when it exits the kernel ends the whole namespace. It alone holds the socket to the trainer, so the
+snippet cannot forge its report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTLE_S = 30.0
 
 @dataclass(frozen=True)
 class Lane:
-    """What leads to the snippet's process and back."""
+    """Channels to and from the snippet's process."""
 
     orders: socket.socket
     out: int
@@ -38,12 +38,12 @@ class Lane:
 
 @dataclass
 class Run:
-    """What is known of a running snippet."""
+    """State of a running snippet."""
 
     pid: int
     note: int
     streams: dict[int, Kept]
-    """Read end of a pipe -> what came out of it: stdout first, then stderr."""
+    """Read end of a pipe -> its captured output: stdout first, then stderr."""
     shared: int
     """Bytes of memory that it was born with."""
     workdir: str
@@ -205,7 +205,7 @@ def _look(run: Run, confinement: Confinement, memory: int) -> None:
 
 
 def _read(run: Run, source: int) -> bool:
-    """Take what a pipe has; False at its end."""
+    """Read the available bytes of a pipe; False at its end."""
     try:
         data = os.read(source, 65536)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What is imported, and used once, before the first snippet: libraries import much only when they are used."""
+"""Warm-up: libraries are imported and used once before the first snippet, since much is loaded on first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = "id,x,y,kind,day\n" + "".join(f"{i},{i * 0.5},{i % 2},{'ab'[i % 2]},2020
 
 
 def up() -> dict[str, str]:
-    """Import and use what there is; returns versions."""
+    """Import and use the installed libraries; returns their versions."""
     found = {}
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):

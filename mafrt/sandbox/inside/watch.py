@@ -1,4 +1,4 @@
-"""What all processes of a snippet use together, which no resource limit counts."""
+"""Total usage of all processes of a snippet, which resource limits count per process only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def processes(alone: bool) -> list[int]:
 
 
 def memory_bytes(pids: list[int], shared: int) -> int:
-    """Their resident memory that is theirs; `shared` is what each has from the warm interpreter it was forked from."""
+    """Resident memory of the processes, less the `shared` bytes each inherited from the warm interpreter by fork."""
     return sum(max(0, own_bytes(pid) - shared) for pid in pids)
 
 

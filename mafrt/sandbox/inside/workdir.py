@@ -35,7 +35,7 @@ def write(workdir: str, files: Mapping[str, bytes], owner: int | None = None) ->
 
 
 class Fetched:
-    """What came out: contents, and why the others did not."""
+    """Collected file contents, and reasons for refused files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -84,7 +84,7 @@ def fetch(workdir: str, wanted: list[str]) -> Fetched:
 
 
 def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
-    """Every file that is new or not what was handed over; `missing` has those that were handed over and are gone."""
+    """New or changed files; `missing` lists given files that were deleted."""
     found = Fetched()
     for name in _walk(workdir):
         if len(found.files) >= limits.FETCH_FILES or len(found.missing) >= limits.FETCH_FILES:

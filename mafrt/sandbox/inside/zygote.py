@@ -129,7 +129,7 @@ def _serve(control: socket.socket, confinement: Confinement, grouped: bool) -> N
             try:
                 child = _fork(confinement, groups)
             except OSError:
-                time.sleep(0.1)  # whoever asks next is told
+                time.sleep(0.1)  # the next request receives the error
                 continue
             spare.append(child)
             children[child.handle] = child
@@ -190,7 +190,7 @@ def close_others(kept: set[int]) -> None:
 
 
 def _reap_strangers(known: set[int]) -> None:
-    """As the first process of bubblewrap's pid namespace, it inherits what others leave behind."""
+    """Reap orphans: the first process of bubblewrap's pid namespace inherits them."""
     while True:
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
