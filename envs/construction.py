@@ -1,4 +1,4 @@
-"""What an environment's settings build: environments to train and to evaluate in, and notes for the user."""
+"""Environments built from settings, for training and for evaluation, with notes for the user."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ class CodeSettings:
     """The problems, and how the team works on them."""
 
     dataset_path: str = "programs"
-    """HumanEval-, MBPP- or APPS-style JSONL, or what ships: functions, or programs, which suit the teaching base"""
+    """HumanEval-, MBPP- or APPS-style JSONL, or shipped data: functions, or programs, which suit the teaching base"""
     eval_dataset_path: str | None = None
     """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
     coder_turns: int = 2

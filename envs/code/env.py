@@ -28,7 +28,7 @@ class CodeEnv(Env):
 
     A team of one codes alone: a program that does not compile, or that raises while it is tested, comes back with the
     traceback for another turn, `turns` in all. In a team of two the second agent is the Tester: it sees the program
-    and writes checks, which are run with it. Checks that fail go back to the Coder with what came of them, at most
+    and writes checks, which are run with it. Checks that fail go back to the Coder with their results, at most
     `reviews` times; checks that pass, or none, end the episode. Hidden tests are not shown.
     """
 
@@ -49,7 +49,7 @@ class CodeEnv(Env):
     ) -> None:
         """Read the problems (`dataset_path`: a file, or `functions` or `programs`, which ship) or take `tasks`.
 
-        `timeout_s`, `memory_mib`: what a program and all its tests may take together.
+        `timeout_s`, `memory_mib`: limits of a program with all its tests.
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
         """
         for name, value in (("turns", turns), ("reviews", reviews)):
@@ -89,7 +89,7 @@ class CodeEnv(Env):
         return self.flow.observations(self.state), info | ({"answer": ref} if (ref := self.task.reference) else {})
 
     def transition(self, state: CodeState, actions: dict[str, str]) -> CodeState:
-        """What was said joins the transcript; a program in it is pending."""
+        """Append the turns to the transcript; a program in them becomes pending."""
         return self.flow.advance(state, actions)
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -106,7 +106,7 @@ class CodeEnv(Env):
         return StepResult(self.flow.observations(self.state), {}, self.state.over, False, info)
 
     def _try(self, state: CodeState, text: str) -> tuple[CodeState, Evidence]:
-        """The Coder has spoken: grade its program, and show it what failed."""
+        """Grade the Coder's program, and show it the failures."""
         if state.pending is None:
             why = _why_not(text)
             return state, Evidence(why, Scored(0.0, why), {"status": "no program"})

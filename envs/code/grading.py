@@ -1,6 +1,6 @@
 """Grades a program: how many of a problem's tests it passes.
 
-A program is never in one place with what is expected of it. It runs in the sandbox with the inputs alone, one by one;
+A program never shares a process with its expected results. It runs in the sandbox with the inputs alone, one by one;
 its results come back as plain data and are compared in the judging room, a second run in the sandbox that holds the
 tests and the data but not the program. So printing success, leaving early with exit code 0, forging the file of results
 or searching memory, frames and files for the expected values gain nothing: a test passes if the right value came back
@@ -48,7 +48,7 @@ class Grade:
     status: str = "ok"
     """`ok`; `syntax`, `error`, `timeout`, `memory` or `killed` where it could not be made sense of or failed"""
     trace: str = ""
-    """The first failure as the agent may see it: never what was expected."""
+    """The first failure as shown to the agent, without the expected result."""
 
     @property
     def fraction(self) -> float:
@@ -56,7 +56,7 @@ class Grade:
 
 
 class Grader:
-    """Grades programs with one tool; keeps what does not depend on the program. Safe to share among threads.
+    """Grades programs with one tool; caches everything that does not depend on the program. Thread-safe.
 
     `call_s`: seconds that one call, or one run on an input, may take.
     """

@@ -1,4 +1,4 @@
-"""What an episode of coding has come to. Pure: who speaks next and what it sees follow from the state alone."""
+"""State of a coding episode. Pure: next speaker and observation follow from the state alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CodeState:
     program: str | None = None
     """The latest program."""
     pending: str | None = None
-    """What has to be run before anybody speaks: the latest program, or the Tester's checks."""
+    """Pending execution before the next turn: the latest program, or the Tester's checks."""
     over: bool = False
 
 
@@ -48,7 +48,7 @@ class Flow:
         return self.turns if self.tester is None else self.turns * (self.reviews + 1) + self.reviews
 
     def observations(self, state: CodeState) -> dict[str, Observation]:
-        """What whoever acts next sees: the problem and all that was said, its own failed tries as a conversation."""
+        """Observation of the next speaker: problem and transcript, with its own failed attempts as a conversation."""
         if state.over:
             return {}
         if state.reviewing:
@@ -74,13 +74,13 @@ class Flow:
         return self.failed(said, found.why if isinstance(found, BadCall) else NOTHING)
 
     def ran(self, state: CodeState, output: str) -> CodeState:
-        """What was pending has run without an error."""
+        """State after the pending execution succeeded."""
         if state.reviewing:
             return replace(state, said=(*state.said, (TOOL, output)), pending=None, over=True)
         return self._handed_on(replace(state, pending=None))
 
     def failed(self, state: CodeState, output: str) -> CodeState:
-        """What was pending has failed, or there was nothing to run; `output` says why."""
+        """State after the pending execution failed or had nothing to run; `output` gives the reason."""
         after = replace(state, said=(*state.said, (TOOL, output)), pending=None)
         if state.reviewing:
             return replace(after, reviewing=False, turns=0, reviews=state.reviews + 1)

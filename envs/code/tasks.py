@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallTest:
-    """A call and the value that it must return. Values are compared here; the sandbox never sees what is expected."""
+    """A call and the value that it must return. Values are compared here; the sandbox never sees expected values."""
 
     call: Call
     expected: Any
@@ -54,7 +54,7 @@ class CallTest:
 
 @dataclass(frozen=True)
 class StdinTest:
-    """What the program reads, and what it must print."""
+    """Input of the program and its required output."""
 
     given: str
     expected: str
@@ -69,7 +69,7 @@ class Asserts:
     """functions of the program that the tests call"""
     count: int
     entry: str = ""
-    """what `check(candidate)` is given; empty if the tests define no check"""
+    """argument of `check(candidate)`; empty if the tests define no check"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CodeTask:
     id: str
     statement: str
     signature: str = ""
-    """`f(a, b)`: what has to be defined, several with backticks between; empty for a program that reads and prints"""
+    """`f(a, b)`: required definitions, several with backticks between; empty for a program that reads and prints"""
     before: str = ""
     """code that stands before the program: imports and helpers that the statement promises"""
     calls: tuple[CallTest, ...] = ()
@@ -101,7 +101,7 @@ class CodeTask:
 
     @property
     def shown(self) -> str:
-        """What the agents see."""
+        """The problem as shown to the agents."""
         if not self.signature:
             return self.statement
         return f"{self.statement}\nDefine `{self.signature}`."
@@ -110,7 +110,7 @@ class CodeTask:
 def load_tasks(source: str | Path | None = None, *, split: str = "train") -> tuple[CodeTask, ...]:
     """All problems of a JSON lines file, or of shipped ones: `functions` (also None) or `programs`.
 
-    `split` is `train` or `test`, of shipped problems. Raises DataError that names the file, the line and what is wrong.
+    `split` is `train` or `test`, of shipped problems. Raises DataError that names the file, the line and the fault.
     """
     path = Path("functions" if source is None else source)
     if str(path) in SETS and not path.exists():

@@ -57,7 +57,7 @@ def build_env(settings: Mapping[str, Any], tasks: Sequence[Task]) -> DSBenchEnv:
 
 
 def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task], list[str]]:
-    """Tasks to train on, held-out ones, and lines about what was left out. Raises DataError if nothing is left."""
+    """Training tasks, held-out tasks, and lines about excluded ones. Raises DataError if nothing is left."""
     if own_records(settings) is None:
         return builtin_tasks("train"), builtin_tasks("eval"), []
     sets: dict[str, Sequence[Task]] = {}
@@ -112,7 +112,7 @@ def load_all(
 
 
 def fitting(loaded: Loaded, workspace_mib: int) -> tuple[list[Task], list[str]]:
-    """The tasks whose tables fit into the workspace, and what is wrong with the others."""
+    """The tasks whose tables fit into the workspace, and the faults of the others."""
     good, problems = [], [str(problem) for problem in loaded.problems]
     for task in loaded.tasks:
         # Tables are there from the start, and features made from them are about as large again.

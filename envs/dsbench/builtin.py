@@ -4,7 +4,7 @@
     data_resplit/TASK/train.csv  data_resplit/TASK/test.csv  answers/TASK/test_answer.csv
 
 They lie in the user's cache (`$MAFRT_CACHE`, else `$XDG_CACHE_HOME/mafrt`, else `~/.cache/mafrt`) and are read by the
-same code as anybody's. The folder appears by one rename, so whoever finds it finds all of it.
+same code as any user's. The folder appears by one atomic rename, so it is never seen incomplete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def builtin_tasks(split: str, root: Path | None = None) -> tuple[Task, ...]:
 
 
 def cache_folder() -> Path:
-    """Where the project keeps what it can make again."""
+    """Cache folder for data that can be regenerated."""
     if own := os.environ.get("MAFRT_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -141,7 +141,7 @@ def tables(task: Builtin) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.Da
 
 
 def reference(task: Builtin, train: pandas.DataFrame, test: pandas.DataFrame, answers: pandas.DataFrame) -> float:
-    """Score of a forest on plainly prepared features: what a sound piece of work gets."""
+    """Score of a forest on plainly prepared features: the level of sound work."""
     import pandas as pd
     from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 

@@ -1,7 +1,7 @@
 """The tables of the built-in tasks: from scikit-learn's own data sets or generated, made untidy by a seeded hand.
 
 Each maker takes numpy's generator and returns a table with its target columns; ids and the split are added by
-`mafrt.envs.dsbench.builtin`. What real tables have is here on purpose: missing values, categories as words, dates,
+`mafrt.envs.dsbench.builtin`. Faults of real tables are included on purpose: missing values, categories as words, dates,
 numbers with a unit, columns that say nothing.
 """
 

@@ -21,7 +21,7 @@ class DsbenchSettings:
     agent_turns: int = 4
     """turns that each agent has"""
     style: Literal["full", "brief"] = "full"
-    """what agents read: a page, or a few lines and the helper module lab, for very small models"""
+    """prompt style: a page, or a few lines and the helper module lab, for very small models"""
     lab: bool = False
     """put the helper module lab into the workspace; the brief style always does"""
     program_timeout: float = 60.0

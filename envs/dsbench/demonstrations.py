@@ -1,9 +1,9 @@
 """Short programs, good and careless ones, for very small models in the `brief` style.
 
 The demonstrators know the helper module and make no slip of the pen. Their mistakes are choices, as in the teaching
-base's own corpus: they leave missing values in, forget the test rows, drop what is incomplete, train a constant, hand
+base's own corpus: they leave missing values in, forget the test rows, drop incomplete rows, train a constant, hand
 in class labels, zeros or a part of the rows. A model that imitates them samples both kinds, `CARELESS` of its programs
-the careless one, and has something to learn from what comes of them.
+the careless one, and can learn from the results of both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BAD: dict[str, tuple[str, ...]] = {
 
 
 def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
-    """What a demonstrator says; where its files are there, it may just say so."""
+    """A demonstrator's turn; if its files already exist, it may just report that."""
     if chat[-1]["role"] == "tool" and chat[-1]["content"] == "there":
         return APPROVE
     programs = BAD if rng.random() < CARELESS else GOOD
@@ -50,7 +50,7 @@ def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
 def demonstrations(
     tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
 ) -> list[dict[str, Any]]:
-    """Records for SFT (docs/dpo_sft.md): what each agent saw and said in episodes that were really played."""
+    """Records for SFT (docs/dpo_sft.md): prompts and answers of each agent in really played episodes."""
     from concurrent.futures import ThreadPoolExecutor
 
     env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)

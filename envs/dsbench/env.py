@@ -83,7 +83,7 @@ class DSBenchEnv(Env):
     ) -> None:
         """Read the tasks (without a path: the built-in ones of `split`, `train` or `eval`) or take `tasks` as given.
 
-        `style`: what agents read, `full` or `brief` (for very small models). `lab`: whether the helper module `lab` is
+        `style`: prompt style, `full` or `brief` (for very small models). `lab`: whether the helper module `lab` is
         in the workspace and imported; None: with `brief`. `sandbox`: where programs run, each for `timeout_s` seconds
         and `memory_mib` MiB; `workspace_mib`: size of an episode's files together.
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
@@ -194,7 +194,7 @@ class DSBenchEnv(Env):
         return StepResult({}, {}, True, False, info)
 
     def _run(self, text: str) -> tuple[str | None, str | None, str, dict[str, FileSummary]]:
-        """(program, how it went, what the agent gets to read of it, files that it made or changed)."""
+        """(program, status, output shown to the agent, files made or changed)."""
         code = find_code(text)
         if code is None:
             return None, None, "There was no program to run.", {}
@@ -207,7 +207,7 @@ class DSBenchEnv(Env):
         return code, done.status, output, self.bench.look(fresh)
 
     def _work(self, scored: bool) -> process_rewards.Work:
-        """What is known about the files as they are now."""
+        """Facts about the current files."""
         model, probe = self.shapes.get("model.pkl"), None
         if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
             probe = self.bench.probe(self.files)
@@ -221,7 +221,7 @@ class DSBenchEnv(Env):
     def _evidence(
         self, role: str, work: process_rewards.Work, status: str | None, code: str | None, done: bool, output: str
     ) -> Evidence:
-        """What the coach gets to know about the turn."""
+        """Evidence about the turn for the coach."""
         judged = process_rewards.judge(role, work, status, code, done, self.handed[-1] if self.handed else None)
         self.judged[role] = judged
         facts: dict[str, Any] = {
@@ -251,7 +251,7 @@ class DSBenchEnv(Env):
 
 
 def _about(task: Task) -> bytes:
-    """`task.json` for the helper module: what is to be predicted, nothing of the answers."""
+    """`task.json` for the helper module: the prediction target, without the answers."""
     answers = task.answers
     about = {"id": answers.id_column, "targets": list(answers.targets), "metric": answers.metric.name}
     return json.dumps({**about, "data_type": task.data_type}).encode()

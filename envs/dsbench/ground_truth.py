@@ -1,4 +1,4 @@
-"""What a submission is held against: the truth of a task, its classes, its baseline. No agent ever sees it."""
+"""Ground truth of a task: answers, classes and baseline. Never visible to an agent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answers:
 
     @classmethod
     def from_json(cls, data: bytes) -> Answers:
-        """What `to_json` wrote."""
+        """Inverse of `to_json`."""
         import numpy as np
 
         fields = json.loads(data)
@@ -93,7 +93,7 @@ def make_answers(
         reference: score of a good solution.
 
     Raises:
-        DataError: a clause about what is wrong with the answers or the training targets.
+        DataError: a clause about a fault of the answers or the training targets.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """The metrics of DSBench's modelling tasks: 18 of them under 19 names (`qwk` is `quadratic_weighted_kappa`).
 
-A metric takes two arrays whose rows stand for the same ids, `[rows, targets]`, and gives one number. What the arrays
-hold depends on the metric's `kind`:
+A metric takes two arrays whose rows stand for the same ids, `[rows, targets]`, and gives one number. The content
+of the arrays depends on the metric's `kind`:
 
     values         numbers, as they are in the file
     labels         classes as whole numbers: their codes, or for `ordinal` metrics their own values; given: -1 is a
@@ -45,7 +45,7 @@ class Metric:
     higher: bool
     """whether more is better"""
     perfect: float
-    """what a submission gets that equals the answers"""
+    """score of a submission that equals the answers"""
     compute: Callable[[Array, Array], float]
     least: float | None = None
     """smallest number that may be given; None: no limit"""
@@ -133,7 +133,7 @@ def _spearman(truth: Array, given: Array) -> float:
 
 
 def _gini(truth: Array, given: Array) -> float:
-    """Gini coefficient of the truth in the order of what is given, over that in its own order.
+    """Gini coefficient of the truth sorted by the predictions, over that sorted by itself.
 
     Rows that are given the same number share their truth equally, so that their order does not matter (Kaggle's
     script leaves them in the order of the file). For a binary target this is 2 AUC - 1.

@@ -1,4 +1,4 @@
-"""What the rules say of a turn: scores in 0..10 that rest on files found in the sandbox and on the verified score.
+"""Rule-based process rewards: scores in 0..10 from files found in the sandbox and from the verified score.
 
     Data Engineer   10 the three files are there and fit each other and the task, all numbers, nothing missing;
                      5 they fit, but hold words or missing values; 3 one is not there; 2 they do not fit, or the
@@ -35,12 +35,12 @@ DANGEROUS = frozenset({"os", "posix", "nt", "subprocess", "sys", "socket", "shut
 
 @dataclass(frozen=True)
 class Work:
-    """What is known about the workspace after a turn."""
+    """Facts about the workspace after a turn."""
 
     task: Task
     shapes: Mapping[str, FileSummary]
     probe: Mapping[str, Any] | None = None
-    """what model.pkl made of X_test.pkl, if both are there"""
+    """predictions of model.pkl on X_test.pkl, if both exist"""
     score: Score | None = None
     """of submission.csv, if it is there"""
     features: Mapping[str, Any] | None = None
@@ -74,7 +74,7 @@ def data_defect(work: Work) -> str | None:
 
 
 def data_flaw(work: Work) -> str | None:
-    """What makes the Data Engineer's files hard to work with, or None."""
+    """Fault of the Data Engineer's files that hinders the next agent, or None."""
     if worthless := useless_features(work):
         return worthless
     for name in ("X_train.pkl", "X_test.pkl"):
@@ -126,10 +126,10 @@ def peeks(code: str | None) -> bool:
 
 
 def judge(role: str, work: Work, status: str | None, code: str | None, done: bool, given: Work | None = None) -> Scored:
-    """The score of a turn by what is there after it.
+    """The score of a turn from the files after it.
 
     Args:
-        given: what the agent before it handed on; None for the first one.
+        given: files handed over by the previous agent; None for the first one.
         status: how the program went (`ok`, `error`, ...); None if there was none, `no call` if it could not be read.
         done: whether the agent said that its stage is done.
     """
@@ -149,7 +149,7 @@ def judge(role: str, work: Work, status: str | None, code: str | None, done: boo
 
 
 def _blocked(role: str, given: Work) -> str | None:
-    """Why an agent cannot work with what it was given, or None."""
+    """Reason why an agent cannot use its input files, or None."""
     if found := data_defect(given) or data_flaw(given):
         return found
     return model_defect(given) if role == ANALYST else None
@@ -191,7 +191,7 @@ _OWN = {ENGINEER: _engineer, MODELER: _modeler, ANALYST: _analyst}
 def root_cause(handed: Sequence[Work]) -> tuple[str, str] | None:
     """Who made the team fail, and how; None if it did not fail.
 
-    `handed`: what was there at the end of each stage. Who is to blame is in whose stage the fault came up that stayed
+    `handed`: files at the end of each stage. The agent at fault is the one in whose stage the fault arose that stayed
     until the end: a Modeler may spoil the Data Engineer's tables, and an Analyst the model.
     """
     last = handed[-1]

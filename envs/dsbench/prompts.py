@@ -1,4 +1,4 @@
-"""What the agents read: tasks, files, what was said before, and what came of their programs.
+"""Prompts of the agents: tasks, files, earlier turns, and results of their programs.
 
 `full` is for models that read: a page of instructions. `brief` is for very small ones, whose window and vocabulary are
 small too: a few lines, and the helper module `lab` instead of pandas.
@@ -40,7 +40,7 @@ _KINDS = {
 
 
 def handed_in(task: Task) -> str:
-    """What submission.csv has to look like."""
+    """Required format of submission.csv."""
     answers = task.answers
     columns: Sequence[str] = answers.targets
     what = _KINDS[answers.metric.kind]
@@ -102,7 +102,7 @@ def listed(shapes: Mapping[str, FileSummary]) -> list[str]:
 
 
 def printed(done: Execution, timeout_s: float, memory_mib: int) -> str:
-    """What a program printed, and how it failed if it did."""
+    """Output of a program, with the error if it failed."""
     parts = [done.stdout.rstrip()]
     if done.status == "error":
         parts.append(done.stderr.rstrip() or f"The program ended with exit code {done.exit_code}.")
@@ -119,7 +119,7 @@ def printed(done: Execution, timeout_s: float, memory_mib: int) -> str:
 
 
 def full_answer(output: str, changed: Mapping[str, FileSummary], missing: Sequence[str], done: bool, left: int) -> str:
-    """What an agent reads after its turn."""
+    """Tool message to an agent after its turn."""
     parts = [shorten(output, OUTPUT) or "(nothing was printed)"]
     if changed:
         parts.append("Files written:\n" + "\n".join(f"- {line}" for line in listed(changed)))
@@ -132,7 +132,7 @@ def full_answer(output: str, changed: Mapping[str, FileSummary], missing: Sequen
 
 
 def brief_answer(output: str, missing: Sequence[str]) -> str:
-    """The same in few tokens: whether it failed, and what is missing."""
+    """The brief style: failure or success, and missing files."""
     last = output.strip().splitlines()[-1:] or [""]
     parts = [f"error {last[0].split(':')[0][-40:]}" if "Error" in last[0] else ""]
     parts += ["missing " + " ".join(_SHORT.get(name, "result") for name in missing)] if missing else ["there"]

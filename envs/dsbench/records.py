@@ -8,7 +8,7 @@ as well where `data_root` is the innermost folder). Which metric, target and id 
 `dsbench_task_metrics.json`, or in the metadata themselves, which win: `metric`, `target_column`, `id_column`, and, if
 known, `baseline_score` and `reference_score`.
 
-A record that cannot be used is named with what is wrong, and skipped.
+An unusable record is reported with its fault, and skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file of records has come to."""
+    """Result of reading a file of records."""
 
     tasks: tuple[Task, ...]
     problems: tuple[Problem, ...]
@@ -84,7 +84,7 @@ def load_records(
     task_metrics: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Loaded:
-    """All tasks of a file of records, and what is wrong with the others.
+    """All tasks of a file of records, and the faults of unusable records.
 
     Args:
         task_metrics: the file of metrics; looked for beside the records and in the data root if not given.

@@ -10,12 +10,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     MODELER: ("model.pkl",),
     ANALYST: ("submission.csv",),
 }
-"""What each hands on; its stage ends when these files are there and it says that it is done."""
+"""Files each role hands over; its stage ends when they exist and it reports that it is done."""
 
 DONE = "DONE"
 """An agent says so on a line of its own."""
 APPROVE = "Verdict: approve"
-"""What it says instead in the brief style: words that the teaching base knows."""
+"""Its report in the brief style, in words known to the teaching base."""
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _DONE = {word: re.compile(rf"^[\s*_#>]*{word}[\s*_.!]*$", re.MULTILINE) for word in (DONE, APPROVE)}

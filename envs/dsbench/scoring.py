@@ -30,14 +30,14 @@ MOST_MIB = 128
 MOST_COLUMNS = 10
 """columns for each that could be expected"""
 MOST_PROBLEM = 400
-"""characters of the sentence about what is wrong"""
+"""max characters of an error sentence"""
 MOST_LINES = 100
 """lines for each row that is expected; texts may hold line breaks"""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a submission is worth."""
+    """Score of a submission."""
 
     valid: bool
     problem: str | None = None
@@ -95,7 +95,7 @@ def read_score(answer: Mapping[str, Any]) -> Score:
 
 
 def encode(answers: Answers, table: pandas.DataFrame) -> Array:
-    """What was given, row by row as the answers, as the metric takes it. Raises TableError."""
+    """The submission as the metric takes it, rows in the order of the answers. Raises TableError."""
     columns = _columns(answers, list(table.columns))
     rows = places(answers.ids, [str(cell) for cell in table[answers.id_column]])
     table = table.iloc[rows]
@@ -121,7 +121,7 @@ def encode(answers: Answers, table: pandas.DataFrame) -> Array:
 
 
 def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
-    """Which columns hold what is given: the targets, or one for each class in the order of the classes."""
+    """Columns of the predictions: the targets, or one per class in the order of the classes."""
     if answers.id_column not in names:
         raise TableError(f"has no id column {answers.id_column!r}; it has {shown(names)}")
     rest = [name for name in names if name != answers.id_column]

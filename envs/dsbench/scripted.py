@@ -1,6 +1,6 @@
 """Teams that need no model: a competent one, and saboteurs. For tests, for demonstrations, and to try a setup out.
 
-    team = competent(task)                        # role -> what it says in its turns, in order
+    team = competent(task)                        # role -> texts of its turns, in order
     play(env, team)                               # the last step's info
 
 The programs use pandas and scikit-learn only, as an agent's own would.
@@ -17,7 +17,7 @@ from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import Task
 
 Team = Mapping[str, Sequence[str]]
-"""What each agent says, turn by turn; after the last text it says nothing."""
+"""Texts of each agent, turn by turn; after the last one it is silent."""
 
 _ENGINEER = """\
 import re

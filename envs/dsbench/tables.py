@@ -1,4 +1,4 @@
-"""CSV files as people and agents write them: read as text, checked, and compared by what a cell means.
+"""CSV files as people and agents write them: read as text, checked, and compared by the value of a cell.
 
 Cells stay text until their column's meaning is known: `007` may be an id, `1.0` a class that another file calls `1`.
 """
@@ -34,7 +34,7 @@ class TableError(ValueError):
 
 
 def pandas_module() -> Any:
-    """pandas. Raises MissingExtraError that names what to install."""
+    """pandas. Raises MissingExtraError that names the package to install."""
     try:
         import pandas
         import scipy  # noqa: F401

@@ -1,4 +1,4 @@
-"""A modelling task: what the team is told, the tables it works on, and the answers that it never sees."""
+"""A modelling task: description, tables, and hidden answers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Task:
 
     id: str
     description: str
-    """what the record says about the task, in its own words"""
+    """description of the task in the record's own words"""
     train_path: Path
     test_path: Path
     answers: Answers
     meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """the record's metadata, as it is; `data_type` is what tasks are stratified by"""
+    """the record's metadata, as it is; tasks are stratified by `data_type`"""
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What lies in the workspace at the start: name -> content. Raises DataError."""
+        """Initial files of the workspace: name -> content. Raises DataError."""
         try:
             return {"train.csv": _content(self.train_path), "test.csv": _content(self.test_path)}
         except OSError as error:
@@ -71,7 +71,7 @@ def load_task(
     `target` may be `N_labels`: the answers then have N columns beside the id, and all of them are targets.
 
     Raises:
-        DataError: one sentence about what is wrong, without the task's name.
+        DataError: one sentence about the fault, without the task's name.
     """
     chosen = metric_of(metric)
     for path in (train_path, test_path, answers_path):

@@ -1,4 +1,4 @@
-"""Runs the agents' programs and finds out what files they left; equal work is done once.
+"""Runs the agents' programs and inspects their files; equal work is done once.
 
 An execution depends on its program and its files alone, so far as it depends on anything that can be repeated: the
 same program on the same files is not run a second time. Episodes of one task begin with equal files, and short
@@ -43,7 +43,7 @@ SCORING = (
 Call = tuple[str, str, Sequence[Any]]
 """Module, function and arguments."""
 NEEDED = ("joblib", "numpy", "pandas", "sklearn")
-"""What programs, and our own looks at their files, import."""
+"""Packages imported by programs and by the inspection of their files."""
 MEMO_MIB = 256
 """of files and output that are kept for repeated work"""
 HIDDEN = "."
@@ -68,7 +68,7 @@ class FileSummary:
     asks: tuple[str, ...] = ()
     """packages that a model's pickle asks for"""
     why: str = ""
-    """what is wrong with a broken file"""
+    """fault of a broken file"""
 
     def brief(self, names: int = 0) -> str:
         """`107 rows, 8 columns`, with the first column names if asked for."""
@@ -97,7 +97,7 @@ class Memo:
     _bytes: int = 0
 
     def get(self, key: bytes, make: Callable[[], Any], size: Callable[[Any], int], keep: Callable[[Any], bool]) -> Any:
-        """The result of `make` for this key. What `keep` says no to, and what raises, is not remembered."""
+        """The cached result of `make` for this key. Results refused by `keep`, and exceptions, are not cached."""
         with self._lock:
             if (found := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
@@ -149,7 +149,7 @@ class Bench:
         return shared_sandbox(self.sandbox)
 
     def equipped(self) -> None:
-        """See that programs find what tasks need. Raises ConfigError if they do not: every one of them would fail."""
+        """Check that the sandbox has the packages of the tasks. Raises ConfigError, since every program would fail."""
         names = ", ".join(NEEDED)
         done, _ = self._run(f"import {names}", {}, LOOK_TIMEOUT_S, ())
         if done.status != "ok":
@@ -167,7 +167,7 @@ class Bench:
         return self._run(code, files, self.timeout_s, "all")
 
     def look(self, files: Mapping[str, bytes]) -> dict[str, FileSummary]:
-        """What these files are; each is looked at in an execution of its own."""
+        """Summaries of these files; each is inspected in an execution of its own."""
         shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
         return {name: self._look(name, files[name]) for name in shown}
 
@@ -180,7 +180,7 @@ class Bench:
         return _shape(found)
 
     def probe(self, files: Mapping[str, bytes]) -> dict[str, Any]:
-        """What model.pkl makes of X_test.pkl: `rows` and `constant`, or `error`.
+        """Predictions of model.pkl on X_test.pkl: `rows` and `constant`, or `error`.
 
         The model and the judgement of its predictions never share an execution.
         """
@@ -211,7 +211,7 @@ class Bench:
         }
 
     def score(self, answers: Answers, submission: bytes) -> Score:
-        """What submission.csv is worth."""
+        """Score of submission.csv."""
         ours = sources(*SCORING)
         given = {"submission.csv": submission, "answers.json": answers.to_json()}
         try:
@@ -277,7 +277,7 @@ def _flat(files: Mapping[str, bytes]) -> list[bytes]:
 
 
 def _shape(found: Any) -> FileSummary:
-    """A `FileSummary` from what the sandbox said, of which nothing is taken on trust."""
+    """A `FileSummary` from the sandbox's untrusted answer."""
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         return FileSummary("broken", why="could not be looked at")
 

@@ -1,11 +1,11 @@
-"""The process in which math-verify parses what models wrote: JSON lines in, JSON lines out.
+"""Process in which math-verify parses model-written text: JSON lines in, JSON lines out.
 
 Started by `mafrt.envs.math.verifier` as `python -m mafrt.envs.math._worker`. Only math-verify's LaTeX reader is used:
-its reader of plain expressions calls `sympy.parse_expr`, which runs what it reads. Behind that stand an audit hook that
-refuses to start programs, open sockets or write files, and limits on memory, processor time and file size.
+its reader of plain expressions calls `sympy.parse_expr`, which evaluates its input. As further defences, an audit hook
+refuses to start programs, open sockets or write files, and limits bound memory, processor time and file size.
 
 Time is processor time, so that a busy machine makes no right answer wrong: math-verify's own time-outs, which go by
-the clock, are off. A signal ends what runs Python code after `PAIR_CPU_S`; the kernel ends the process some seconds
+the clock, are off. A signal ends running Python code after `PAIR_CPU_S`; the kernel ends the process some seconds
 later if a single operation on huge numbers holds the signal up.
 
     -> {"given": "\\frac12", "reference": "0.5"}

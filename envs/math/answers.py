@@ -1,6 +1,6 @@
 """Finds the answer in a text, and compares plain numbers: string work only, in microseconds, safe on any text.
 
-The rule: the content of the last \\boxed{...} whose braces balance; else what follows the last `####` on its line;
+The rule: the content of the last \\boxed{...} whose braces balance; else the text after the last `####` on its line;
 else, only where asked for, the last number.
 """
 
@@ -42,7 +42,7 @@ def boxed(text: str) -> str | None:
 
 
 def hash_answer(text: str) -> str | None:
-    """What follows the last `####` on its line (GSM8K), or None."""
+    """Text after the last `####` on its line (GSM8K), or None."""
     found = _HASHES.findall(text)
     return found[-1].strip() if found else None
 
@@ -59,7 +59,7 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    """Strip what never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a final full stop."""
+    """Strip notation that never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a full stop."""
     answer = answer.strip().replace("\u2212", "-")
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
@@ -119,11 +119,11 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def comparable(given: str, reference: str) -> list[str] | None:
-    """What of `given` has to equal `reference`, every part of it; None where it cannot be the same answer.
+    """Parts of `given` that must all equal `reference`; None if it cannot be the same answer.
 
-    math-verify takes the last side of `3=4`, drops the sign of `3\\%`, and compares sets, tuples and lists by what they
-    hold. Here every side of an equation must be right but for a name (`x = 4`), a percentage is a hundredth unless
-    the reference is one, and sets, tuples and lists must be of one kind and size.
+    math-verify takes the last side of `3=4`, drops the sign of `3\\%`, and compares sets, tuples and lists by
+    their items. Here every side of an equation must be right but for a name (`x = 4`), a percentage is a hundredth
+    unless the reference is one, and sets, tuples and lists must be of one kind and size.
     """
     if _RELATIONS.search(given) and not _RELATIONS.search(reference):
         return None

@@ -25,10 +25,10 @@ class WorkflowSettings:
     answer_field: str | None = None
     """field of a record that holds the answer; default: found by its usual names"""
     workflow: str = "chain"
-    """who speaks next and what it sees: chain, mathchat, solver_verifier, or package.module:Class"""
+    """order of turns and observations: chain, mathchat, solver_verifier, or package.module:Class"""
     horizon: int = 1
     """rounds that the team has for a problem; each agent speaks once in a round"""
     sees: Literal["all", "previous", "problem"] | None = None
-    """what an agent sees of what was said: all, what the agent before it said, or only the problem; default: all"""
+    """visible transcript: all turns, previous (the agent before), or only the problem; default: all"""
     tool_turns: int | None = None
     """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""

@@ -27,7 +27,7 @@ class MathEnv(Env):
     The score of a round is the fraction of the answering agents (`with_answer`) whose answer is right. An episode ends
     with the first round that scores above 0, or with round `horizon`; its score is `info["outcome"]`.
 
-    `rewards` says what `step` gives besides the outcome, in the step that ends the episode: `outcome_only` nothing
+    `rewards` selects the rewards of `step` besides the outcome, in the step that ends the episode: `outcome_only` none
     (the outcome reaches the turns through the credit settings), `last` the score to the last agent (MARFT's own way),
     `each` the score to every agent. With the latter two, the run's `outcome_weight` should be 0, or the score counts
     twice.
@@ -54,7 +54,7 @@ class MathEnv(Env):
 
         `judge_lines`: whether a failed round is followed by the line `judge: The answer is incorrect.`
         `last_number`: whether a text without a marked answer is read as giving its last number.
-        `sees`: what an agent sees of what was said: `all` (default), `previous` (the agent before it), `problem`.
+        `sees`: visible transcript of an agent: `all` (default), `previous` (the agent before it), `problem`.
         `tool_turns`: turns of an agent that has its programs run, each with one run (`mathchat`; default 2).
         `sandbox`: where they run: `bwrap`, `fusion:URL` or `degraded`.
         Raises DataError for the data, ConfigError for a setting, SandboxError if a sandbox is needed and not there.
@@ -94,7 +94,7 @@ class MathEnv(Env):
         return self.workflow.observations(self.state), info
 
     def transition(self, state: MathState, actions: dict[str, str]) -> MathState:
-        """What was said joins the transcript, and the next agent's turn comes."""
+        """Append the turns to the transcript and advance to the next agent."""
         return self.workflow.advance(state, actions)
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -123,7 +123,7 @@ class MathEnv(Env):
         return StepResult(self.workflow.observations(self.state), self._rewards(score, over), over, False, info)
 
     def _evidence(self, before: MathState, after: MathState, ran: Ran | None) -> dict[str, Evidence]:
-        """What the workflow found out about the latest turns; whose turn it cannot tell waits for the answer."""
+        """The workflow's evidence about the latest turns; undecided turns wait for the answer."""
         judge = getattr(self.workflow, "evidence", None)
         if judge is None:
             return {}

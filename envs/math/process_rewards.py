@@ -1,12 +1,12 @@
-"""What the rules judge says about a turn: scores in 0..10 that the verifier backs, each with its reason.
+"""Rule-based process rewards: scores in 0..10 backed by the verifier, each with its reason.
 
     a plan           10 carried out or as stated, it gives the right result; 1 a wrong one; 0 it says nothing
-                     neither stated nor to be carried out: by what followed, 7 right, 2 wrong
+                     neither stated nor computable: by the later result, 7 right, 2 wrong
     a program        10 printed the right number; 3 another one; 2 nothing; 1 failed, or could not be run
-    a report of it   10 gives the right number; 5 repeats what was printed, which is wrong or nothing; 0 neither
+    a report of it   10 gives the right number; 5 repeats the output, which is wrong or empty; 0 neither
     an answer        10 right and worked out (steps `12 - 5 = 7` that hold lead to it); 5 right and only stated;
                      2 worked out and wrong; 0 wrong and only stated, or none is boxed
-    a verdict        10 approves what is right or rejects what is wrong; 1 the reverse; 0 none
+    a verdict        10 approves a right or rejects a wrong answer; 1 the reverse; 0 none
 
 The steps between have their reason: a program that runs is nearer to a right one than one that does not.
 """
@@ -42,7 +42,7 @@ _EXPRESSION = re.compile(r"(?!.*(?<!\\)\b[A-Za-z]{4}).{1,200}")
 
 
 def plan(text: str, right: Right) -> Scored | None:
-    """A plan, if it states a result or can be carried out; None if only what follows can tell."""
+    """Score of a plan that states a result or can be computed; None if only later turns can decide."""
     if not re.search(r"\w", text):
         return Scored(0.0, "The plan is empty.")
     stated = extract_answer(text)
@@ -63,7 +63,7 @@ def plan(text: str, right: Right) -> Scored | None:
 
 
 def followed(right: bool, what: str) -> Scored:
-    """A turn that cannot be judged by itself, by what came of it."""
+    """Score of a turn that can only be judged by its consequences."""
     return Scored(7.0 if right else 2.0, f"What followed from it, {what}, was {'right' if right else 'wrong'}.")
 
 
@@ -84,7 +84,7 @@ def carried_out(text: str) -> Fraction | None:
 
 
 def program(ran: Ran, right: Right) -> Scored:
-    """A program, by how it ran and what it printed."""
+    """Score of a program, by its status and output."""
     if ran.status != "ok":
         last = (ran.stderr.strip().splitlines() or [ran.status])[-1]
         return Scored(1.0, f"The program failed ({ran.status}: {last[:200]}).")
@@ -96,7 +96,7 @@ def program(ran: Ran, right: Right) -> Scored:
 
 
 def prints_right(ran: Ran, right: Right) -> bool:
-    """Whether what a program printed ends in the right answer: as its last line, or as the number at its end."""
+    """Whether a program's output ends in the right answer: as its last line, or as the number at its end."""
     if ran.status != "ok":
         return False
     return _gives(ran.stdout, right)
@@ -108,7 +108,7 @@ def bad_call(why: str) -> Scored:
 
 
 def report(text: str, printed: str | None, right: Right) -> Scored:
-    """What an agent says instead of (further) programs; `printed` is None if it ran none."""
+    """Score of a text without a program; `printed` is None if the agent ran none."""
     good = _gives(text, right)
     if printed is None:
         return Scored(4.0 if good else 0.0, "No program was run." + (" The result given is right." if good else ""))

@@ -53,7 +53,7 @@ def load_tasks(
     None: the shipped word problems.
 
     `split` picks the part of the shipped problems and of a data set whose id names none. Raises DataError that names
-    the file, the record and what is wrong with it; MissingExtraError if a data set id needs a package.
+    the file, the record and its fault; MissingExtraError if a data set id needs a package.
     """
     if source is None:
         path = SHIPPED / f"word_problems_{split}.jsonl"

@@ -1,6 +1,6 @@
 """Is the answer right? Plain numbers are compared here; everything else by math-verify in a process of its own.
 
-What a model wrote is never parsed by sympy in the trainer's process (see `_worker.py`). One worker serves all threads.
+Model-written text is never parsed by sympy in the trainer's process (see `_worker.py`). One worker serves all threads.
 It is started when the first answer needs it, restarted when it dies or stops replying, and ended with the program. An
 answer that uses up its processor time, or that kills the worker twice, is counted and is not right; a worker that
 cannot be started at all is an error, never a verdict.
@@ -34,7 +34,7 @@ MAX_ANSWER_CHARS = 600
 
 @dataclass
 class VerifyStats:
-    """What happened to the pairs so far."""
+    """Counters of compared pairs by result."""
 
     asked: int = 0
     no_answer: int = 0
@@ -222,7 +222,7 @@ atexit.register(_SHARED.close)
 def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
     """Whether the answer that `text` gives equals the reference `answer`.
 
-    The answer of a text is its last \\boxed{...}, else what follows its last `####`, else (only with `last_number`)
+    The answer of a text is its last \\boxed{...}, else the text after its last `####`, else (only with `last_number`)
     its last number; a text that gives none is not right.
     """
     return _SHARED.verify_many([(text, answer)], last_number=last_number)[0]

@@ -1,1 +1,1 @@
-"""What runs inside the sandbox to grade a program. Sent there as text; standard library only, nothing of mafrt."""
+"""Grading code that runs inside the sandbox. Sent there as text; standard library only, nothing of mafrt."""

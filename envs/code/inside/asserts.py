@@ -1,11 +1,11 @@
-"""Runs the tests of a data set, `tests.py`, against what the program's functions were seen to return.
+"""Runs the tests of a data set, `tests.py`, against recorded results of the program's functions.
 
-The program itself is not here, so nothing it does can touch the tests or read what they expect: its functions are
+The program itself is not here, so nothing it does can touch the tests or read their expected values: its functions are
 stand-ins that look results up in `table.json`. A call whose result is not known yet is written down instead; the
 calls are then made elsewhere (`calls.py`) and the tests run again, until every call is known.
 
 Every `assert` is one test, which passes if it is reached and holds each time; `assert False` passes if it is never
-reached, and what stands around it raised nothing that the tests do not catch themselves.
+reached, and the code around it raised nothing that the tests do not catch themselves.
 """
 
 import ast
@@ -26,7 +26,7 @@ def key_of(name, args, kwargs):
 
 
 class Instrument(ast.NodeTransformer):
-    """Numbers the asserts, and lets what follows a statement that failed go on."""
+    """Numbers the asserts, and continues after a failed statement."""
 
     def __init__(self):
         self.never = []
@@ -34,7 +34,7 @@ class Instrument(ast.NodeTransformer):
         self.spans = []
         """per statement that may fail: the asserts in it, as (first, behind the last)"""
         self.guarded = 0
-        """how many try and with blocks are open: what fails in there is theirs to handle"""
+        """number of open try and with blocks, which handle failures inside them"""
 
     def visit_Assert(self, node):
         number = first = len(self.never)
@@ -181,7 +181,7 @@ def main():
 
 
 def _set(before, after):
-    """Make a mutable argument what the call has made of it."""
+    """Apply the call's changes to a mutable argument."""
     if isinstance(before, list):
         before[:] = after
     elif isinstance(before, (dict, set)):

@@ -1,6 +1,6 @@
 """Makes the calls of `calls.json` on the functions of `solution.py`; `driving.py` writes down what each returns.
 
-What is expected is not here: it is compared where the program cannot reach it. A program that forges a result does no
+Expected results are not here: they are compared out of the program's reach. A program that forges a result does no
 better than one that returns the forged value. A result is `{"value": coded, "after": [coded arguments] or null}`.
 """
 

@@ -1,4 +1,4 @@
-"""Holds a program's results against what is expected. Runs in the judging room, where the program is not.
+"""Compares a program's results with the expected ones. Runs in the judging room, where the program is not.
 
 `results.jsonl` is the program's word and may be anything; `expected.json` is ours.
 """

@@ -26,8 +26,8 @@ class OutOfTime(BaseException):
 def drive(file, items, load, handle):
     """Write a first line, `{"ready": true}` or `{"failed": kind, "trace": text}`, then a result per input.
 
-    `items`: key of the inputs in the JSON of `file`. In the program's process, `load(asked)` gives what `handle(loaded,
-    item, asked)` is called with; `asked` is the rest of the file. What is raised becomes
+    `items`: key of the inputs in the JSON of `file`. In the program's process, `load(asked)` gives the first
+    argument of `handle(loaded, item, asked)`; `asked` is the rest of the file. An exception becomes
     `{"error": class, "message": text, "trace": text}`.
     """
     down, up = os.pipe(), os.pipe()

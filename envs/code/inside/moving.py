@@ -1,7 +1,7 @@
 """Values as JSON and back: plain data only, so that nothing a program made can act where it is read.
 
 Kinds that JSON lacks are lists that begin with a letter: tuples, sets, dictionaries of any keys, bytes, numbers that
-are large or not finite. An object of another class does not travel; an iterator travels as what it yields.
+are large or not finite. An object of another class does not travel; an iterator travels as the list of its items.
 """
 
 import collections.abc

@@ -1,6 +1,6 @@
 """Runs `solution.py` once per input of `inputs.json`; `driving.py` writes down what each run printed.
 
-As in `calls.py`, what is expected is not here. A result is `{"printed": text}`.
+As in `calls.py`, expected results are not here. A result is `{"printed": text}`.
 """
 
 import builtins
@@ -24,7 +24,7 @@ def load(asked):
 
 
 def run(program, text, asked):
-    """What the program prints when it reads `text`, whether through Python's streams or through the descriptors."""
+    """Output of the program for the input `text`, read either through Python's streams or through the descriptors."""
     with open("stdin.txt", "w+", encoding="utf-8") as given, open("stdout.txt", "w+b") as taken:
         given.write(text)
         given.flush()

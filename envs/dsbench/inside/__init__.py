@@ -1,1 +1,1 @@
-"""Programs that run in the sandbox and nowhere else: the agents' helper, and what looks at the files they leave."""
+"""Programs that run in the sandbox and nowhere else: the agents' helper module, and inspection of their files."""

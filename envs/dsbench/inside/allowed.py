@@ -1,7 +1,7 @@
 """The exact names that a pickle may ask for, by module: parts of tables, and of scikit-learn's models.
 
 Made by pickling tables of every kind of column and every estimator of scikit-learn 1.9, fitted where its defaults can
-be, and writing down what the pickles ask for; names of pandas 2 and numpy 1 are added. A name is here only if nothing
+be, and recording the names in the pickles; names of pandas 2 and numpy 1 are added. A name is here only if nothing
 that can be done with it runs code or touches a file: no whole module, no function that reads, no memory map.
 """
 
@@ -80,7 +80,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "scipy.sparse._lil": ("lil_array lil_matrix",),
     "zoneinfo": ("ZoneInfo ZoneInfo._unpickle",),
 }
-"""Numbers, arrays, frames, sparse matrices, and what their cells hold."""
+"""Numbers, arrays, frames, sparse matrices, and the types of their cells."""
 
 MODELS: dict[str, tuple[str, ...]] = {
     "lightgbm.basic": ("Booster",),

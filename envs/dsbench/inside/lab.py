@@ -23,7 +23,7 @@ _tables: dict[str, Any] = {}
 
 
 def task() -> dict[str, Any]:
-    """What is to be predicted, and how it is scored."""
+    """Prediction target and metric."""
     return json.loads(Path("task.json").read_text())
 
 
@@ -176,7 +176,7 @@ def labels() -> Any:
 
 
 def answer(rows: int | None = None) -> Any:
-    """A table of ids and what the metric asks for: predictions, probabilities or three guesses; its first `rows`."""
+    """First `rows` of a table of ids and predictions, probabilities or three guesses, as the metric requires."""
     return _answer()[:rows]
 
 

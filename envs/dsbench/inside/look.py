@@ -1,4 +1,4 @@
-"""Says what one file of a workspace is. Runs in the sandbox, one file per execution, with nothing of an agent's beside.
+"""Describes one file of a workspace. Runs in the sandbox, one file per execution, with no agent's code beside it.
 
 Tables are unpickled with a list of exact names (`allowed.py`), so that a file can at most lie about itself. Models are
 not unpickled at all: the names that their pickle asks for are read off its opcodes.
@@ -17,7 +17,7 @@ NAMES = 40
 
 
 def table(value: Any) -> dict[str, Any]:
-    """Rows, columns, and what is wrong with them."""
+    """Rows, columns, and their faults."""
     import numpy as np
     import pandas as pd
 
@@ -77,7 +77,7 @@ def model(path: str) -> dict[str, Any]:
 
 
 def look(path: str) -> dict[str, Any]:
-    """What a file is; `broken` with the reason if it cannot be told."""
+    """Description of a file; `broken` with the reason if it cannot be read."""
     import pandas as pd
 
     try:

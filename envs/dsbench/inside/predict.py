@@ -1,6 +1,6 @@
 """Asks model.pkl for predictions on X_test.pkl and writes them as plain arrays. Runs in the sandbox only.
 
-What they are worth is decided in another execution (`predictions.py`), which has the arrays and not the model.
+They are scored in another execution (`predictions.py`), which has the arrays and not the model.
 """
 
 from __future__ import annotations

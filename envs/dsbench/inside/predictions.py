@@ -1,4 +1,4 @@
-"""Says what a model's predictions are: how many rows, and whether they are all the same. Runs in the sandbox."""
+"""Describes a model's predictions: number of rows, and whether they are constant. Runs in the sandbox."""
 
 from __future__ import annotations
 

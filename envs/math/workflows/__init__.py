@@ -1,1 +1,1 @@
-"""Who speaks next and what it sees, for math problems."""
+"""Workflows for math problems: order of turns and observations."""

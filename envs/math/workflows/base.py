@@ -1,4 +1,4 @@
-"""What an episode of math has come to, and what a workflow has to offer. Everything here is pure."""
+"""State of a math episode, and the interface of workflows. Everything here is pure."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class MathState:
     """Index of the agent who speaks next within the round."""
     over: bool = False
     turns: int = 0
-    """Turns that whoever speaks next has just had already: it goes on after its tool has answered."""
+    """Turns the next speaker has just had: it continues after its tool's answer."""
     pending: str | None = None
-    """A program that has to be run before anybody speaks."""
+    """A program to run before the next turn."""
 
 
 class Workflow(Protocol):
-    """What a workflow has to offer. All methods are pure.
+    """Interface of a workflow. All methods are pure.
 
-    Two more are looked for. `evidence(before, after, ran, right)` gives what was found out about the turns between two
+    Two more are looked for. `evidence(before, after, ran, right)` gives the evidence about the turns between two
     states (agent -> `Evidence`), for `--coach rules`. A workflow whose `advance` leaves a `pending` program has
     `answered(state, output)`, the state after the program has run, and says `uses_tools = True`.
     """
@@ -50,7 +50,7 @@ class Workflow(Protocol):
     """Most steps that an episode can take."""
 
     def observations(self, state: MathState) -> dict[str, Observation]:
-        """What those who act next see."""
+        """Observations of the next agents."""
         ...
 
     def advance(self, state: MathState, actions: dict[str, str]) -> MathState:
@@ -77,7 +77,7 @@ def written(problem: str, said: Sequence[tuple[str, str]]) -> str:
 
 
 def part_seen(said: Sequence[tuple[str, str]], sees: Sees) -> Sequence[tuple[str, str]]:
-    """What the next agent sees of `said`: all of it, what the agent before it said with its tool's answers, or none."""
+    """The part of `said` visible to the next agent: all, the previous agent's turns with tool answers, or none."""
     if sees == "all":
         return said
     start = len(said)

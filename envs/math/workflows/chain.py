@@ -1,4 +1,4 @@
-"""`chain`, MARFT's: the agents speak in team order, each sees the problem and what was said before."""
+"""`chain`, MARFT's: the agents speak in team order, each sees the problem and the earlier turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Chain:
     """The agents speak one after the other, each seeing all that was said; `horizon` rounds at most.
 
     After the last one the answers are judged, and a round that failed is followed by another. `sees="previous"` shows
-    only what the agent before said, `"problem"` only the problem.
+    only the previous agent's turns, `"problem"` only the problem.
     """
 
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: Sees = "all") -> None:
@@ -46,7 +46,7 @@ class Chain:
         return replace(state, said=said, round=played, position=0)
 
     def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
-        """The turn of whoever spoke: an answer, or a plan."""
+        """Evidence about the latest turn: an answer, or a plan."""
         name, text = after.said[len(before.said)]
         if name in self.answering:
             return {name: Evidence(rules=process_rewards.answer(text, right, before.problem))}

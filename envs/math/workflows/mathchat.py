@@ -17,9 +17,9 @@ from mafrt.envs.math.workflows.chain import Chain
 class MathChat(Chain):
     """The Problem Solver plans, the Code Executor writes programs that are run, the Verifier answers.
 
-    What a program of the Code Executor printed, or how it failed, comes back to it as the chat template's tool
-    message, and it speaks again: to correct the program, or to say what came out. It has `tool_turns` turns; one
-    without a program is its last. The others see its programs and what they printed in the transcript:
+    The output of a Code Executor's program, or its error, is returned as the chat template's tool
+    message, and it speaks again: to correct the program, or to report the result. It has `tool_turns` turns; one
+    without a program is its last. The others see its programs and their output in the transcript:
 
         Problem: Mia has 3 pens. She buys 4 more. How many pens does she have now?
         problem_solver: Add 3 and 4.

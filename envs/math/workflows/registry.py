@@ -1,4 +1,4 @@
-"""Workflows by name or path: small classes of pure functions that say who speaks next and what it sees."""
+"""Workflows by name or path: small classes of pure functions for the order of turns and the observations."""
 
 from __future__ import annotations
 

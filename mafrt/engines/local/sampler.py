@@ -1,6 +1,6 @@
 """Sampling: logits in; one token a row and its log-probability under the distribution really sampled from out.
 
-Order of the filters as in Hugging Face `generate` and vLLM: temperature, then top-k, then top-p on what is left
+Order of the filters as in Hugging Face `generate` and vLLM: temperature, then top-k, then top-p on the remaining tokens
 (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751), then renormalisation. A token is drawn by inverting the
 cumulative distribution at one uniform number, which the request's own seed gives: a sample does not depend on what
 else is in the batch.
