@@ -88,6 +88,10 @@ class LearnConfig:
     """learning-rate schedule of the adapters over the run, constant or decaying to 0; the critic's is constant"""
     lr_warmup: int = 0
     """warm-up iterations of the learning rate"""
+    lr_follows_signal: bool = True
+    """scale each step by the square root of the share of turns with an advantage other than 0"""
+    step_kl: float | None = None
+    """max KL of an iteration's update per adapter, nats per token; a larger step is scaled back; default: no limit"""
     ppo_epoch: int = 2
     """passes over each batch"""
     num_mini_batch: int = 1
@@ -111,7 +115,7 @@ class LearnConfig:
         check_fields(self)
         at_least(self, 1, "ppo_epoch", "num_mini_batch", "micro_batch_tokens")
         at_least(self, 0, "lr", "lr_warmup", "weight_decay")
-        above(self, 0, "max_grad_norm", "opti_eps")
+        above(self, 0, "max_grad_norm", "opti_eps", "step_kl")
 
 
 @dataclass(frozen=True)

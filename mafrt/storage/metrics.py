@@ -94,6 +94,8 @@ GLOSSARY: dict[str, Meaning] = {
     "trained/AGENT": Meaning("1 if the agent was trained in this iteration, 0 if it was frozen"),
     "policy_loss/AGENT": Meaning("loss of the adapter, summed over micro-batches, mean over steps"),
     "kl/AGENT": Meaning("estimated KL from the policy that sampled to the one being updated", "nats per token"),
+    "step_kl/AGENT": Meaning("KL of the update on the batch's turns, where step_kl limits it", "nats per token"),
+    "step_kept/AGENT": Meaning("share of the update that was kept, so that its KL is at most step_kl", "0..1"),
     "ref_kl/AGENT": Meaning("estimate (k3) of KL(policy, base without adapter)", "nats per token"),
     "kl_coef": Meaning("weight of that KL in the iteration, where kl_target adapts it"),
     "importance_weight_mean/AGENT": Meaning("mean weight min(p_trainer / p_engine, cap) where another engine sampled"),

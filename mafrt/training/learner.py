@@ -27,6 +27,7 @@ from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
 from mafrt.training.policy_objective import Loss, LossDenominators, Objective, Part, PolicyLoss
+from mafrt.training.step_control import has_signal, probe, scaled_rates, shrink, step_kl, zero_means_no_gradient
 from mafrt.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Learner:
         self.optimizers = self.steps.optimizers
         self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
+        self.slowdown = 1.0
+        """factor on all learning rates, lowered after a collapse of the held-out score"""
 
     @torch.no_grad()
     def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:
@@ -147,7 +150,8 @@ class Learner:
         Returns:
             Metrics per adapter: `policy_loss`, `kl`, `clip_fraction`, `ratio_mean`, `entropy`, `grad_norm`, `ref_kl`,
             `importance_weight_mean` and `importance_weight_clipped` where another engine sampled;
-            and `skipped_updates`, `rollbacks`, `nonfinite_terms`, `epochs`.
+            `step_kl` and `step_kept` with a limit on the step; and `skipped_updates`, `rollbacks`, `nonfinite_terms`,
+            `epochs`. Where turns without a signal need no pass, the first six are means over the others.
         """
         settings = self.objective.settings
         context = UpdateContext(
@@ -165,9 +169,7 @@ class Learner:
         if not learning:
             return metrics.by_name() | {"epochs": 0.0}
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
-        for name in adapters:
-            for group in self.optimizers[name].param_groups:
-                group["lr"] = self.rate(name, iteration)
+        rates = {name: self.rate(name, iteration) for name in adapters}
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
             order = permutation(len(learning), self.seed, iteration, epoch)
@@ -175,7 +177,7 @@ class Learner:
             this_pass = UpdateMetrics(adapters)
             for at in range(0, len(order), size):
                 rows = [learning[i] for i in sorted(order[at : at + size])]
-                this_pass.merge(self._step(turns, rows, adapters, context))
+                this_pass.merge(self._step(turns, rows, adapters, context, rates))
             this_pass.gathered(self.base.processes)
             metrics.merge(this_pass)
             epochs += 1
@@ -189,17 +191,54 @@ class Learner:
                     metrics.rollbacks += 1
                 else:
                     log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
-        return metrics.by_name() | {"epochs": float(epochs)}
+        found = metrics.by_name() | {"epochs": float(epochs)}
+        if self.learn.step_kl is not None:
+            found |= self._limit_step(turns, before, context, iteration)
+        return found
 
     def rate(self, adapter: str, iteration: int) -> float:
         """Learning rate of an adapter in an iteration."""
-        return self.rates[adapter] * self.lr_schedule(iteration)
+        return self.rates[adapter] * self.lr_schedule(iteration) * self.slowdown
+
+    def _limit_step(
+        self, turns: Sequence[Turn], before: Mapping[str, list[Tensor]], context: UpdateContext, iteration: int
+    ) -> dict[str, float]:
+        """Scale back the update of every adapter that moved its policy by more than `step_kl`; metrics per adapter."""
+        found: dict[str, float] = {}
+        assert self.learn.step_kl is not None
+        for name, weights in before.items():
+            own = [turn for turn in turns if turn.action_ids and context.adapter_of[turn.agent] == name]
+            chosen = probe(own, self.seed, iteration)
+            old = [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in chosen]
+
+            def measure(chosen: list[Turn] = chosen, old: list[list[float]] = old, name: str = name) -> float:
+                self.base.bump(name)
+                return step_kl(old, self.logprobs(chosen, context.adapter_of))
+
+            kl, kept = shrink(self.base.adapter_parameters(name), weights, measure, self.learn.step_kl)
+            found |= {f"step_kl/{name}": kl, f"step_kept/{name}": kept}
+        return found
 
     def _step(
-        self, turns: Sequence[Turn], rows: list[int], adapters: Sequence[str], context: UpdateContext
+        self,
+        turns: Sequence[Turn],
+        rows: list[int],
+        adapters: Sequence[str],
+        context: UpdateContext,
+        rates: Mapping[str, float],
     ) -> UpdateMetrics:
-        """One optimizer step per adapter from the mini-batch `rows` of `turns`."""
+        """One optimizer step per adapter from the mini-batch `rows` of `turns`, with these learning rates."""
+
+        def owner(turn: Turn) -> str:
+            return context.adapter_of[turn.agent]
+
         mini_batch = [turns[row] for row in rows]
+        for name, rate in scaled_rates(rates, mini_batch, owner, self.learn.lr_follows_signal).items():
+            for group in self.optimizers[name].param_groups:
+                group["lr"] = rate
+        kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
+        silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
+        passing = [row for row in rows if has_signal(turns[row])] if silent else rows
         denominators = {name: LossDenominators() for name in adapters}
         for turn in mini_batch:
             denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
@@ -211,11 +250,11 @@ class Learner:
         while True:
             self._clear(adapters)
             metrics = UpdateMetrics(adapters)
-            parts = micro_batches(mini_batch, self.micro_batch_tokens, self.base)
+            parts = micro_batches([turns[row] for row in passing], self.micro_batch_tokens, self.base)
             try:
                 with stage("learning", len(parts)) as advance:
                     for part in parts:
-                        in_batch = MicroBatch([rows[row] for row in part.rows], part.dummy)
+                        in_batch = MicroBatch([passing[row] for row in part.rows], part.dummy)
                         self._backward(turns, in_batch, denominators, metrics, context)
                         advance(1)
                 break
