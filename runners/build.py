@@ -130,30 +130,18 @@ def make_player(
     `feedback` judges turns while they are played: its notes are shown with `coach_feedback`, and trees go by its
     verdicts.
     """
+    shared = (engine, base.tokenizer, team, sampling, window, config.play.reasoning)
     notes = feedback if config.coach.coach_feedback else None
+    max_lost = config.play.env_max_lost
     if rule.tree_samples == 1:
-        return Player(
-            engine,
-            base.tokenizer,
-            team,
-            sampling,
-            window,
-            config.play.reasoning,
-            feedback=notes,
-            max_lost=config.play.env_max_lost,
-        )
+        return Player(*shared, feedback=notes, max_lost=max_lost)
     return TreePlayer(
-        engine,
-        base.tokenizer,
-        team,
-        sampling,
-        window,
-        config.play.reasoning,
-        samples=rule.tree_samples,
-        worth=lambda some: algorithms.turn_rewards(some, rule.settings, context),
-        judge=feedback,
+        *shared,
         feedback=notes,
-        max_lost=config.play.env_max_lost,
+        max_lost=max_lost,
+        samples=rule.tree_samples,
+        worth=lambda episodes: algorithms.turn_rewards(episodes, rule.settings, context),
+        judge=feedback,
     )
 
 

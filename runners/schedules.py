@@ -32,11 +32,6 @@ class IterationPlan:
         """All agents that learn, in order of their update."""
         return tuple(agent for group in self.learners for agent in group)
 
-    @property
-    def learning_adapters(self) -> tuple[str, ...]:
-        """Adapters that may change, in order of their update, each once."""
-        return tuple(dict.fromkeys(self.adapters[agent] for agent in self.agents))
-
 
 class Schedule(Protocol):
     """Maps an iteration to its plan. Equal iterations give equal plans."""

@@ -10,6 +10,11 @@ from mafrt.core.errors import ConfigError
 from mafrt.runners.schedules import SCHEDULES, make_schedule
 
 
+def learning_adapters(plan):
+    """Adapters that may change, in order of their update."""
+    return tuple(dict.fromkeys(plan.adapters[agent] for agent in plan.agents))
+
+
 def test_concurrent():
     plan = make_schedule("concurrent", ["a", "b"]).plan(17)
     assert plan.learners == (("a", "b"),) and plan.agents == ("a", "b") and plan.interval is None
@@ -20,7 +25,7 @@ def test_round_robin():
     # interval 3, agents a, b: a learns in 0..2, b in 3..5, a again in 6
     schedule = make_schedule("round_robin", ["a", "b"], interval=3)
     assert [schedule.plan(i).interval for i in range(7)] == ["a", "a", "a", "b", "b", "b", "a"]
-    assert schedule.plan(4).learners == (("b",),) and schedule.plan(4).learning_adapters == ("b",)
+    assert schedule.plan(4).learners == (("b",),) and learning_adapters(schedule.plan(4)) == ("b",)
 
 
 def test_sequential_is_a_permutation_drawn_from_seed_and_iteration():
@@ -47,7 +52,7 @@ def test_swap_exchanges_two_roles():
     straight, crossed = {"pioneer": "x", "observer": "y"}, {"pioneer": "y", "observer": "x"}
     assert casts == [straight, straight, crossed, crossed, straight]
     assert schedule.plan(2).learners == (("pioneer", "observer"),)
-    assert schedule.plan(2).learning_adapters == ("y", "x")
+    assert learning_adapters(schedule.plan(2)) == ("y", "x")
 
 
 def test_swap_of_three_comes_round_and_leaves_the_frozen_alone():
@@ -61,7 +66,7 @@ def test_frozen_agents_never_learn_and_keep_their_adapter(name):
     schedule = make_schedule(name, ["a", "b", "c"], frozen=["b"], interval=1)
     plans = [schedule.plan(i) for i in range(8)]
     assert {agent for plan in plans for agent in plan.agents} == {"a", "c"}
-    assert all(plan.adapters["b"] == "b" and "b" not in plan.learning_adapters for plan in plans)
+    assert all(plan.adapters["b"] == "b" and "b" not in learning_adapters(plan) for plan in plans)
     nobody = make_schedule(name, ["a"], frozen=["a"]).plan(3)
     assert nobody.learners == () and nobody.agents == () and nobody.interval is None
 
@@ -74,7 +79,7 @@ def test_a_plan_depends_on_the_iteration_alone(name):
 
 def test_shared_adapter_is_named_once():
     plan = make_schedule("concurrent", ["a", "b"], adapters={"a": "x", "b": "x"}).plan(0)
-    assert plan.learning_adapters == ("x",)
+    assert learning_adapters(plan) == ("x",)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.scripts.benchmarks._tasks import Rounds
+from mafrt.scripts.benchmarks._tasks import TwoRoundEnv
 
 DUO = Team.of(["a", "b"])
 
@@ -143,7 +143,7 @@ def test_check_env_finds_a_fork_that_shares_what_an_episode_changes():
         check_env(Sharing())
 
 
-@pytest.mark.parametrize("make", [MathEnv, lambda: MathEnv(horizon=2), Rounds])
+@pytest.mark.parametrize("make", [MathEnv, lambda: MathEnv(horizon=2), TwoRoundEnv])
 def test_forks_of_math_copy_their_state_and_equal_the_default(make):
     env = session_of(make())
     env.reset(seed=5)
@@ -392,7 +392,7 @@ def test_environments_whose_turns_cannot_be_scored_are_refused_before_anything_i
         check_tree(MathEnv(), 4, None)
     check_tree(MathEnv(), 4, make_coach(CoachConfig(coach="rules"), None))
     check_tree(MathEnv(), 1, None)
-    check_tree(Rounds(), 4, None)
+    check_tree(TwoRoundEnv(), 4, None)
     check_tree(Bids(), 4, None)
     with pytest.raises(ConfigError, match="Digits neither pays first"):
         check_tree(Digits(), 4, None)

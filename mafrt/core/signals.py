@@ -23,8 +23,7 @@ class StopRequest:
     the main thread Python allows no handlers: the flag then stays down unless `request` is called.
     """
 
-    def __init__(self, signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)) -> None:
-        self._signals = signals
+    def __init__(self) -> None:
         self._previous: dict[signal.Signals, Any] = {}
         self._since: float | None = None
         self.reason: str | None = None
@@ -41,7 +40,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in self._signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._handle)
         else:
             log.debug("not in the main thread, so signals are left alone")

@@ -73,9 +73,9 @@ def shortened(text: str, limit: int = 80) -> str:
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def error_line(error: BaseException, limit: int = 500) -> str:
+def error_line(error: BaseException) -> str:
     """The message of an error on one line. Never raises, even if the error's own `__str__` does."""
     try:
-        return shortened(str(error), limit)
+        return shortened(str(error), 500)
     except Exception as failure:
         return f"(its text raises {type(failure).__name__})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from mafrt.config.team import Team
@@ -43,45 +43,34 @@ class Stretch:
     done: list[Episode] = field(default_factory=list)
 
 
+@dataclass(eq=False, repr=False)
 class Player:
-    """Plays episodes of one team on one engine.
+    """Plays episodes of one team on one engine."""
 
-    Args:
-        engine: samples the turns.
-        tokenizer: encodes the observations.
-        team: an agent's `prompt` becomes the system message.
-        sampling: sampling parameters by agent name.
-        context_window: tokens of prompt and answer together.
-        reasoning: treatment of thoughts in `<think>`: "auto" hides them from environments, also where the chat template
-            opened them; "on" says that every answer begins inside one; "off" leaves them.
-        adapters: adapter that each agent speaks with; by default the team's own.
-        feedback: notes on turns just spoken, for the agents that act next (`--coach_feedback`).
-        max_lost: share of the episodes, in [0, 1], that may be lost to errors of the environment.
-    """
+    engine: Engine
+    """samples the turns"""
+    tokenizer: Any
+    """encodes the observations"""
+    team: Team
+    """an agent's `prompt` becomes the system message"""
+    sampling: Mapping[str, SamplingParams]
+    """by agent"""
+    context_window: int
+    """max tokens of prompt and answer together"""
+    reasoning: str = "auto"
+    """treatment of thoughts in `<think>`: "auto" hides them from environments, also if the chat template opened them;
+    "on" means that every answer begins inside one; "off" leaves them"""
+    _: KW_ONLY
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """agent -> adapter; default: the team's own"""
+    feedback: Feedback | None = None
+    """notes on turns just spoken, for the agents that act next (`--coach_feedback`)"""
+    max_lost: float = MAX_LOST
+    """max share of the episodes, in [0, 1], lost to errors of the environment"""
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        team: Team,
-        sampling: Mapping[str, SamplingParams],
-        context_window: int,
-        reasoning: str = "auto",
-        *,
-        adapters: Mapping[str, str] | None = None,
-        feedback: Feedback | None = None,
-        max_lost: float = MAX_LOST,
-    ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.team = team
-        self.sampling = sampling
-        self.context_window = context_window
-        self.reasoning = reasoning
-        self.adapters = adapters or {agent.name: agent.adapter for agent in team.agents}
-        self.feedback = feedback
-        self.max_lost = max_lost
-        self._opened = reasoning == "on" or (reasoning == "auto" and opens_thought(tokenizer))
+    def __post_init__(self) -> None:
+        self.adapters = self.adapters or {agent.name: agent.adapter for agent in self.team.agents}
+        self._opened = self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(self.tokenizer))
 
     def cast(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""

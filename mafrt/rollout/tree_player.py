@@ -21,15 +21,13 @@ other; here the environment says who speaks when, and one that lets them speak i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
-from mafrt.core.types import Completion, Episode, Evidence, Request, SamplingParams, StepResult, Turn
-from mafrt.engines import Engine
+from mafrt.core.types import Completion, Episode, Evidence, Request, StepResult, Turn
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
 from mafrt.environment.workers import WorkerSession
@@ -66,32 +64,16 @@ class Trial:
     answers: Answers
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TreePlayer(Player):
-    """Plays trees; see the module.
+    """Plays trees; see the module."""
 
-    Args:
-        engine, tokenizer, team, sampling, context_window, reasoning, settings: as for `Player`.
-        samples: alternatives of each turn, 2 or more.
-        worth: scores them.
-        judge: judges alternatives before they are scored, if there is a coach.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Any,
-        team: Team,
-        sampling: Mapping[str, SamplingParams],
-        context_window: int,
-        reasoning: str = "auto",
-        *,
-        samples: int,
-        worth: Worth,
-        judge: Judge | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(engine, tokenizer, team, sampling, context_window, reasoning, **settings)
-        self.samples, self.worth, self.judge = samples, worth, judge
+    samples: int
+    """alternatives of each turn, 2 or more"""
+    worth: Worth
+    """scores alternatives"""
+    judge: Judge | None = None
+    """judges alternatives before they are scored; None without a coach"""
 
     def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The alternative of each agent that is carried on, by key of the live item."""

@@ -6,6 +6,7 @@ round gives one ratio, and the median of the rounds is reported with its quartil
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import platform
@@ -74,6 +75,19 @@ def ratio(above: list[float], below: list[float]) -> dict[str, float]:
         return {"median": ratios[0], "q1": ratios[0], "q3": ratios[0]}
     q1, median, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": round(median, 3), "q1": round(q1, 3), "q3": round(q3, 3)}
+
+
+def add_model_flags(parser: argparse.ArgumentParser, *, vocab: int, rounds: int) -> None:
+    """Add the flags of a benchmark on a random model: its shape, and the way of timing."""
+    parser.add_argument("--width", type=int, default=256, help="channels of the model")
+    parser.add_argument("--mlp", type=int, default=768, help="channels of its feed-forward layers")
+    parser.add_argument("--layers", type=int, default=4, help="decoder blocks")
+    parser.add_argument("--vocab", type=int, default=vocab, help="tokens in the vocabulary")
+    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: on a busy machine")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
 def machine() -> dict[str, Any]:

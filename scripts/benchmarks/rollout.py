@@ -65,15 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=1, help="rows of an adapter that share one prompt")
     parser.add_argument("--prompt", type=int, default=96, help="longest prompt in tokens; most are much shorter")
     parser.add_argument("--tokens", type=int, default=32, help="tokens sampled per row")
-    parser.add_argument("--width", type=int, default=256, help="channels of the model")
-    parser.add_argument("--mlp", type=int, default=768, help="channels of its feed-forward layers")
-    parser.add_argument("--layers", type=int, default=4, help="decoder blocks")
-    parser.add_argument("--vocab", type=int, default=1024, help="tokens in the vocabulary")
-    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    _measure.add_model_flags(parser, vocab=1024, rounds=7)
     return parser
 
 

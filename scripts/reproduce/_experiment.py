@@ -33,6 +33,35 @@ class Run:
     runner: OnPolicy | None = None
 
 
+@dataclass
+class LearningCurve:
+    """One arm with one seed, at each evaluation; subclasses add the measured values."""
+
+    episodes: list[int] = field(default_factory=list)
+    """played before each evaluation"""
+    train_seconds: float = 0.0
+    """without evaluations"""
+
+
+def trace(runner: OnPolicy, curve: LearningCurve, look: Callable[[], None], every: int) -> None:
+    """Train to the end, and call `look` before, every `every` iterations, and after."""
+    from mafrt.core.signals import StopRequest
+    from mafrt.runners.loop import Progress
+
+    iterations, episodes = runner.config.run.iterations, runner.config.play.n_rollout_threads
+
+    def follow(progress: Progress) -> None:
+        curve.train_seconds += progress.seconds
+        if progress.iteration % every == 0 or progress.iteration == iterations:
+            curve.episodes.append(progress.iteration * episodes)
+            look()
+
+    curve.episodes.append(0)
+    look()
+    runner.stop, runner.progress = StopRequest(), follow
+    whole_or_nothing(runner.run(), iterations)
+
+
 def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Namespace:
     """The arguments of a miniature."""
     parser = argparse.ArgumentParser(description=doc, allow_abbrev=False)

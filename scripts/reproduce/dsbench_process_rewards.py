@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
-from mafrt.scripts.benchmarks.learn import whole_or_nothing
-from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
+from mafrt.scripts.reproduce._experiment import LearningCurve, by_episodes, parse, report, spread, trace
 from mafrt.scripts.reproduce._figure import curves
 
 if TYPE_CHECKING:
@@ -42,16 +41,13 @@ EVERY, SAMPLES = 2, 16
 
 
 @dataclass
-class LearningCurve:
-    """One arm with one seed, at each evaluation."""
+class SuccessCurve(LearningCurve):
+    """Learning curve on held-out tasks."""
 
-    episodes: list[int] = field(default_factory=list)
-    """played until then"""
     success: list[float] = field(default_factory=list)
     """share of held-out episodes with a valid submission"""
     score: list[float] = field(default_factory=list)
     """their mean normalised score"""
-    train_seconds: float = 0.0
     cpu_seconds: float = 0.0
     """of this process and of the programs that it ran, evaluations included"""
 
@@ -84,7 +80,7 @@ def settings(iterations: int) -> dict[str, Any]:
     return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
-def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: LearningCurve) -> None:
+def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: SuccessCurve) -> None:
     """Play held-out tasks with fixed seeds and append the scores to `curve`."""
     from mafrt.runners.evaluation import evaluate
 
@@ -98,12 +94,10 @@ def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: L
 
 def train(
     args: argparse.Namespace, seed: int, arm: Mapping[str, Any], env: DSBenchEnv, held_out: DSBenchEnv, start: Path
-) -> LearningCurve:
+) -> SuccessCurve:
     """Train once, evaluated before, along the way and after."""
     from mafrt.config.team import Team
-    from mafrt.core.signals import StopRequest
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.loop import Progress
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.storage import load_path
 
@@ -113,18 +107,8 @@ def train(
     runner = OnPolicy(
         env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=load_path.resolve(start)
     )
-    runner.stop = StopRequest()
-    curve = LearningCurve(episodes=[0])
-    look(runner, held_out, args.tasks, seed, curve)
-
-    def follow(progress: Progress) -> None:
-        curve.train_seconds += progress.seconds
-        if progress.iteration % EVERY == 0 or progress.iteration == chosen.run.iterations:
-            curve.episodes.append(progress.iteration * chosen.play.n_rollout_threads)
-            look(runner, held_out, args.tasks, seed, curve)
-
-    runner.progress = follow
-    whole_or_nothing(runner.run(), chosen.run.iterations)
+    curve = SuccessCurve()
+    trace(runner, curve, lambda: look(runner, held_out, args.tasks, seed, curve), EVERY)
     curve.cpu_seconds = _cpu() - used
     return curve
 
@@ -136,7 +120,7 @@ def _cpu() -> float:
     )
 
 
-def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
+def table(found: Mapping[str, Sequence[SuccessCurve]]) -> str:
     """Success rate and normalised score by episodes, mean and range over the seeds."""
     learning = {name: runs for name, runs in found.items() if name != "frozen"}
     columns = {
@@ -152,7 +136,7 @@ def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
 SHOWN = ("success", "score")
 
 
-def verdict(found: Mapping[str, Sequence[LearningCurve]]) -> str:
+def verdict(found: Mapping[str, Sequence[SuccessCurve]]) -> str:
     """Whether the claim holds, seed by seed."""
     rules, others = found["rules"], found["outcome only"]
     rises = [run.success[-1] - run.success[0] for run in rules]
@@ -175,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = warm_start(args.output / "dsbench")
     style, turns = config()["style"], config()["agent_turns"]
     env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)
-    found: dict[str, list[LearningCurve]] = {name: [] for name in ARMS}
+    found: dict[str, list[SuccessCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             began = time.perf_counter()

@@ -19,8 +19,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
 from mafrt.rollout.live import Start
-from mafrt.scripts.benchmarks.learn import whole_or_nothing
-from mafrt.scripts.reproduce._experiment import by_episodes, parse, report, spread
+from mafrt.scripts.reproduce._experiment import LearningCurve, by_episodes, parse, report, spread, trace
 from mafrt.scripts.reproduce._figure import curves
 
 if TYPE_CHECKING:
@@ -35,16 +34,13 @@ EVERY, SAMPLES = 2, 2
 
 
 @dataclass
-class LearningCurve:
-    """One arm with one seed."""
+class AccuracyCurve(LearningCurve):
+    """Learning curve on held-out problems."""
 
-    episodes: list[int] = field(default_factory=list)
-    """played before each evaluation"""
     accuracy: list[float] = field(default_factory=list)
     """of the team, on held-out problems, sampled"""
     scores: list[dict[str, float]] = field(default_factory=list)
     """mean score that the rules give the turns of each agent there; they are asked in both arms, and paid in one"""
-    train_seconds: float = 0.0
     wall_seconds: float = 0.0
 
 
@@ -57,7 +53,7 @@ def settings(iterations: int) -> dict[str, Any]:
     return {**found, "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
-def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: LearningCurve) -> None:
+def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: AccuracyCurve) -> None:
     """Play the same held-out problems with fixed seeds and append the scores to `curve`."""
     queue = iter(
         Start(f"{task:04d}-{n}", f"{task:04d}", task, seed_of(seed, "reproduce", task, n), task=task)
@@ -76,13 +72,11 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Learning
     curve.scores.append({agent: statistics.fmean(scores) for agent, scores in found.items()})
 
 
-def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> LearningCurve:
+def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> AccuracyCurve:
     """Train once, evaluated before, along the way and after."""
     from mafrt.config.team import Team
-    from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.loop import Progress
     from mafrt.runners.on_policy import OnPolicy
 
     started = time.perf_counter()
@@ -91,23 +85,13 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Learni
     held_out = MathEnv(team=team, split="test", workflow="mathchat")
     env = MathEnv(team=team, workflow="mathchat")
     runner = OnPolicy(env, team, SharedBase.load("teaching-base"), config)
-    runner.stop = StopRequest()
-    curve = LearningCurve(episodes=[0])
-    look(runner, held_out, args.tasks, seed, curve)
-
-    def follow(progress: Progress) -> None:
-        curve.train_seconds += progress.seconds
-        if progress.iteration % EVERY == 0 or progress.iteration == args.iterations:
-            curve.episodes.append(progress.iteration * config.play.n_rollout_threads)
-            look(runner, held_out, args.tasks, seed, curve)
-
-    runner.progress = follow
-    whole_or_nothing(runner.run(), args.iterations)
+    curve = AccuracyCurve()
+    trace(runner, curve, lambda: look(runner, held_out, args.tasks, seed, curve), EVERY)
     curve.wall_seconds = time.perf_counter() - started
     return curve
 
 
-def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
+def table(found: Mapping[str, Sequence[AccuracyCurve]]) -> str:
     """Accuracy by episodes, mean and range over the seeds, and the difference seed by seed."""
     rules, _ = found.values()
     columns = {name: [curve.accuracy for curve in curves] for name, curves in found.items()}
@@ -124,7 +108,7 @@ def table(found: Mapping[str, Sequence[LearningCurve]]) -> str:
     return "\n".join(lines)
 
 
-def verdict(found: Mapping[str, Sequence[LearningCurve]], iterations: int) -> str:
+def verdict(found: Mapping[str, Sequence[AccuracyCurve]], iterations: int) -> str:
     """Whether the claim holds: by the mean height of the curve above its start, seed by seed."""
     rises = {name: [statistics.fmean(c.accuracy[1:]) - c.accuracy[0] for c in curves] for name, curves in found.items()}
     ends = {name: [c.accuracy[-1] - c.accuracy[0] for c in curves] for name, curves in found.items()}
@@ -143,7 +127,7 @@ def verdict(found: Mapping[str, Sequence[LearningCurve]], iterations: int) -> st
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=10)
-    found: dict[str, list[LearningCurve]] = {name: [] for name in ARMS}
+    found: dict[str, list[AccuracyCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             curve = train(args, seed, arm)
