@@ -14,6 +14,7 @@ from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local import fast_decoder, kv_cache, shared_prefix_attention
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.fast_decoder import LeanModel, agrees
 from mafrt.engines.local.sampler import NonFiniteLogitsError
 from mafrt.models.shared_base import SharedBase
 
@@ -470,3 +471,39 @@ def test_bfloat16_samples_with_the_logprobs_of_its_own_forward():
     for completion in engine.generate([Request(prompt(5), name, SamplingParams(8), seed=1) for name in NAMES]):
         assert len(completion.ids) == len(completion.logprobs) >= 1
         assert all(value <= 0 for value in completion.logprobs)
+
+
+def deep_base(dtype: torch.dtype) -> SharedBase:
+    """Twenty layers, over which the roundings of bfloat16 add up to several percent of the hidden state."""
+    base = tiny_base(layers=20)
+    for seed, name in enumerate(("a", "b")):
+        add_random_adapter(base, name, rank=3, seed=seed)
+    base.model.to(dtype)
+    return base
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_deep_model_decodes_leanly_in_every_precision(dtype):
+    assert LocalEngine(deep_base(dtype)).decoding == "lean"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", ["attention's scale", "rotation", "head order", "adapter", "last layer"])
+def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch, dtype, wrong):
+    base = deep_base(dtype)
+    model = LeanModel(base)
+    with torch.no_grad():
+        assert agrees(model)
+        if wrong == "attention's scale":
+            model.scale *= 4.0
+        elif wrong == "rotation":
+            rotary = model.rotary
+            monkeypatch.setattr(model, "rotary", lambda count: tuple(t[3:] for t in rotary(count + 3)))
+        elif wrong == "head order":
+            model.blocks[7].qkv.weights = [weight.flip(0) for weight in model.blocks[7].qkv.weights]
+        elif wrong == "adapter":
+            lora = model.lora
+            monkeypatch.setattr(model, "lora", lambda names, wide: lora([*names[1:], *names[:1]], wide))
+        else:
+            model.blocks[19].down.weights = [-weight for weight in model.blocks[19].down.weights]
+        assert not agrees(model)

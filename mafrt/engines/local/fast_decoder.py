@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mafrt.engines.local.decode_lora import FusedLora, RowAdapters, fuse
-from mafrt.engines.local.kv_cache import KVLayer, PromptKV, prefill
+from mafrt.engines.local.kv_cache import KVCache, KVLayer, PromptKV, prefill
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
 
 if TYPE_CHECKING:
@@ -201,30 +202,46 @@ class LeanDecoder:
         self._own = [KVLayer() for _ in model.blocks]
         self._position = prompts.lengths[owner].to(device)
         self._cos, self._sin = model.rotary(int(prompts.lengths.max()) + steps)
+        self._turn()
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm."""
-        model = self.model
+        inner = self.model.base.inner
+        x = inner.embed_tokens(tokens)
+        for number in range(len(self.model.blocks)):
+            x = self.block(number, x)
+        self.advance()
+        return inner.norm(x)
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        """One decoder layer for the present position: `[rows, d]` -> `[rows, d]`."""
+        model, block = self.model, self.model.blocks[number]
         heads, both, dim, eps = model.heads, model.heads + model.kv_heads, model.head_dim, model.eps
-        x = model.base.inner.embed_tokens(tokens)
         width = (x.shape[1],)
-        cos, sin = self._cos[self._position], self._sin[self._position]
-        for i, block in enumerate(model.blocks):
-            h = F.rms_norm(x, width, block.norm_in, eps)
-            qkv = self._adapted(i, 0, block.qkv(h), h).view(len(x), -1, dim)
-            qk = qkv[:, :both]
-            if block.head_norm is not None:
-                qk = F.rms_norm(qk, (dim,), None, eps) * block.head_norm
-            qk = torch.addcmul(qk * cos, qk.roll(dim // 2, -1), sin)
-            keys, values = self._own[i].update(qk[:, heads:].unsqueeze(2), qkv[:, both:].unsqueeze(2))
-            h = self._prompts.attend(i, qk[:, :heads], keys, values, model.scale)
-            x = self._adapted(i, 1, block.out(h, x), h)
-            h = F.rms_norm(x, width, block.norm_mlp, eps)
-            gate, up = self._adapted(i, 2, block.gate_up(h), h).chunk(2, 1)
-            h = block.act(gate).mul_(up)
-            x = self._adapted(i, 3, block.down(h, x), h)
-        self._position += 1
-        return model.base.inner.norm(x)
+        h = F.rms_norm(x, width, block.norm_in, eps)
+        qkv = self._adapted(number, 0, block.qkv(h), h).view(len(x), -1, dim)
+        qk = qkv[:, :both]
+        if block.head_norm is not None:
+            qk = F.rms_norm(qk, (dim,), None, eps) * block.head_norm
+        qk = torch.addcmul(qk * self._cos_now, qk.roll(dim // 2, -1), self._sin_now)
+        keys, values = self._own[number].update(qk[:, heads:].unsqueeze(2), qkv[:, both:].unsqueeze(2))
+        h = self._prompts.attend(number, qk[:, :heads], keys, values, model.scale)
+        x = self._adapted(number, 1, block.out(h, x), h)
+        h = F.rms_norm(x, width, block.norm_mlp, eps)
+        gate, up = self._adapted(number, 2, block.gate_up(h), h).chunk(2, 1)
+        h = block.act(gate).mul_(up)
+        return self._adapted(number, 3, block.down(h, x), h)
+
+    def advance(self, positions: int = 1) -> None:
+        """Go on to the next position of every row."""
+        self._position += positions
+        self._turn()
+
+    def _turn(self) -> None:
+        """Look up the rotation of the present positions."""
+        last = len(self._cos) - 1
+        place = self._position.clamp(max=last)  # after the last step there is no next position
+        self._cos_now, self._sin_now = self._cos[place], self._sin[place]
 
     def _adapted(self, block: int, linear: int, out: Tensor, x: Tensor) -> Tensor:
         if self._lora is not None:
@@ -236,40 +253,69 @@ class LeanDecoder:
         for layer in self._own:
             layer.keep(rows)
         self._position = self._position[rows]
+        self._turn()
         self._prompts.keep(rows.cpu())
         self._rows.keep(rows)
 
 
 def agrees(model: LeanModel, steps: int = 3) -> bool:
-    """Whether the lean decoder gives the hidden states of `SharedBase.forward`, for the bare base and each adapter.
+    """Whether the lean decoder computes what the model computes, for the bare base and each adapter.
 
-    Two prompts of unequal length, several rows each, against a pass over the whole sequences.
+    Two prompts of unequal length, several rows each, against Hugging Face's forward over the whole sequences. In
+    float32 the hidden states have to be equal but for rounding. In lower precisions rounding alone reaches several
+    percent after tens of layers, so every layer is compared by itself, from the input that the model gave it. A wrong
+    rotation or mask shows as tens of percent.
     """
     base = model.base
     names: list[str | None] = [*base.adapters, None]
     names = names[:3] + names[-1:] if len(names) > 4 else names
     tokens = torch.arange(7, 7 + 6 + steps) % base.config.vocab_size
-    prompts: list[list[int]] = []
-    adapters: list[int] = []
-    owner: list[int] = []
-    rows: list[str | None] = []
+    prompts, owner, rows = [], [], []
     for name in names:
         for length, samples in ((6, 2), (3, 1)):
             owner += [len(prompts)] * samples
             rows += [name] * samples
             prompts.append(tokens[:length].tolist())
-            adapters.append(base.adapter_index(name))
-    _, kv = prefill(base, prompts, adapters)
+    adapters = [base.adapter_index(name) for name in rows]
+    _, kv = prefill(base, prompts, [adapters[owner.index(place)] for place in range(len(prompts))])
     decoder = LeanDecoder(model, kv, torch.tensor(owner), rows, steps)
-    lengths = torch.tensor([len(prompts[p]) for p in owner])
-    fed = [tokens[lengths + step].to(base.device) for step in range(steps)]
-    found = torch.stack([decoder.step(ids) for ids in fed], 1)
-    ids = tokens.expand(len(owner), -1).to(base.device)
-    full = base.forward(ids, None, torch.tensor([adapters[p] for p in owner]))
-    where = (lengths.unsqueeze(1) + torch.arange(steps)).to(base.device)
-    expected = full.gather(1, where.unsqueeze(2).expand(-1, -1, full.shape[2]))
-    gap = float((found - expected).abs().max() / expected.abs().max())
-    # A few units in the last place per layer; a wrong rotation or mask shows as tens of percent.
-    limit = 1e-3 if expected.dtype == torch.float32 else 5e-2
-    log.debug("lean decoding differs by %.1e of the largest hidden value", gap)
-    return gap <= limit
+    lengths = torch.tensor([len(prompts[place]) for place in owner])
+    states = _layer_states(base, tokens.expand(len(owner), -1), torch.tensor(adapters))
+    by_layer = states[0].dtype != torch.float32
+    worst, limit = 0.0, 1.0 if by_layer else 1e-3
+    for step in range(steps):
+        expected = [state[torch.arange(len(owner)), lengths + step] for state in states]
+        if by_layer:
+            for number, (before, after) in enumerate(pairwise(expected)):
+                found = decoder.block(number, before.clone())
+                worst = max(worst, _share_of_allowed(found.float(), before.float(), after.float()))
+            decoder.advance()
+        else:
+            found = decoder.step(tokens[lengths + step].to(base.device))
+            last = base.inner.norm(expected[-1])
+            worst = max(worst, float((found - last).abs().max() / last.abs().max()))
+    log.debug("lean decoding differs by %.1e, limit %.1e", worst, limit)
+    return worst <= limit
+
+
+def _share_of_allowed(found: Tensor, before: Tensor, after: Tensor) -> float:
+    """Largest difference of a row over all that rounding may cause: a share of the update and of the sum."""
+    allowed = 0.06 * (after - before).norm(dim=1) + 2**-7 * after.norm(dim=1)
+    return float(((found - after).norm(dim=1) / allowed).max())
+
+
+def _layer_states(base: SharedBase, tokens: Tensor, adapters: Tensor) -> list[Tensor]:
+    """The embeddings and the output of every decoder layer `[rows, T, d]`, by Hugging Face's forward."""
+    states: list[Tensor] = []
+
+    def keep(module: Any, given: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [layer.register_forward_hook(keep) for layer in base.inner.layers]
+    ids = tokens.to(base.device)
+    try:
+        base.forward(ids, None, adapters, past_key_values=KVCache())  # with a cache rows are not packed
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [base.inner.embed_tokens(ids), *states]
