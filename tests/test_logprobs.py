@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mafrt.models.logprobs import token_logprobs
+from mafrt.models.logprobs import chunk_tokens, token_logprobs
 
 
 def reference(hidden, targets, weight, bias=None, temperature=1.0):
@@ -162,3 +162,11 @@ def test_the_default_chunk_is_bounded_in_elements():
     with torch.no_grad(), Largest() as seen:
         token_logprobs(hidden, targets, weight)
     assert seen.elements <= 2**22
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens"), [(512, 8192), (49_152, 128), (151_936, 128), (262_144, 128), (1_000_000, 33), (2**23, 16)]
+)
+def test_a_chunk_is_large_enough_for_the_products_and_bounded_in_memory(vocabulary, tokens):
+    assert chunk_tokens(vocabulary, "cpu") == tokens
+    assert tokens == 16 or vocabulary * tokens <= 2**25
