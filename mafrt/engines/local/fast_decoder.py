@@ -270,7 +270,9 @@ def agrees(model: LeanModel, steps: int = 3) -> bool:
     names: list[str | None] = [*base.adapters, None]
     names = names[:3] + names[-1:] if len(names) > 4 else names
     tokens = torch.arange(7, 7 + 6 + steps) % base.config.vocab_size
-    prompts, owner, rows = [], [], []
+    prompts: list[list[int]] = []
+    owner: list[int] = []
+    rows: list[str | None] = []
     for name in names:
         for length, samples in ((6, 2), (3, 1)):
             owner += [len(prompts)] * samples
