@@ -17,7 +17,7 @@ from mafrt.scripts.cli.command import Command, run_main
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
-    *("tensorboard", "PyYAML", "math-verify", "pyarrow", "tqdm", "numpy"),
+    *("tensorboard", "PyYAML", "math-verify", "pyarrow", "tqdm", "Jinja2", "rich", "numpy"),
 )
 EXTRAS = {
     "vllm": ("vllm", "httpx"),

@@ -19,6 +19,8 @@ COMMANDS = {
     "train_sft": "fine-tune a team on answers to imitate, from files or recorded episodes",
     "train_dpo": "tune a team to preferences, from files or recorded episodes",
     "evaluate": "evaluate a trained team, or the untrained base",
+    "report": "make a report of runs: one HTML file with curves and conversations",
+    "show": "print a recorded episode in the terminal",
     "bench": "run a benchmark",
     "check_env": "check that an environment keeps its contract",
     "get_base": "fetch a base model that has a name, such as smollm2",

@@ -351,6 +351,7 @@ def test_the_end_of_a_run_says_where_things_lie(tmp_path):
         "metrics         runs/x/metrics.jsonl",
         "episodes        runs/x/episodes.jsonl",
         "curves          tensorboard --logdir runs/x/tensorboard",
+        "report          mafrt report runs/x",
         "adapter solver  runs/x/checkpoints/step_000003/solver",
         "go on           mafrt train --load_path runs/x",
     ]

@@ -58,6 +58,7 @@ def end_of_run(
         ("metrics", run_dir / "metrics.jsonl"),
         ("episodes", run_dir / "episodes.jsonl"),
         ("curves", f"tensorboard --logdir {run_dir / 'tensorboard'}"),
+        ("report", f"mafrt report {run_dir}"),
     ]
     if checkpoint is not None:
         places += [(f"adapter {name}", Path(checkpoint) / name) for name in adapters]

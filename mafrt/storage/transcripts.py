@@ -157,4 +157,4 @@ def _rounded(number: float) -> float:
 
 def _place(group: str) -> float:
     """A number in [0, 1) that follows from the group's name."""
-    return int.from_bytes(hashlib.blake2b(group.encode(), digest_size=7).digest(), "big") / 2**56
+    return int.from_bytes(hashlib.blake2b(group.encode(errors="replace"), digest_size=7).digest(), "big") / 2**56

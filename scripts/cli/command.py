@@ -74,6 +74,8 @@ class Command:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """where this command's default differs from the field's"""
     epilog: str = ""
+    words: str | None = None
+    """setting that the words before the first flag belong to, as in `mafrt report runs/A runs/B`"""
 
     def settings(self, algorithm: str | None = None) -> dict[str, Setting]:
         """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
@@ -87,7 +89,7 @@ class Command:
     def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
         """An argparse parser that returns only the given flags (no defaults), all values as text."""
         parser = _Parser(
-            prog=f"mafrt {self.name}",
+            prog=f"mafrt {self.name}" + (f" {self.words.upper()}" if self.words else ""),
             description=self.summary,
             epilog=self.epilog,
             allow_abbrev=False,
@@ -114,6 +116,7 @@ class Command:
         are passed over. `record` is that of the run which they come from; a configuration file that lies in a run
         brings the run's record along.
         """
+        argv = self._with_words(argv)
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
         typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
@@ -146,6 +149,12 @@ class Command:
             own = algorithm_class(recorded).settings()
             named -= {n for n in named - flags.keys() if n in own and values[n] == own[n].default}
         return Settings(values, frozenset(flags), given, config, record, named)
+
+    def _with_words(self, argv: Sequence[str]) -> list[str]:
+        """`argv` with the flag of `words` before the words that come first."""
+        if self.words is None or not argv or argv[0].startswith("-"):
+            return list(argv)
+        return [f"--{self.words}", *argv]
 
     def _named_algorithm(self, argv: Sequence[str], below: Mapping[str, Any]) -> str | None:
         """The `package.module:Class` that is asked for as the algorithm; its settings are flags of this call."""

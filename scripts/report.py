@@ -1,0 +1,106 @@
+"""Make the report of one or several runs: one HTML file without network, or a page on loopback that follows them."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mafrt.config.schema import above
+from mafrt.core.atomic_files import write_atomic
+from mafrt.core.errors import ConfigError
+from mafrt.core.reading import is_writable
+from mafrt.scripts.cli.command import Command, run_main
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Report"""
+
+    runs: tuple[str, ...] = ()
+    """run folders; those that differ in the seed only share a curve with its spread"""
+    output: str | None = None
+    """HTML file to write; default: report.html in the run, or in the working directory for several runs"""
+    max_mib: float = 20.0
+    """max MiB of episodes in the file, compressed; beyond it a share of the tasks is shown"""
+    live: bool = False
+    """serve the report on loopback instead, and follow the runs until Ctrl-C"""
+    port: int = 8765
+    """port of --live; 0 takes a free one"""
+    open_browser: bool = False
+    """open the report in a browser"""
+
+    def __post_init__(self) -> None:
+        above(self, 0, "max_mib")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+
+
+COMMAND = Command(
+    "report",
+    "Make a report of runs: curves, who learnt when, every recorded episode, the same problems before and after.",
+    (ReportSettings,),
+    words="runs",
+)
+
+
+def report(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv).make(ReportSettings)
+    folders = run_folders(settings.runs)
+    if settings.live:
+        from mafrt.scripts.reporting.live import serve
+
+        return serve(folders, settings.port, settings.max_mib, open_browser=settings.open_browser)
+    target = output_file(settings, folders)
+    from mafrt.scripts.reporting.page import build_page
+    from mafrt.scripts.reporting.run_data import read_run
+
+    runs = [read_run(folder) for folder in folders]
+    page = build_page(runs, max_mib=settings.max_mib)
+    write_atomic(target, page.html)
+    for run in runs:
+        for problem in run.problems:
+            print(f"{run.name}: {problem}")
+    print(f"{page.episodes} episodes in {target} ({len(page.html) / 2**20:.1f} MiB); open it in a browser.")
+    if settings.open_browser:
+        webbrowser.open(target.resolve().as_uri())
+    return 0
+
+
+def run_folders(names: Sequence[str]) -> list[Path]:
+    """The folders of the named runs. Raises ConfigError for one that does not exist."""
+    if not names:
+        raise ConfigError("Name at least one run folder, as in mafrt report runs/NAME.")
+    folders = [Path(name).expanduser() for name in names]
+    for folder in folders:
+        if not folder.is_dir():
+            found = "is a file" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder} {found}; give a run folder, such as one in runs/.")
+    return folders
+
+
+def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
+    """Where the report goes. Raises ConfigError if that cannot be written, or holds anything but a report."""
+    from mafrt.scripts.reporting.page import MARK
+
+    default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    target = Path(settings.output).expanduser() if settings.output else default
+    if not target.parent.is_dir():
+        raise ConfigError(f"output {target} cannot be written (there is no {target.parent}); give another file name.")
+    if (why := "it is a folder" if target.is_dir() else is_writable(target.parent)) is not None:
+        raise ConfigError(f"output {target} cannot be written ({why}); give another file name.")
+    if target.exists():
+        with open(target, "rb") as file:
+            if file.read(len(MARK)) != MARK.encode():
+                raise ConfigError(f"output {target} exists and is no report; give another file name.")
+    return target
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(report, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The report of one or several runs: reading run folders, and the HTML page made of them."""

@@ -1,0 +1,95 @@
+"""Serves a report on loopback and builds it again when the runs have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import webbrowser
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.reporting.page import build_page
+from mafrt.scripts.reporting.run_data import read_run
+
+HOST = "127.0.0.1"
+_WATCHED = ("metrics.jsonl", "evaluations.jsonl", "summary.json", "transcripts")
+
+
+class LiveReport:
+    """The page of some runs, built when it is asked for and the runs have changed since."""
+
+    def __init__(self, folders: Sequence[Path], max_mib: float) -> None:
+        self.folders, self.max_mib = folders, max_mib
+        self._lock = threading.Lock()
+        self._built: tuple[str, bytes] = ("", b"")
+
+    def version(self) -> str:
+        """Changes whenever a run has written something that the report shows."""
+        found = []
+        for folder in self.folders:
+            for name in _WATCHED:
+                with contextlib.suppress(OSError):
+                    state = (folder / name).stat()
+                    found.append((str(folder), name, state.st_mtime_ns, state.st_size))
+        return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
+
+    def page(self) -> bytes:
+        with self._lock:
+            version = self.version()
+            if self._built[0] != version:
+                runs = [read_run(folder) for folder in self.folders]
+                self._built = version, build_page(runs, max_mib=self.max_mib, live=True).html
+            return self._built[1]
+
+
+def make_server(folders: Sequence[Path], port: int, max_mib: float) -> ThreadingHTTPServer:
+    """A server on loopback. Raises ConfigError if the port is taken."""
+    live = LiveReport(folders, max_mib)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # A page of another site may point its own name at this address; its requests then name another host.
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            if host not in (HOST, "localhost"):
+                self._answer(403, "text/plain", b"This report is served to this machine only.")
+            elif self.path == "/":
+                self._answer(200, "text/html; charset=utf-8", live.page())
+            elif self.path == "/version":
+                self._answer(200, "text/plain", live.version().encode())
+            else:
+                self._answer(404, "text/plain", b"There is one page only: /")
+
+        def _answer(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests are not logged."""
+
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of {HOST} cannot be used ({error.strerror}); give another --port, or 0."
+        ) from None
+
+
+def serve(folders: Sequence[Path], port: int, max_mib: float, *, open_browser: bool) -> int:
+    """Serve until Ctrl-C."""
+    with make_server(folders, port, max_mib) as server:
+        address = f"http://{HOST}:{server.server_port}/"
+        print(f"The report of {', '.join(map(str, folders))} is at {address}; Ctrl-C ends it.", flush=True)
+        if open_browser:
+            webbrowser.open(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0

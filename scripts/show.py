@@ -1,0 +1,119 @@
+"""Print a recorded episode of a run in the terminal, or list the recorded ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mafrt.config.schema import at_least
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.report import run_folders
+
+if TYPE_CHECKING:
+    from mafrt.scripts.reporting.episodes import Recorded
+
+
+@dataclass(frozen=True)
+class ShowSettings:
+    """Show"""
+
+    runs: tuple[str, ...] = ()
+    """the run folder"""
+    episode: str | None = None
+    """number of an episode, as the list and the report show it, or its id; default: list episodes"""
+    kind: Literal["all", "train", "sampled", "greedy"] = "all"
+    """list: episodes of training, or sampled or greedy ones of evaluations"""
+    iteration: int | None = None
+    """list: episodes of this iteration; default: of all"""
+    agent: str | None = None
+    """list: episodes in which this agent speaks; default: any"""
+    search: str | None = None
+    """list: episodes with this text in a turn; default: any"""
+    min_score: float | None = None
+    """list: episodes with this score or more; default: any"""
+    max_score: float | None = None
+    """list: episodes with this score or less; default: any"""
+    limit: int = 20
+    """list: max episodes, the newest"""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "limit")
+
+
+COMMAND = Command(
+    "show",
+    "Print a recorded episode of a run in the terminal, or list the recorded ones.",
+    (ShowSettings,),
+    words="runs",
+)
+
+
+def show(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv).make(ShowSettings)
+    folders = run_folders(settings.runs)
+    if len(folders) > 1:
+        raise ConfigError("Name one run folder; mafrt report compares several.")
+    [run] = folders
+    from rich.console import Console
+
+    from mafrt.scripts.reporting.terminal import episode_table, print_episode
+
+    problems: list[str] = []
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    if settings.episode is not None:
+        print_episode(console, find(run, settings.episode, problems))
+    else:
+        found = list(selected(run, settings, problems))
+        if found:
+            console.print(episode_table(found[-settings.limit :]))
+        console.print(f"{len(found)} episodes; mafrt show {run} --episode NUMBER prints one.")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 0
+
+
+def find(run: Path, name: str, problems: list[str]) -> Recorded:
+    """The episode with this number or id. Raises ConfigError if there is none."""
+    from mafrt.scripts.reporting.episodes import read_episodes
+
+    count = 0
+    for episode in read_episodes(run, problems):
+        if str(episode.number) == name or episode.content.get("id") == name:
+            return episode
+        count += 1
+    there = f"it has the episodes 0 to {count - 1}" if count else "no episodes are recorded"
+    raise ConfigError(f"{run} has no episode {name!r}; {there}.")
+
+
+def selected(run: Path, settings: ShowSettings, problems: list[str]) -> Iterator[Recorded]:
+    """The episodes that pass all filters."""
+    from mafrt.scripts.reporting.episodes import read_episodes
+
+    for episode in read_episodes(run, problems):
+        if settings.kind not in ("all", episode.kind):
+            continue
+        if settings.iteration not in (None, episode.iteration):
+            continue
+        if settings.agent is not None and all(turn.get("agent") != settings.agent for turn in episode.turns):
+            continue
+        score = episode.score
+        if settings.min_score is not None and (score is None or score < settings.min_score):
+            continue
+        if settings.max_score is not None and (score is None or score > settings.max_score):
+            continue
+        words = (settings.search or "").lower()
+        if words and not any(words in str(turn.get("text", "")).lower() for turn in episode.turns):
+            continue
+        yield episode
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(show, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
