@@ -59,6 +59,10 @@ class Doctor:
         """The same for the scores on held-out tasks, of which there are `tasks`."""
         return self._note(iteration, self._falling(metrics, tasks))
 
+    def note(self, iteration: int, name: str, sentence: str) -> list[Diagnosis]:
+        """Add a diagnosis that another part of the run made."""
+        return self._note(iteration, iter([(name, sentence)]))
+
     def lines(self) -> list[str]:
         """All diagnoses for the end of a run, first seen first."""
         return [

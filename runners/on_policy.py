@@ -31,6 +31,8 @@ from mafrt.runners.checks import check_processes, check_prompts, check_team, che
 from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.evaluation import evaluate
+from mafrt.runners.held_out_guard import STATE as BEST_STATE
+from mafrt.runners.held_out_guard import HeldOutGuard
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Judge, prepare_coach
 from mafrt.runners.limits import check_limits
@@ -145,10 +147,12 @@ class OnPolicy:
         self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
         self.transcripts: TranscriptWriter | None = None
         self.state = RunState()
+        self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
         if resume is not None:
             restore(resume, self.state, base, team, self.updater.critic, self.updater.learner)
             self.updater.kl_coef = self.state.kl_coef
+            self.guard.load(resume.path / "state" / BEST_STATE)
             if async_rollout is not None:
                 async_rollout.load(resume.path / "state" / STATE)
 
@@ -222,9 +226,17 @@ class OnPolicy:
         if evaluation is None:
             return None
         metrics = evaluation.metrics()
+        fallen = self.guard.look(self.state.iteration, evaluation)
+        if self.guard.stops:
+            self.stop.request(fallen or "The held-out score fell")
         if self.processes.main:
-            tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
-            self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
+            if fallen is not None:
+                self.doctor.note(self.state.iteration, "fallen_score", fallen)
+            elif not self.config.run.keep_best:
+                tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
+                self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
+            if self.run_dir is not None:
+                self.guard.write(self.run_dir)
             if self.transcripts is not None:
                 self.transcripts.write("evaluation", self.state.iteration, evaluation.episodes)
         return metrics
@@ -262,6 +274,8 @@ class OnPolicy:
         self.processes.same(adapters, f"the weights after iteration {self.state.iteration}")
         async_rollout, updater = self.collector.async_rollout, self.updater
         extra = {} if async_rollout is None else {STATE: async_rollout.state()}
+        if self.guard.iteration is not None:
+            extra[BEST_STATE] = self.guard.state()
         save(disk, self.state, self.base, self.team, updater.critic, updater.learner, self.config.run, extra)
 
     def findings(self) -> list[str]:

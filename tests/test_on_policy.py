@@ -34,8 +34,9 @@ def hashes(run: Path) -> dict[str, str]:
     files += [p for p in (newest / "critic.pth",) if p.is_file()]
     files = [p for p in files if p.name != "adapter_config.json"] + [run / name for name in EXACT]
     # Which equal objects a pickle stores once is an accident, so optimizer state is compared by content.
-    files.remove(newest / "state" / "optimizers.pt")
-    return {"optimizers": contents(load_tensors(newest / "state" / "optimizers.pt"))} | {
+    tensors = [path for path in files if path.parent.name == "state" and path.suffix == ".pt"]
+    files = [path for path in files if path not in tensors]
+    return {path.name: contents(load_tensors(path)) for path in tensors} | {
         str(p.relative_to(newest if newest in p.parents else run)): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in files
     }

@@ -159,6 +159,12 @@ class RunConfig:
     """tasks of one evaluation"""
     eval_samples: int = 4
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
+    keep_best: bool = True
+    """keep the adapters of the best evaluation, in RUN_DIR/best and in checkpoints"""
+    on_collapse: Literal["rollback", "stop", "warn"] = "rollback"
+    """when the held-out score falls beyond its interval: back to the best weights at half the rates, end, or go on"""
+    max_rollbacks: int = 3
+    """falls of the held-out score after which the run stops instead of going back once more"""
     log_episodes: bool = True
     """write the turns of all agents to episodes.jsonl"""
     log_tokens: bool = False
@@ -170,6 +176,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
+        at_least(self, 0, "max_rollbacks")
         at_least(self, 1, "keep_last", "eval_samples")
         above(self, 0, "transcript_max_mib")
         if not 0 <= self.transcript_share <= 1:
