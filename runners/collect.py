@@ -96,6 +96,7 @@ class Collector:
     def start(self, iteration: int, drawn: int) -> None:
         """Start the background rollout of `iteration` with the current weights; no-op without async rollout."""
         if self.async_rollout is not None:
+            # The copies are made in this thread, before the learner changes the weights.
             self.async_rollout.take()
             self.async_rollout.start(partial(self.play, iteration, drawn))
 
@@ -161,6 +162,7 @@ class Collector:
         def judge_and_save() -> list[Any]:
             try:
                 judge.judge(episodes)
+            # Paid verdicts are kept even if the judge fails midway; the resumed run reads them from the cache.
             finally:
                 judge.save()
             return records.pack_verdicts(episodes)

@@ -132,18 +132,18 @@ def _arguments(env: Any) -> dict[str, Any] | None:
 
 
 def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
-    found = {}
+    files = {}
     for name in FILE_SETTINGS:
         value = args.get(name)
         several = isinstance(value, (list, tuple))
         paths: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
         for number, path in enumerate(paths):
             if isinstance(path, str) and (record := file_record(shipped(path))) is not None:
-                found[f"{name}[{number}]" if several else name] = record
+                files[f"{name}[{number}]" if several else name] = record
     rubric = None if env is None else getattr(_plain(env), "rubric", None)
     if isinstance(rubric, str) and (record := file_record(rubric)) is not None:
-        found["rubric"] = record
-    return found
+        files["rubric"] = record
+    return files
 
 
 def _base_record(base: SharedBase, args: Mapping[str, Any]) -> BaseRecord:

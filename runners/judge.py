@@ -207,7 +207,7 @@ def check_rules(env: Env) -> None:
 
 def _evidence_in(transcript: Sequence[Any]) -> list[Evidence]:
     """The evidence of an episode that `env_check.play` has played."""
-    return [item for _, _, (_, found) in transcript[1:] for item in (found or {}).values()]
+    return [item for _, _, (_, evidence) in transcript[1:] for item in (evidence or {}).values()]
 
 
 def unscored_share(episodes: Sequence[Episode]) -> float:

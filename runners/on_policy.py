@@ -109,9 +109,10 @@ class OnPolicy:
         check_team(env, team)
         check_limits(config, team, base.name, tokens_given=False)
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
+        # Checked before the engine and the coach start: a refused run must cost nothing.
         refuse_changes(resume, self.record, accept=accept_changes)
         window = check_window(config.play.context_window, base.context_window)
-        for played in {id(env): env, id(self.eval_env): self.eval_env}.values():
+        for played in [env] if self.eval_env is env else [env, self.eval_env]:
             check_prompts(played, team, base.tokenizer, window)
         self._own_coach = prepare_coach(config, env) if coach is None else None
         coach = coach or self._own_coach
@@ -182,6 +183,7 @@ class OnPolicy:
     def cast(self) -> IterationPlan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
+        # A new player instead of a changed one: a background rollout may still be using the old one.
         self.player = self.player.cast(plan.adapters)
         return plan
 
@@ -211,6 +213,7 @@ class OnPolicy:
         """Play the evaluation tasks with the adapters as they are; None if it was interrupted."""
         self.collector.wait()
         self.cast()
+        # Answers differ in length between processes, so a sharded base is gathered for play.
         with self.base.whole():
             evaluation = evaluate(
                 self.eval_env,
@@ -248,6 +251,7 @@ class OnPolicy:
     def learn(self, batch: CollectedBatch) -> IterationResult:
         """Value, credit and update; with `async_steps`, the next batch is played meanwhile."""
         if self.collector.async_rollout is None:
+            # The engine's cache memory is given back to the learner for the time of the update.
             engines.rest(self.engine)
         elif self.state.iteration + 1 < self.config.run.iterations:
             self.collector.start(self.state.iteration + 1, batch.drawn)
@@ -271,6 +275,7 @@ class OnPolicy:
         if self.run_dir is None:
             return
         adapters = digest(self.base, self.team.adapters)
+        # Diverged processes would go on silently; a checkpoint is the place where it matters most.
         self.processes.same(adapters, f"the weights after iteration {self.state.iteration}")
         async_rollout, updater = self.collector.async_rollout, self.updater
         extra = {} if async_rollout is None else {STATE: async_rollout.state()}

@@ -133,6 +133,7 @@ def restore(
                 raise ValueError(f"{name} is {value!r}")
         for name in team.adapters:
             base.versions[name] = stored["versions"][name]
+        # Last: nothing may draw between here and the first iteration.
         rng_state.restore_random_state(stored["random"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -19,8 +19,8 @@ from mafrt.scripts.cli.command import run_main
 
 def names() -> list[str]:
     """The benchmarks there are: the public modules of this package."""
-    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    return sorted(name for name in modules if not name.startswith("_"))
 
 
 def bench(argv: Sequence[str]) -> int:

@@ -106,7 +106,7 @@ def evaluate(argv: Sequence[str]) -> int:
     terminal = Terminal(stream=sys.stderr)
     try:
         with reporting(terminal.stage):
-            found = evaluation.evaluate(
+            evaluated = evaluation.evaluate(
                 env,
                 Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning),
                 tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
@@ -117,10 +117,10 @@ def evaluate(argv: Sequence[str]) -> int:
     finally:
         terminal.close()
         engines.close(engine)
-    assert found is not None  # None means interrupted, and nothing here interrupts it
-    print(table(found, time.perf_counter() - started))
+    assert evaluated is not None  # None means interrupted, and nothing here interrupts it
+    print(table(evaluated, time.perf_counter() - started))
     if output is not None:
-        write(output, found, settings)
+        write(output, evaluated, settings)
         print(f"numbers in {output}")
     return 0
 
@@ -195,29 +195,29 @@ def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:
     return None
 
 
-def table(found: Evaluation, seconds: float) -> str:
+def table(evaluation: Evaluation, seconds: float) -> str:
     """The numbers for people."""
     from mafrt.storage.report import duration
 
-    tasks = max(len(found.scores), len(found.greedy_scores))
-    rows = [(name.removeprefix("eval/"), f"{value:.3f}") for name, value in found.metrics().items()]
+    tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
+    rows = [(name.removeprefix("eval/"), f"{value:.3f}") for name, value in evaluation.metrics().items()]
     rows += [("tasks", str(tasks)), ("time", duration(seconds))]
-    if found.lost:
-        rows.append(("episodes lost", str(found.lost)))
+    if evaluation.lost:
+        rows.append(("episodes lost", str(evaluation.lost)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
 
 
-def write(path: Path, found: Evaluation, settings: Settings) -> None:
+def write(path: Path, evaluation: Evaluation, settings: Settings) -> None:
     """Write numbers, scores of every task, and the settings they came from."""
     from mafrt.core.atomic_files import write_atomic
 
     content = {
-        "metrics": found.metrics(),
-        "samples": found.samples,
-        "lost": found.lost,
-        "scores": {task: list(scores) for task, scores in found.scores.items()},
-        "greedy_scores": dict(found.greedy_scores),
+        "metrics": evaluation.metrics(),
+        "samples": evaluation.samples,
+        "lost": evaluation.lost,
+        "scores": {task: list(scores) for task, scores in evaluation.scores.items()},
+        "greedy_scores": dict(evaluation.greedy_scores),
         "settings": settings.values,
     }
     write_atomic(path, (json.dumps(content, default=list) + "\n").encode())

@@ -85,11 +85,11 @@ def info(argv: Sequence[str]) -> int:
     rows += [(name, version(name)) for name in CORE]
     rows.append(("accelerator", accelerator()))
     for extra, packages in EXTRAS.items():
-        found = [f"{package} {version(package)}" for package in packages if version(package) != "-"]
+        installed = [f"{package} {version(package)}" for package in packages if version(package) != "-"]
         missing = [package for package in packages if version(package) == "-"]
-        text = ", ".join(found)
+        text = ", ".join(installed)
         if missing:
-            text += f"{'; ' if found else ''}not installed: {', '.join(missing)} (pip install -e '.[{extra}]')"
+            text += f"{'; ' if installed else ''}not installed: {', '.join(missing)} (pip install -e '.[{extra}]')"
         rows.append((f"[{extra}]", text))
     print(columns(rows))
     return 0

@@ -133,9 +133,9 @@ def card(figures: dict) -> str:
 
     from mafrt.scripts.teaching_base import solutions
 
-    [found] = ast.parse(inspect.getsource(solutions.Carelessness)).body
-    assert isinstance(found, ast.ClassDef)
-    body: Any = found.body[1:-1]
+    [definition] = ast.parse(inspect.getsource(solutions.Carelessness)).body
+    assert isinstance(definition, ast.ClassDef)
+    body: Any = definition.body[1:-1]
     rows = [
         f"| `{rate.target.id}` | {getattr(solutions.RATES, rate.target.id)} | {doc.value.value} |"
         for rate, doc in zip(body[::2], body[1::2], strict=True)

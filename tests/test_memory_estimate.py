@@ -120,7 +120,7 @@ def test_a_folder_is_read_and_what_is_no_model_is_refused(tmp_path, capsys):
         )
     )
     assert model_shape(str(tmp_path)) == ModelShape(64, 2, 128, 4, 4, 16, 99, False)
-    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-4B.*holds no config\.json"):
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-4B.*nor a folder with a readable config\.json"):
         model_shape("Qwen/Qwen3-5B")
     with pytest.raises(ConfigError, match="layout is 'fdsp'"):
         footprint(MODEL_SHAPES["Qwen/Qwen3-4B"], Use(layout="fdsp"))

@@ -201,5 +201,5 @@ def _full(before: str, program: str) -> str:
 
 
 def _why_not(text: str) -> str:
-    found = find_code(text)
-    return found.why if isinstance(found, BadCall) else NOTHING
+    call = find_code(text)
+    return call.why if isinstance(call, BadCall) else NOTHING

@@ -65,13 +65,13 @@ class Flow:
     def advance(self, state: CodeState, actions: dict[str, str]) -> CodeState:
         """The state after an agent spoke: its program is pending, or its turn is over."""
         [(name, text)] = actions.items()
-        found = find_code(text)
+        call = find_code(text)
         said = replace(state, said=(*state.said, (name, text)))
-        if isinstance(found, str):
-            return replace(said, pending=found, program=state.program if state.reviewing else found)
+        if isinstance(call, str):
+            return replace(said, pending=call, program=state.program if state.reviewing else call)
         if state.reviewing:
             return replace(said, over=True)  # no checks: the Tester has nothing against it
-        return self.failed(said, found.why if isinstance(found, BadCall) else NOTHING)
+        return self.failed(said, call.why if isinstance(call, BadCall) else NOTHING)
 
     def ran(self, state: CodeState, output: str) -> CodeState:
         """State after the pending execution succeeded."""

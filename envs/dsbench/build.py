@@ -91,12 +91,12 @@ def own_records(settings: Mapping[str, Any]) -> dict[str, Path] | None:
         return None
     if root is not None and not Path(root).expanduser().is_dir():
         raise ConfigError(f"data_root {root} is not a folder; give the one that the records' paths are relative to.")
-    found = {"train": Path(path).expanduser()} if path is not None else find_records(Path(root).expanduser())
-    if "train" not in found:
-        found = {"train": found["eval"]}
+    files = {"train": Path(path).expanduser()} if path is not None else find_records(Path(root).expanduser())
+    if "train" not in files:
+        files = {"train": files["eval"]}
     if eval_path is not None:
-        found["eval"] = Path(eval_path).expanduser()
-    return found
+        files["eval"] = Path(eval_path).expanduser()
+    return files
 
 
 def load_all(

@@ -51,9 +51,9 @@ def dates(rng: Any, rows: int, start: str, days: int) -> Any:
 def _from_sklearn(name: str) -> tuple[Any, Any]:
     import sklearn.datasets
 
-    found = getattr(sklearn.datasets, f"load_{name}")(as_frame=True)
-    features = found.data.rename(columns=lambda c: str(c).replace(" (cm)", "").replace(" ", "_").replace("/", "_"))
-    return features, found.target
+    dataset = getattr(sklearn.datasets, f"load_{name}")(as_frame=True)
+    features = dataset.data.rename(columns=lambda c: str(c).replace(" (cm)", "").replace(" ", "_").replace("/", "_"))
+    return features, dataset.target
 
 
 def tumours(rng: Any) -> pandas.DataFrame:

@@ -139,12 +139,12 @@ class DSBenchEnv(Env):
     def transition(self, state: Stage, actions: dict[str, str]) -> Stage:
         """The stage after its agent spoke: its words are in the conversation, and a program in them is pending."""
         text = actions[state.role]
-        found = find_code(text)
+        call = find_code(text)
         return replace(
             state,
             turns=state.turns + 1,
             chat=(*state.chat, {"role": "assistant", "content": text}),
-            pending=found if isinstance(found, str) else None,
+            pending=call if isinstance(call, str) else None,
             done=says_done(text, self.word),
         )
 
@@ -184,8 +184,8 @@ class DSBenchEnv(Env):
             measures[self.task.answers.metric.name] = score.value
         info: dict[str, Any] = {"outcome": score.normalised, "measures": measures, "evidence": evidence}
         info["state"] = self.stage
-        if (found := process_rewards.root_cause(self.handed)) is not None:
-            blamed, why = found
+        if (cause := process_rewards.root_cause(self.handed)) is not None:
+            blamed, why = cause
             reason = f"The team failed, and this is why: {why}."
             before = self.judged.get(blamed)
             low = min(1.0, before.score) if before else 1.0
@@ -271,10 +271,10 @@ def _read(
 
     root = Path(data_root) if data_root is not None else Path(dataset_path or ".").parent
     if dataset_path is None:
-        found = find_records(root)
-        if split not in found:
-            raise DataError(f"{root} holds no records of the split {split!r}; there are {', '.join(found)}")
-        dataset_path = found[split]
+        files = find_records(root)
+        if split not in files:
+            raise DataError(f"{root} holds no records of the split {split!r}; there are {', '.join(files)}")
+        dataset_path = files[split]
     loaded = load_records(Path(dataset_path), root, Path(task_metrics) if task_metrics else None)
     if not loaded.tasks:
         raise DataError(f"none of the tasks of {dataset_path} can be used; the first problem: {loaded.problems[0]}")

@@ -100,8 +100,8 @@ def model_defect(work: Work) -> str | None:
     if work.missing(MODELER):
         return "model.pkl not there"
     shape = work.shapes["model.pkl"]
-    if found := dangerous(shape):
-        return f"model.pkl is no model ({found})"
+    if danger := dangerous(shape):
+        return f"model.pkl is no model ({danger})"
     if work.probe is None:
         return None  # without X_test.pkl the model cannot be tried
     if "error" in work.probe:
@@ -150,8 +150,8 @@ def judge(role: str, work: Work, status: str | None, code: str | None, done: boo
 
 def _blocked(role: str, given: Work) -> str | None:
     """Reason why an agent cannot use its input files, or None."""
-    if found := data_defect(given) or data_flaw(given):
-        return found
+    if defect := data_defect(given) or data_flaw(given):
+        return defect
     return model_defect(given) if role == ANALYST else None
 
 

@@ -53,7 +53,7 @@ def find_records(data_root: Path) -> dict[str, Path]:
 
     Raises DataError if there is none, or more than can be told apart.
     """
-    found = sorted(
+    matches = sorted(
         {
             path.resolve()
             for place in PLACES
@@ -61,17 +61,17 @@ def find_records(data_root: Path) -> dict[str, Path]:
             if path.name != METRICS_FILE and path.suffix in (".json", ".jsonl")
         }
     )
-    if not found:
+    if not matches:
         looked = ", ".join(place or "." for place in PLACES)
         raise DataError(f"{data_root} holds no dsbench*.json or .jsonl (looked in {looked}); name it: --dataset_path")
-    if len(found) == 1:
-        return {"train": found[0]}
+    if len(matches) == 1:
+        return {"train": matches[0]}
     named: dict[str, Path] = {}
-    for path in found:
+    for path in matches:
         part = "train" if "train" in path.stem else "eval" if any(w in path.stem for w in ("eval", "test")) else ""
         if not part or part in named:
             raise DataError(
-                f"{data_root} holds several files of records ({', '.join(p.name for p in found)}); choose with "
+                f"{data_root} holds several files of records ({', '.join(p.name for p in matches)}); choose with "
                 "--dataset_path and --eval_dataset_path"
             )
         named[part] = path
@@ -166,14 +166,14 @@ def _answers_file(folder: Path) -> Path:
         return folder
     if not folder.is_dir():
         raise DataError(f"the folder of answers {folder} does not exist")
-    found = sorted(folder.glob("*.csv"))
+    matches = sorted(folder.glob("*.csv"))
     usual = folder / "test_answer.csv"
-    if usual in found:
+    if usual in matches:
         return usual
-    if len(found) != 1:
-        named = ", ".join(path.name for path in found) or "no CSV file"
+    if len(matches) != 1:
+        named = ", ".join(path.name for path in matches) or "no CSV file"
         raise DataError(f"{folder} holds {named}; expected test_answer.csv, or a single CSV file")
-    return found[0]
+    return matches[0]
 
 
 def _text(fields: Mapping[str, Any], key: str) -> str:
@@ -203,10 +203,10 @@ def _metrics(path: Path, data_root: Path, given: Path | None) -> dict[str, Mappi
         given = next((option for option in options if option.is_file()), None)
         if given is None:
             return {}
-    found = clean_record(str(given), load_json(given, read_text(given)))
-    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+    metrics = clean_record(str(given), load_json(given, read_text(given)))
+    if not isinstance(metrics, dict) or not all(isinstance(entry, dict) for entry in metrics.values()):
         raise DataError(f"{given}: expected an object task -> {{metric, target_column, id_column}}")
-    return found
+    return metrics
 
 
 def records_of(path: Path) -> Iterator[tuple[str, Any]]:

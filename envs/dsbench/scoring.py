@@ -225,13 +225,13 @@ def _ranking(answers: Answers, column: pandas.Series) -> Array:
         parts = [label(part) for part in (cell.split(",") if comma else cell.replace(",", " ").split())]
         codes = [known.get(part, -1) for part in dict.fromkeys(parts)][:3]
         rows.append(codes + [-1] * (3 - len(codes)))
-    found = np.array(rows, dtype=int)
-    if (found == -1).all():
+    ranks = np.array(rows, dtype=int)
+    if (ranks == -1).all():
         raise TableError(
             f"has no class of {answers.targets[0]!r}, found {_brief(column.iloc[0])}; the classes are "
             f"{shown(answers.classes[0])}"
         )
-    return found
+    return ranks
 
 
 def _top_three(given: Array) -> Array:

@@ -133,19 +133,19 @@ def missing(cell: str) -> bool:
 def label(cell: str) -> str:
     """The one spelling of a class: `1.0` and `1` are the same, and so are `true` and `True`."""
     cell = cell.strip()
-    if found := _WHOLE.fullmatch(cell):
-        cell = found[1]
+    if whole := _WHOLE.fullmatch(cell):
+        cell = whole[1]
     lower = cell.lower()
     return lower.capitalize() if lower in ("true", "false") else cell
 
 
 def ordered(classes: Iterable[str]) -> tuple[str, ...]:
     """Classes in their order: numbers by value, False before True, others by the alphabet."""
-    found = sorted(set(classes))
-    values = [number(name) for name in found]
+    labels = sorted(set(classes))
+    values = [number(name) for name in labels]
     if all(value is not None for value in values):
-        found.sort(key=float)
-    return tuple(found)
+        labels.sort(key=float)
+    return tuple(labels)
 
 
 def number(cell: str) -> float | None:
@@ -188,8 +188,8 @@ def places(expected: Sequence[str], given: Sequence[str]) -> list[int]:
 
 
 def _as_numbers(ids: Sequence[str]) -> list[Any] | None:
-    found = [number(name) for name in ids]
-    return None if any(value is None for value in found) else found
+    numbers = [number(name) for name in ids]
+    return None if any(value is None for value in numbers) else numbers
 
 
 def _as_times(ids: Sequence[str]) -> list[Any] | None:

@@ -99,25 +99,25 @@ class Memo:
     def get(self, key: bytes, make: Callable[[], Any], size: Callable[[Any], int], keep: Callable[[Any], bool]) -> Any:
         """The cached result of `make` for this key. Results refused by `keep`, and exceptions, are not cached."""
         with self._lock:
-            if (found := self._known.get(key)) is not None:
+            if (known := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
             else:
-                mine: Future[Any] = Future()
-                self._known[key] = (mine, 0)
-        if found is not None:
-            return found[0].result()
+                future: Future[Any] = Future()
+                self._known[key] = (future, 0)
+        if known is not None:
+            return known[0].result()
         try:
             result = make()
         except BaseException as error:
             self._forget(key)
-            mine.set_exception(error)
+            future.set_exception(error)
             raise
-        mine.set_result(result)
+        future.set_result(result)
         if not keep(result):
             self._forget(key)
             return result
         with self._lock:
-            self._known[key] = (mine, size(result))
+            self._known[key] = (future, size(result))
             self._bytes += size(result)
             while self._bytes > self.most_bytes and len(self._known) > 1:
                 oldest = next(iter(self._known))
@@ -174,10 +174,10 @@ class Bench:
     def _look(self, name: str, data: bytes) -> FileSummary:
         kept = Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
         try:
-            found = self._judge(LOOKING, ("look", "look", (kept,)), {kept: data})
+            answer = self._judge(LOOKING, ("look", "look", (kept,)), {kept: data})
         except Undecided as undecided:
             return FileSummary("broken", why=str(undecided))
-        return _shape(found)
+        return _shape(answer)
 
     def probe(self, files: Mapping[str, bytes]) -> dict[str, Any]:
         """Predictions of model.pkl on X_test.pkl: `rows` and `constant`, or `error`.
@@ -200,13 +200,13 @@ class Bench:
         """Of the training tables: `idle` (constants and row numbers), `noise`, and `copies`, the name of a target."""
         given = {name: files[name] for name in ("X_train.pkl", "y_train.pkl")}
         try:
-            found = self._judge((*LOOKING[:2], "noise.py", "features.py"), ("features", "main", ()), given)
+            answer = self._judge((*LOOKING[:2], "noise.py", "features.py"), ("features", "main", ()), given)
         except Undecided:
             return {}
-        copies = found.get("copies")
+        copies = answer.get("copies")
         return {
-            "idle": found.get("idle") is True,
-            "noise": found.get("noise") is True,
+            "idle": answer.get("idle") is True,
+            "noise": answer.get("noise") is True,
             "copies": None if copies is None else readable_name(str(copies))[:60],
         }
 
@@ -258,11 +258,11 @@ def _inside(*names: str) -> dict[str, bytes]:
     return {name: (INSIDE / name).read_bytes() for name in names}
 
 
-def _probed(found: Mapping[str, Any]) -> dict[str, Any]:
-    rows = found.get("rows")
+def _probed(answer: Mapping[str, Any]) -> dict[str, Any]:
+    rows = answer.get("rows")
     if isinstance(rows, int) and not isinstance(rows, bool) and 0 <= rows < 10**12:
-        return {"rows": rows, "constant": found.get("constant") is True}
-    return {"error": readable_name(str(found.get("error", "it says nothing")))[:240]}
+        return {"rows": rows, "constant": answer.get("constant") is True}
+    return {"error": readable_name(str(answer.get("error", "it says nothing")))[:240]}
 
 
 def _key(code: str, files: Mapping[str, bytes], fetch: Sequence[str]) -> bytes:
@@ -276,27 +276,27 @@ def _flat(files: Mapping[str, bytes]) -> list[bytes]:
     return [part for name in sorted(files) for part in (name.encode("utf-8", "replace"), files[name])]
 
 
-def _shape(found: Any) -> FileSummary:
+def _shape(answer: Any) -> FileSummary:
     """A `FileSummary` from the sandbox's untrusted answer."""
-    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+    if not isinstance(answer, dict) or not isinstance(answer.get("kind"), str):
         return FileSummary("broken", why="could not be looked at")
 
     def count(key: str) -> int | None:
-        value = found.get(key)
+        value = answer.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
 
     def texts(key: str) -> tuple[str, ...]:
-        value = found.get(key)
+        value = answer.get(key)
         return tuple(readable_name(str(one))[:60] for one in value[:40]) if isinstance(value, list) else ()
 
     return FileSummary(
-        found["kind"][:40],
+        answer["kind"][:40],
         count("rows"),
         count("columns"),
         texts("names"),
         count("missing"),
         texts("words"),
-        readable_name(str(found.get("class", "")))[:80],
+        readable_name(str(answer.get("class", "")))[:80],
         texts("asks"),
-        readable_name(str(found.get("why", "")))[:160],
+        readable_name(str(answer.get("why", "")))[:160],
     )

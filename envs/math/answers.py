@@ -43,8 +43,8 @@ def boxed(text: str) -> str | None:
 
 def hash_answer(text: str) -> str | None:
     """Text after the last `####` on its line (GSM8K), or None."""
-    found = _HASHES.findall(text)
-    return found[-1].strip() if found else None
+    matches = _HASHES.findall(text)
+    return matches[-1].strip() if matches else None
 
 
 def extract_answer(text: str, *, last_number: bool = False) -> str | None:
@@ -53,8 +53,8 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
     if answer is None:
         answer = hash_answer(text)
     if answer is None and last_number:
-        found = _LAST_NUMBER.findall(text)
-        answer = found[-1] if found else None
+        numbers = _LAST_NUMBER.findall(text)
+        answer = numbers[-1] if numbers else None
     return answer or None
 
 

@@ -44,11 +44,11 @@ class Story:
     @property
     def values(self) -> tuple[int, ...]:
         """Result of each step."""
-        found, value = [], self.start
+        values, value = [], self.start
         for operation, number in self.steps:
             value = _apply(operation, value, number)
-            found.append(value)
-        return tuple(found)
+            values.append(value)
+        return tuple(values)
 
     @property
     def answer(self) -> int:
@@ -132,9 +132,9 @@ def distinct(split: str, count: int | None = None, seed: int = SEED) -> list[Sto
     """
     if split not in SPLITS:
         raise DataError(f"found {PREFIX}{split}, expected {', '.join(PREFIX + name for name in SPLITS)}")
-    found: dict[str, Story] = {}
+    by_text: dict[str, Story] = {}
     for story in stream(seed, split):
-        found.setdefault(story.problem, story)
-        if len(found) == (COUNTS[split] if count is None else count):
+        by_text.setdefault(story.problem, story)
+        if len(by_text) == (COUNTS[split] if count is None else count):
             break
-    return list(found.values())
+    return list(by_text.values())

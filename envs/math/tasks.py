@@ -86,8 +86,8 @@ def load_tasks(
 
 
 def _story_tasks(source: str) -> tuple[Task, ...]:
-    found = stories.distinct(source.removeprefix(stories.PREFIX))
-    return tuple(Task(f"{source}:{n}", story.problem, str(story.answer)) for n, story in enumerate(found))
+    problems = stories.distinct(source.removeprefix(stories.PREFIX))
+    return tuple(Task(f"{source}:{n}", story.problem, str(story.answer)) for n, story in enumerate(problems))
 
 
 Records = Iterator[tuple[str, Any]]
@@ -133,10 +133,10 @@ def answer_text(value: Any) -> str:
         return answer_text(value[0])
     if not isinstance(value, str):
         return ""
-    found = boxed(value)
-    if found is None:
-        found = hash_answer(value)
-    return (value if found is None else found).strip()
+    answer = boxed(value)
+    if answer is None:
+        answer = hash_answer(value)
+    return (value if answer is None else answer).strip()
 
 
 def _field(here: str, record: Mapping, what: str, wanted: str | None, usual: tuple[str, ...]) -> str:

@@ -63,10 +63,10 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
     Raises:
         ConfigError: there is none (names the nearest), a setting that it does not use, or a bad value.
     """
-    found = make_algorithm(name, settings)
-    if not isinstance(found, Algorithm):
-        raise ConfigError(f"algorithm {name}: {type(found).__name__} has no credit(); inherit from Algorithm.")
-    return found
+    chosen = make_algorithm(name, settings)
+    if not isinstance(chosen, Algorithm):
+        raise ConfigError(f"algorithm {name}: {type(chosen).__name__} has no credit(); inherit from Algorithm.")
+    return chosen
 
 
 def assign(
@@ -141,12 +141,12 @@ def groups_without_spread(
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, dataclasses.replace(chosen, overlong_buffer=0.0), about)
-    worth: dict[str, list[float]] = {episode.group: [] for episode in episodes}
+    rewards: dict[str, list[float]] = {episode.group: [] for episode in episodes}
     for episode, rows in zip(episodes, trajectories, strict=True):
         known = [row.reward for row in rows if row.dropped is None]
         if known:
-            worth[episode.group].append(mean(known))
-    return sorted(group for group, numbers in worth.items() if len(numbers) < 2 or no_spread(numbers))
+            rewards[episode.group].append(mean(known))
+    return sorted(group for group, numbers in rewards.items() if len(numbers) < 2 or no_spread(numbers))
 
 
 def turn_rewards(

@@ -115,6 +115,7 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
     for row in reversed(chain):
         tokens = len(row.turn.action_ids)
         if not tokens:
+            # There is no step to pay, so the reward moves to the step before, which led to the empty turn.
             if row.dropped is None:
                 carried += row.reward
                 row.fill([], [])
@@ -124,12 +125,14 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
         values = _values(row, settings.level)
         finite = all(map(math.isfinite, values))
         if row.dropped or not finite or next_value is None:
+            # The chain is cut here: the predecessor bootstraps from this value, as an invented reward would be learnt.
             cut_off = False
             row.drop("nonfinite")
             next_value, next_advantage, carried = (values[0] if math.isfinite(values[0]) else None), 0.0, 0.0
             continue
         steps = len(values)
         if cut_off:
+            # Only the last turn of a truncated episode lacks a future; earlier turns have a successor.
             next_value, cut_off = values[-1], False
         token_level = settings.level == "token"
         advantages = [0.0] * steps
@@ -139,8 +142,10 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
             delta = reward + settings.gamma * next_value - values[step]
             next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
             advantages[step], next_value = next_advantage, values[step]
+        # Paid out at this turn's last step.
         carried = 0.0
         returns = [a + v for a, v in zip(advantages, values, strict=True)]
+        # One step per turn: all of its tokens carry the same advantage, so that they enter the loss alike.
         if settings.level == "action":
             advantages, returns = advantages * tokens, returns * tokens
         row.fill(advantages, returns)
@@ -173,6 +178,7 @@ def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
         if not spoken:
             carried = 0.0 if gone else reward
             continue
+        # The value before the first turn is the only one that does not depend on the joint action itself.
         value = _values(spoken[0], "action")[0]
         known = math.isfinite(value)
         if gone or not known or next_value is None:
@@ -199,5 +205,5 @@ def _explained(trajectories: Sequence[Sequence[Row]], level: str) -> dict[str, f
             steps = 1 if level == "action" else len(row.turn.returns)
             predicted.setdefault(row.turn.agent, []).extend(row.turn.values[:steps])
             actual.setdefault(row.turn.agent, []).extend(row.turn.returns[:steps])
-    found = {agent: explained_variance(predicted[agent], actual[agent]) for agent in sorted(actual)}
-    return {f"explained_variance/{agent}": value for agent, value in found.items() if value is not None}
+    variances = {agent: explained_variance(predicted[agent], actual[agent]) for agent in sorted(actual)}
+    return {f"explained_variance/{agent}": value for agent, value in variances.items() if value is not None}

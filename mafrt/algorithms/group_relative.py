@@ -74,6 +74,7 @@ def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, floa
         member = (row.position,) if settings.unit == "row" else ()
         samples.setdefault((_key(row, settings.group), row.episode, *member), []).append(row)
     members: dict[Hashable, list[list[Row]]] = {}
+    # Dict order follows the episodes; statistics are exact sums, so the order changes no bit.
     for rows in samples.values():
         members.setdefault(_key(rows[0], settings.group), []).append(rows)
     group_stats = GroupStats()
@@ -133,9 +134,9 @@ class GroupStats:
         """`groups` and `groups_of_one` (counts), `groups_no_spread` (fraction of the groups of two or more), and the
         same fraction over each agent's groups, `groups_no_spread/AGENT`."""
         fraction = self.flat / max(self.groups - self.alone, 1)
-        found = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
+        overall = {name: float(self.groups), f"{name}_of_one": float(self.alone), f"{name}_no_spread": fraction}
         each = {f"{name}_no_spread/{agent}": sum(flat) / len(flat) for agent, flat in sorted(self.of_agent.items())}
-        return found | each
+        return overall | each
 
 
 def drop_incomplete(trajectories: Trajectories) -> None:

@@ -96,6 +96,7 @@ def policy_loss(
         if segment is None:
             raise ValueError("level='action' needs `segment`, the turn of each token.")
         turn, first, tokens = _turns(segment)
+        # One bad token makes the turn's ratio unknown, so the whole turn is masked.
         whole = torch.zeros_like(tokens).index_add(0, turn, (~good).long()) == 0
         log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)
         if normalize == "token":
@@ -111,12 +112,15 @@ def policy_loss(
     elif level != "token":
         raise ValueError(f"level is {level!r}; expected token or action.")
 
+    # Clamped before exp: an infinite ratio would turn the masked terms' zeros into NaN gradients.
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
     clipped = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    # The pessimistic bound: a term is clipped only where that lowers the objective.
     terms = torch.maximum(plain, clipped)
     if dual_clip is not None:
+        # Without it, a large ratio with a negative advantage has an unbounded loss.
         terms = torch.where(advantage < 0, torch.minimum(terms, -dual_clip * advantage), terms)
     if weight is not None:
         terms = terms * weight.detach()
@@ -309,15 +313,15 @@ def blank(tensor: Tensor, good: Tensor) -> Tensor:
 
 def mean_stats(parts: Iterable[Stats]) -> dict[str, float]:
     """Merge the statistics of micro-batches: sums over `count`; `count` and `nonfinite` stay sums, `*_max` maxima."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
             number = float(value)
-            known = found.get(name, 0.0)
-            found[name] = max(known, number) if name.endswith("_max") else known + number
-    count = max(found.get("count", 0.0), 1.0)
+            known = totals.get(name, 0.0)
+            totals[name] = max(known, number) if name.endswith("_max") else known + number
+    count = max(totals.get("count", 0.0), 1.0)
     kept = ("count", "nonfinite")
-    return {name: v if name in kept or name.endswith("_max") else v / count for name, v in found.items()}
+    return {name: v if name in kept or name.endswith("_max") else v / count for name, v in totals.items()}
 
 
 def check_denominator(denominator: float) -> None:

@@ -31,10 +31,11 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
         rest: list[float] = []
         for row in reversed(rows):
             if row.dropped is None:
+                # The KL penalty always differs between turns; it would hide that the rewards themselves are flat.
                 own = row.reward - total(row.kl_rewards)
                 rest.append(own)
                 seen.setdefault(row.turn.agent, {}).setdefault(row.own_turn, []).append((own, total(rest)))
-    found = {}
+    observed = {}
     for agent, positions in seen.items():
         pairs = [pair for some in positions.values() for pair in some]
         alike = list(positions.values())
@@ -42,8 +43,8 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
             alike = [pairs]  # one turn at each position: they are all that can be compared
         flat = all(no_spread([own for own, _ in some]) and no_spread([to_end for _, to_end in some]) for some in alike)
         every = [to_end for _, to_end in pairs]
-        found[agent] = ObservedReturns(flat, std(every, unbiased=False))
-    return found
+        observed[agent] = ObservedReturns(flat, std(every, unbiased=False))
+    return observed
 
 
 def normalize(
@@ -71,19 +72,22 @@ def normalize(
         if row.turn.advantages:
             groups.setdefault(row.turn.agent if how == "agent" else "", []).append(row)
     for members in groups.values():
+        # All tokens of a turn are equal here; counting them all would weigh long turns more.
         lists = [(row.turn.advantages or [])[: 1 if by_turn else None] for row in members]
         flat = [advantage for own in lists for advantage in own]
         returns = [observed[agent] for agent in {row.turn.agent for row in members} if agent in observed]
-        if all(one.flat for one in returns) and returns:
+        if all(agent_returns.flat for agent_returns in returns) and returns:
             penalised = any(row.kl_rewards for row in members)
             scaled = standardise(flat, eps=eps, floor=1.0) if penalised else [0.0] * len(flat)
         else:
-            scaled = standardise(flat, eps=eps, floor=NOISE * max((one.spread for one in returns), default=0.0))
+            scaled = standardise(
+                flat, eps=eps, floor=NOISE * max((agent_returns.spread for agent_returns in returns), default=0.0)
+            )
         start = 0
         for row, own in zip(members, lists, strict=True):
-            mine = scaled[start : start + len(own)]
+            advantages = scaled[start : start + len(own)]
             start += len(own)
-            row.turn.advantages = mine * len(row.turn.action_ids) if by_turn else mine
+            row.turn.advantages = advantages * len(row.turn.action_ids) if by_turn else advantages
 
 
 def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns]) -> dict[str, float]:

@@ -126,6 +126,7 @@ def _returns(row: Row, settings: Reinforce) -> list[float]:
     running = 0.0
     # The turn's reward is clipped as a whole, wherever its spans are paid.
     reward = total(row.token_rewards.values())
+    # Scaling instead of cutting keeps the proportions of the spans.
     kept = settings.reward_clip / abs(reward) if abs(reward) > settings.reward_clip else 1.0
     for token in reversed(range(tokens)):
         penalty = row.kl_rewards[token] if row.kl_rewards else 0.0

@@ -134,6 +134,7 @@ def reward_rows(
     )
     spans_lost = 0
     trajectories = []
+    # A task without any verdict in its group has no outcome by design; only a partial lack means unknown.
     judged = {episode.group for episode in episodes if episode.outcome is not None}
     # With bootstrap="none" (IPPO, MAPoRL) turns have no successor, so truncation cuts nothing off.
     future = settings.truncation == "bootstrap" and getattr(settings, "bootstrap", "none") != "none"
@@ -147,6 +148,7 @@ def reward_rows(
             row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1
+            # Results of an earlier call must not survive for turns that are dropped now.
             turn.advantages = turn.returns = None
             weights = own.get(turn.agent, settings)
             payee = position in payees and weights.outcome_weight != 0.0
@@ -162,6 +164,7 @@ def reward_rows(
             if missing and payee and not row.cut_off:
                 row.drop("no_outcome")
             rows.append(row)
+        # Penalties come after sharing: they punish the turn that earned them and not its teammates.
         if settings.share == "sum":
             _share(rows)
         if settings.overlong_buffer:
@@ -204,10 +207,12 @@ def _pay(
         if not isinstance(turn.coach, Scored):
             row.drop("unjudged")
             return 0
+        # With a failed outcome, positive process rewards would teach the team to please the judge.
         veto = settings.outcome_veto and episode.outcome is not None and episode.outcome <= 0.0
 
         def process(score: float) -> float:
             paid = settings.process_weight * score / 10.0
+            # NaN passes through min() unpredictably, so it is kept and drops the turn below.
             return min(paid, 0.0) if veto and not math.isnan(paid) else paid
 
         earned = process(turn.coach.score)
@@ -232,18 +237,20 @@ def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) 
     whole = total(scores)
     if not all(map(math.isfinite, scores)):
         return 0, {last: math.nan}
+    # All scores 0 give no proportions, so the spans share equally.
     weights = [score / whole for score in scores] if whole > 0.0 else [1.0 / len(scores)] * len(scores)
-    lost, found = 0, dict[int, list[float]]()
+    lost, shares = 0, dict[int, list[float]]()
     for (quote, _), weight in zip(verdict.spans, weights, strict=True):
         where = _last_token(turn, quote, decode)
         lost += where is None
-        found.setdefault(last if where is None else where, []).append(weight)
-    return lost, {where: total(some) for where, some in found.items()}
+        shares.setdefault(last if where is None else where, []).append(weight)
+    return lost, {where: total(some) for where, some in shares.items()}
 
 
 def _share(rows: list[Row]) -> None:
     """Give every row the sum of its episode's rewards; unknown if any summand is unknown."""
     gone = next((row.dropped for row in rows if row.dropped), None)
+    # fsum: the sum must not depend on the order of the turns.
     summed = math.fsum(row.reward for row in rows) if gone is None else 0.0
     for row in rows:
         row.reward = summed

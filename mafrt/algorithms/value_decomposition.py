@@ -106,12 +106,13 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
 def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> float:
     """The counterfactual term of a row's advantage."""
     own = _own(row)
+    # Equal alternatives (sorted) have no counterfactual signal; the mixer's rounding must not make one.
     if alternatives[0] == alternatives[-1]:
         return 0.0
     if joint is None:
         return own - mean(alternatives)
-    worth = list(joint(row, alternatives))
-    return worth[alternatives.index(own)] - mean(worth)
+    q_tot = list(joint(row, alternatives))
+    return q_tot[alternatives.index(own)] - mean(q_tot)
 
 
 def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dict[int, float]:
@@ -121,23 +122,24 @@ def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dic
         if row.turn.action_ids and not math.isfinite(_own(row)):
             row.drop("nonfinite")
         steps.setdefault(row.turn.env_step, []).append(row)
-    found: dict[int, float] = {}
+    residuals: dict[int, float] = {}
     ahead: float | None = 0.0
     residual = 0.0
     for step, members in reversed(steps.items()):
         gone = next((row.dropped for row in members if row.dropped), None)
+        # Without a residual the step's reward is not used, so an unknown one does not exclude the turns.
         if settings.residual_weight and (gone or ahead is None):
             for row in members:
                 row.drop(gone or "nonfinite")
         said = [row for row in members if row.turn.action_ids]
         now = _q_tot(said, joint) if all(math.isfinite(_own(row)) for row in said) else None
         if gone or ahead is None or now is None:
-            residual, found[step], ahead = 0.0, 0.0, now
+            residual, residuals[step], ahead = 0.0, 0.0, now
             continue
         earned = total(row.reward for row in members)
         residual = earned + settings.gamma * ahead - now + settings.gamma * settings.gae_lambda * residual
-        found[step], ahead = residual, now
-    return found
+        residuals[step], ahead = residual, now
+    return residuals
 
 
 def _q_tot(said: Sequence[Row], joint: Joint | None) -> float:

@@ -86,8 +86,8 @@ class Budget:
 
     def counts(self) -> dict[str, float]:
         """Usage so far; the cost only where the prices are known."""
-        found = {"calls": self.calls, "tokens_in": self.tokens_in, "tokens_out": self.tokens_out}
-        return {name: float(value) for name, value in found.items()} | (
+        counters = {"calls": self.calls, "tokens_in": self.tokens_in, "tokens_out": self.tokens_out}
+        return {name: float(value) for name, value in counters.items()} | (
             {"cost": self.spent} if self.prices.known else {}
         )
 

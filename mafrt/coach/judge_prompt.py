@@ -98,11 +98,11 @@ def make_ask(
 
 def schema(spans: bool) -> dict[str, Any]:
     """JSON schema of a verdict. Ranges are not in it, since not every provider knows them: `replies` checks them."""
-    found: dict[str, Any] = {"reason": {"type": "string"}, "score": {"type": "number"}}
+    properties: dict[str, Any] = {"reason": {"type": "string"}, "score": {"type": "number"}}
     if spans:
-        one = _object({"quote": {"type": "string"}, "score": {"type": "number"}})
-        found["spans"] = {"type": "array", "items": one}
-    return _object(found)
+        span = _object({"quote": {"type": "string"}, "score": {"type": "number"}})
+        properties["spans"] = {"type": "array", "items": span}
+    return _object(properties)
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:

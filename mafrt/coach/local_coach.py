@@ -55,8 +55,8 @@ class LocalCoach(Coach):
         self._window = base.context_window
         self._opened = opens_thought(base.tokenizer)
         words = [*getattr(base.tokenizer, "all_special_tokens", ()), *base.tokenizer.get_added_vocab()]
-        found = sorted({word for word in words if word and not word.isspace()}, key=len, reverse=True)
-        self._markup = re.compile("|".join(map(re.escape, found))) if found else None
+        longest_first = sorted({word for word in words if word and not word.isspace()}, key=len, reverse=True)
+        self._markup = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         asks = [make_ask(self.rubric, case, structured=False, guard=self._guard) for case in cases]
@@ -80,23 +80,23 @@ class LocalCoach(Coach):
         assert self._engine is not None, "bind() comes first"
         adapter = None if self.adapter is None else JUDGE
         sampling = SamplingParams(max_new_tokens=self.max_tokens, temperature=0.0)
-        found: list[Verdict | UnreadableError] = []
+        verdicts: list[Verdict | UnreadableError] = []
         requests: list[Request] = []
         for ask in asks:
             ids = encode_prompt(self._base.tokenizer, ask.system, ask.user)
             if len(ids) + 1 > self._window:
                 # Not a matter of how it is asked, so asking again would not help.
-                found.append(Unscored(f"the question has {len(ids)} tokens, more than the base's {self._window}"))
+                verdicts.append(Unscored(f"the question has {len(ids)} tokens, more than the base's {self._window}"))
             else:
-                found.append(UnreadableError(len(requests)))  # its place among the requests, until it is answered
+                verdicts.append(UnreadableError(len(requests)))  # its place among the requests, until it is answered
                 requests.append(Request(ids, adapter, sampling, seed=0))
         self._calls += len(requests)
         replies = self._engine.generate(requests) if requests else []
-        for place, waiting in enumerate(found):
+        for place, waiting in enumerate(verdicts):
             if isinstance(waiting, UnreadableError):
                 reply = replies[waiting.args[0]]
-                found[place] = self._read(reply.text, cut=reply.stop == "length", quoted=asks[place].quoted)
-        return found
+                verdicts[place] = self._read(reply.text, cut=reply.stop == "length", quoted=asks[place].quoted)
+        return verdicts
 
     def _read(self, text: str, *, cut: bool, quoted: Sequence[str]) -> Verdict | UnreadableError:
         try:

@@ -122,14 +122,14 @@ class OpenAIProvider:
             form["response_format"] = {"type": "json_schema", "json_schema": wanted}
         messages: Any = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
         try:
-            found = await self._client.chat.completions.create(
+            response = await self._client.chat.completions.create(
                 model=self._model, messages=messages, **self._limit, **form
             )
         except Exception as error:
             raise _failure(error, self._key) from error
-        choice = _first(getattr(found, "choices", None))
+        choice = _first(getattr(response, "choices", None))
         message = getattr(choice, "message", None)
-        usage = getattr(found, "usage", None)
+        usage = getattr(response, "usage", None)
         reason = getattr(choice, "finish_reason", None)
         text, problem = _text_of(getattr(message, "content", None))
         if getattr(message, "refusal", None):
@@ -162,7 +162,7 @@ class AnthropicProvider:
         if ask.schema is not None:
             form["output_config"] = {"format": {"type": "json_schema", "schema": ask.schema}}
         try:
-            found = await self._client.messages.create(
+            response = await self._client.messages.create(
                 model=self._model,
                 max_tokens=self._max_tokens,
                 system=ask.system,
@@ -171,13 +171,13 @@ class AnthropicProvider:
             )
         except Exception as error:
             raise _failure(error, self._key) from error
-        usage = getattr(found, "usage", None)
+        usage = getattr(response, "usage", None)
         read = [
             _count(getattr(usage, name, None))
             for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         ]
-        blocks = getattr(found, "content", None)
-        reason = getattr(found, "stop_reason", None)
+        blocks = getattr(response, "content", None)
+        reason = getattr(response, "stop_reason", None)
         cut = ("max_tokens", "model_context_window_exceeded")
         text, problem = _joined(blocks, lambda block: getattr(block, "type", None) == "text")
         return Reply(
@@ -211,7 +211,7 @@ class GoogleProvider:
         if ask.schema is not None:
             form = {"response_mime_type": "application/json", "response_json_schema": ask.schema}
         try:
-            found = await self._client.aio.models.generate_content(
+            response = await self._client.aio.models.generate_content(
                 model=self._model,
                 contents=ask.user,
                 config=types.GenerateContentConfig(
@@ -220,14 +220,14 @@ class GoogleProvider:
             )
         except Exception as error:
             raise _failure(error, self._key) from error
-        candidate = _first(getattr(found, "candidates", None))
+        candidate = _first(getattr(response, "candidates", None))
         text, problem = _joined(
             getattr(getattr(candidate, "content", None), "parts", None), lambda part: not getattr(part, "thought", None)
         )
-        if blocked := getattr(getattr(found, "prompt_feedback", None), "block_reason", None):
+        if blocked := getattr(getattr(response, "prompt_feedback", None), "block_reason", None):
             problem = f"the provider blocked the question ({str(getattr(blocked, 'name', blocked))[:40]})"
         reason = getattr(candidate, "finish_reason", None)
-        usage = getattr(found, "usage_metadata", None)
+        usage = getattr(response, "usage_metadata", None)
         written = [_count(getattr(usage, name, None)) for name in ("candidates_token_count", "thoughts_token_count")]
         return Reply(
             text=text,

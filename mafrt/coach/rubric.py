@@ -64,8 +64,8 @@ def load_rubric(given: str | None, own: str | None = None) -> Rubric:
     """
     if given is None:
         # A workflow of one's own need not come with a rubric.
-        found = _named(own) if own is not None else None
-        return _read(found or SHIPPED / f"{GENERAL}.md")
+        named = _named(own) if own is not None else None
+        return _read(named or SHIPPED / f"{GENERAL}.md")
     path = _named(given)
     if path is None:
         if "/" in given or "." in given:

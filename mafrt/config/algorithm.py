@@ -282,8 +282,8 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
         for name, kind in classes.items():
             for setting in kind.settings().values():
                 merged.setdefault(setting.name, {})[name] = setting
-        found = {"algorithm": _ALGORITHM_FLAG}
-        return found | {name: _merge(users, classes) for name, users in merged.items()}
+        settings = {"algorithm": _ALGORITHM_FLAG}
+        return settings | {name: _merge(users, classes) for name, users in merged.items()}
 
     @classmethod
     def from_flags(cls, values: Mapping[str, Any], named: Collection[str]) -> AlgorithmSettings:
@@ -316,9 +316,9 @@ def algorithm_class(name: str) -> type[AlgorithmSettings]:
     Raises:
         ConfigError: an unknown name (names the nearest), a module that cannot be imported, or another kind of class.
     """
-    found = REGISTRY.resolve(name)
-    _check_class(name, found)
-    return found
+    cls = REGISTRY.resolve(name)
+    _check_class(name, cls)
+    return cls
 
 
 def algorithm_name(kind: type[AlgorithmSettings]) -> str:

@@ -47,15 +47,15 @@ def _described(kind: Any) -> dict[str, Setting]:
     for base in reversed(kind.__mro__[:-1]):
         helps |= _help_texts(base)
     hints = get_type_hints(kind)
-    found = {}
+    described = {}
     for item in fields(kind):
         shape = _shape(hints[item.name])
         if shape is not None and item.metadata.get("flag", True):
             value_type, optional, many, choices = shape
-            found[item.name] = Setting(
+            described[item.name] = Setting(
                 item.name, value_type, item.default, helps.get(item.name, ""), optional, many, choices
             )
-    return found
+    return described
 
 
 def _help_texts(kind: type) -> dict[str, str]:

@@ -96,7 +96,7 @@ def reach_servers(config: EngineConfig, model: str) -> None:
     silent = []
     for url in config.vllm_servers:
         try:
-            found = _models(url.rstrip("/"))
+            models = _models(url.rstrip("/"))
         except HTTPError as error:
             if error.code in (401, 403):
                 raise ConfigError(f"{url} refuses the token ({error.code}); set {TOKEN} to its --api-key.") from None
@@ -104,7 +104,7 @@ def reach_servers(config: EngineConfig, model: str) -> None:
         except (URLError, OSError, ValueError) as error:
             silent.append(f"{url}: {getattr(error, 'reason', error)}")
         else:
-            for served in found:
+            for served in models:
                 _refuse_other_base(url, served, model)
     if config.vllm_servers and len(silent) == len(config.vllm_servers):
         raise EngineDownError(f"No vLLM server answers ({'; '.join(silent)}); start one, or leave --vllm_servers out.")
@@ -117,20 +117,20 @@ def _models(url: str) -> list[str]:
     token = os.environ.get(TOKEN)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with build_opener(ProxyHandler({})).open(Request(url + "/v1/models", headers=headers), timeout=5) as answer:
-        found = json.loads(answer.read())
-    if not isinstance(found, dict) or not isinstance(found.get("data"), list):
+        content = json.loads(answer.read())
+    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
         raise ValueError("it is no OpenAI-compatible server")
-    return [str(card.get("root", "")) for card in found["data"] if not card.get("parent")]
+    return [str(card.get("root", "")) for card in content["data"] if not card.get("parent")]
 
 
 def _refuse_other_base(url: str, served: str, model: str) -> None:
     """Compare the configurations of two model folders; log-probabilities are compared later (`logprob_check`)."""
-    theirs, ours = _shape(Path(served)), _shape(base_folder(model) or Path(model))
-    for name in ours.keys() & theirs.keys():
-        if ours[name] != theirs[name]:
+    served_shape, ours = _shape(Path(served)), _shape(base_folder(model) or Path(model))
+    for name in ours.keys() & served_shape.keys():
+        if ours[name] != served_shape[name]:
             raise ConfigError(
-                f"{url} holds another base ({served}): its {name} is {theirs[name]}, that of {model} is {ours[name]}; "
-                "start it with the base that is trained."
+                f"{url} holds another base ({served}): its {name} is {served_shape[name]}, that of {model} is "
+                f"{ours[name]}; start it with the base that is trained."
             )
 
 

@@ -63,12 +63,12 @@ def self_check(engine: Engine, base: SharedBase, where: str = "vLLM") -> SelfChe
     versions = dict(base.versions)
     try:
         base_nats = _check_base(engine, base, prompt, bound, where)
-        found = [_check_adapters(engine, base, prompt, bound, where, number) for number in range(2)]
+        gaps = [_check_adapters(engine, base, prompt, bound, where, number) for number in range(2)]
     finally:
         for name, state in before.items():
             base.load_adapter_state(name, state)
         base.versions.update(versions)
-    return SelfCheck(base_nats, max((gap for gap, _ in found)), min((effect for _, effect in found)))
+    return SelfCheck(base_nats, max((gap for gap, _ in gaps)), min((effect for _, effect in gaps)))
 
 
 def probe_prompt(base: SharedBase) -> list[int]:
@@ -185,10 +185,10 @@ def _dtype(base: SharedBase) -> str:
     return str(base.model.dtype).removeprefix("torch.")
 
 
-def summary(found: Mapping[str, SelfCheck]) -> str:
+def summary(checks: Mapping[str, SelfCheck]) -> str:
     """One line for the log, by engine."""
     return "; ".join(
         f"{where}: base within {check.base_nats:.1e} nats of the trainer, adapters within {check.adapter_nats:.1e} "
         f"(their known weights change {check.effect_nats:.2f})"
-        for where, check in found.items()
+        for where, check in checks.items()
     )

@@ -71,15 +71,15 @@ def completion(
     """
     tokens = list(ids)
     if request.sampling.temperature == 0:
-        found = [0.0] * len(tokens)
+        values = [0.0] * len(tokens)
     else:
-        found = [math.nan if value is None else float(value) for value in logprobs]
-    if len(found) != len(tokens) or not all(math.isfinite(value) and value > NO_LOGPROB for value in found):
+        values = [math.nan if value is None else float(value) for value in logprobs]
+    if len(values) != len(tokens) or not all(math.isfinite(value) and value > NO_LOGPROB for value in values):
         raise NonFiniteLogitsError([request.adapter])
     stop: Stop = "eos" if tokens and tokens[-1] in base.eos_ids else "length" if finish == "length" else "stop"
     return Completion(
         ids=tokens,
-        logprobs=found,
+        logprobs=values,
         stop=stop,
         text=base.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         adapter_version=0 if request.adapter is None else base.versions[request.adapter],
@@ -88,7 +88,7 @@ def completion(
 
 def by_adapter(requests: Sequence[Request]) -> Mapping[str | None, list[int]]:
     """Places of the requests of each adapter, equal prompts side by side."""
-    found: dict[str | None, list[int]] = {}
+    places: dict[str | None, list[int]] = {}
     for place in sorted(range(len(requests)), key=lambda place: tuple(requests[place].prompt_ids)):
-        found.setdefault(requests[place].adapter, []).append(place)
-    return found
+        places.setdefault(requests[place].adapter, []).append(place)
+    return places

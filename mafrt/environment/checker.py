@@ -175,12 +175,12 @@ def _check_spawn(env: Session, problems: Findings) -> None:
     except Exception as error:
         problems.add(f"spawn() raised {type(error).__name__}: {error_line(error)}{user_line(error)}")
         return
-    one, other = left.unwrapped, right.unwrapped
-    if type(one) is not type(env.unwrapped) or one is other or one is env.unwrapped:
-        problems.add(f"spawn() must return a {env.class_name} of its own each time, found {brief(one)}")
+    first, other = left.unwrapped, right.unwrapped
+    if type(first) is not type(env.unwrapped) or first is other or first is env.unwrapped:
+        problems.add(f"spawn() must return a {env.class_name} of its own each time, found {brief(first)}")
         return
-    if one.agents != env.agents:
-        problems.add(f"spawn() gave a sibling with the agents {one.agents} instead of {env.agents}")
+    if first.agents != env.agents:
+        problems.add(f"spawn() gave a sibling with the agents {first.agents} instead of {env.agents}")
         return
     alone = [play(env, seed, action_seed=seed) for seed in (0, 1)]
     together = _interleaved(left, right)

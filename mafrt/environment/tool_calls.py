@@ -59,20 +59,20 @@ def visible(text: str, *, opened: bool = False) -> str:
         inside = last >= 0 and (first < 0 or last < first)
     while place < len(text):
         mark = THOUGHT if inside else THINK
-        found = text.find(mark, place)
-        end = len(text) if found < 0 else found
+        position = text.find(mark, place)
+        end = len(text) if position < 0 else position
         if not inside:
             kept.append(text[place:end])
-        if found < 0:
+        if position < 0:
             break
-        place, inside = found + len(mark), not inside
+        place, inside = position + len(mark), not inside
     whole = "".join(kept)
     return whole.strip() if opened or THINK in text or THOUGHT in text else whole
 
 
 def find_call(text: str) -> ToolCall | BadCall | None:
     """The last tool call of `text`, None if it makes none."""
-    found: ToolCall | BadCall | None = None
+    tool_call: ToolCall | BadCall | None = None
     opened: re.Match[str] | None = None
     for mark in _MARK.finditer(text):
         fence, language, call, call_end = mark.groups()
@@ -81,15 +81,15 @@ def find_call(text: str) -> ToolCall | BadCall | None:
                 opened = mark
         elif fence and opened[1] and not language and len(fence) >= len(opened[1]):
             if opened[2].lower() in _LANGUAGES:
-                found = ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]})
+                tool_call = ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]})
             opened = None
         elif call_end and opened[3]:
-            found = _from_json(text[opened.end() : mark.start()])
+            tool_call = _from_json(text[opened.end() : mark.start()])
             opened = None
     if opened is not None and (opened[3] or opened[2].lower() in _LANGUAGES):
         problem = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
         return BadCall(f"Nothing was run: {problem}.")
-    return found
+    return tool_call
 
 
 def code_of(call: ToolCall) -> str | BadCall:

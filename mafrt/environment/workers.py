@@ -212,8 +212,8 @@ class _Pool:
                     socket.send_fds(control, [json.dumps(request).encode()], descriptors)
                     control.settimeout(30.0)
                     if answer := control.recv(65536):
-                        found: dict[str, Any] = json.loads(answer)
-                        return found
+                        reply: dict[str, Any] = json.loads(answer)
+                        return reply
                 except OSError as error:
                     log.debug("the nursery of %s is gone: %s", self.env.class_name, error)
                 self._control = None
@@ -222,7 +222,7 @@ class _Pool:
             return {}
 
     def _begin(self) -> socket.socket:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _channels.add(control)
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -236,10 +236,10 @@ class _Pool:
             try:
                 for channel in list(_channels):
                     channel.close()
-                run_nursery(self.env, theirs, trainer)
+                run_nursery(self.env, child_end, trainer)
             finally:
                 os._exit(0)  # the trainer's code must never go on in this process
-        theirs.close()
+        child_end.close()
         self._control = control
         weakref.finalize(self, _end, control, pid, trainer)
         return control
@@ -277,14 +277,14 @@ class _Worker:
         """The number of the present life; a process that is gone is replaced."""
         with self._lock:
             if self._channel is None:
-                channel, theirs = socket.socketpair()
+                channel, child_end = socket.socketpair()
                 stack, stack_end = os.pipe()
                 os.set_blocking(stack, False)
                 _channels.add(channel)
                 self._lives += 1
                 request = {"op": "worker", "number": self._number + MOST_WORKERS * self._lives}
-                answer = self._ask(request, (theirs.fileno(), stack_end))
-                theirs.close()
+                answer = self._ask(request, (child_end.fileno(), stack_end))
+                child_end.close()
                 os.close(stack_end)
                 if "pid" not in answer:
                     channel.close()

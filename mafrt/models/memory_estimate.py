@@ -176,23 +176,23 @@ def model_shape(model: str) -> ModelShape:
         return MODEL_SHAPES[model]
     path = Path(model).expanduser() / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(
             f"{model!r} is neither a known model ({', '.join(MODEL_SHAPES)}) nor a folder with a readable config.json; "
             "give one of those names, or the folder of a model."
         ) from None
     try:
-        heads = int(found["num_attention_heads"])
+        heads = int(config["num_attention_heads"])
         return ModelShape(
-            hidden=int(found["hidden_size"]),
-            layers=int(found["num_hidden_layers"]),
-            inner=int(found["intermediate_size"]),
+            hidden=int(config["hidden_size"]),
+            layers=int(config["num_hidden_layers"]),
+            inner=int(config["intermediate_size"]),
             heads=heads,
-            kv_heads=int(found.get("num_key_value_heads") or heads),
-            head_dim=int(found.get("head_dim") or int(found["hidden_size"]) // heads),
-            vocabulary=int(found["vocab_size"]),
-            tied=bool(found.get("tie_word_embeddings", False)),
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
@@ -202,8 +202,8 @@ def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ..
     """Rows of (how, base, adapters, activations, keys and values, peak) in GB, after a line of titles."""
     shape = model_shape(model)
     rows: list[tuple[str, ...]] = [("", "base", "adapters", "activations", "keys, values", "peak of one GPU")]
-    for title, one in variants:
-        found = footprint(shape, one)
-        parts = (found.base, found.adapters, found.activations, found.keys_and_values, found.peak)
+    for title, use in variants:
+        memory = footprint(shape, use)
+        parts = (memory.base, memory.adapters, memory.activations, memory.keys_and_values, memory.peak)
         rows.append((title, *(f"{part / 1e9:.2f}" for part in parts)))
     return rows

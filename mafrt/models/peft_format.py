@@ -225,17 +225,17 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
     """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
-    found = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
+    unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
     if config.get("peft_type", "LORA") != "LORA":
-        found.append(f"peft_type={config['peft_type']!r}")
+        unsupported.append(f"peft_type={config['peft_type']!r}")
     if config.get("bias", "none") != "none":
-        found.append(f"bias={config['bias']!r}")
+        unsupported.append(f"bias={config['bias']!r}")
     if config.get("init_lora_weights", True) not in (True, False, "gaussian", "eva", "orthogonal"):
         # PiSSA, OLoRA, CorDA and LoftQ subtract the initial adapter from the base's weights, which are frozen here.
-        found.append(f"init_lora_weights={config['init_lora_weights']!r}")
-    if found:
+        unsupported.append(f"init_lora_weights={config['init_lora_weights']!r}")
+    if unsupported:
         raise CheckpointError(
-            f"{folder / CONFIG}: found {', '.join(found)}, expected plain LoRA on linear layers; "
+            f"{folder / CONFIG}: found {', '.join(unsupported)}, expected plain LoRA on linear layers; "
             "convert the adapter with PEFT, or merge it into the base"
         )
 
@@ -284,17 +284,17 @@ def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> 
     return default
 
 
-def refuse_other_shape(own: AdapterShape, found: PeftFolder, *, name: str) -> None:
+def refuse_other_shape(own: AdapterShape, loaded: PeftFolder, *, name: str) -> None:
     """Raise CheckpointError unless a folder fits an adapter that exists.
 
     Such an adapter keeps its parameters, since an optimizer may hold them.
     """
-    have_layers, want_layers = found.shape.layers, own.layers
+    have_layers, want_layers = loaded.shape.layers, own.layers
     for path in sorted(want_layers.keys() | have_layers.keys()):
         have, want = have_layers.get(path), want_layers.get(path)
         if have is None or want is None or have[0] != want[0] or not math.isclose(have[1], want[1], rel_tol=1e-6):
             raise CheckpointError(
-                f"{found.path}: found {_words(have)} at {path}, expected {_words(want)} as the run asks for adapter "
+                f"{loaded.path}: found {_words(have)} at {path}, expected {_words(want)} as the run asks for adapter "
                 f"{name!r}; give the agent the rank, alpha and targets that the folder was saved with"
             )
 

@@ -202,13 +202,13 @@ class SharedBase:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a generation: the model's and the tokenizer's."""
-        found: set[int] = set()
+        ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
         for holder in (generation, self.config, self.tokenizer):
             value = getattr(holder, "eos_token_id", None)
             if value is not None:
-                found.update([value] if isinstance(value, int) else value)
-        return frozenset(found)
+                ids.update([value] if isinstance(value, int) else value)
+        return frozenset(ids)
 
     @property
     def pad_id(self) -> int:
@@ -257,15 +257,15 @@ class SharedBase:
 
     def linear_paths(self) -> dict[str, tuple[int, int]]:
         """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""
-        found: dict[str, tuple[int, int]] = {}
+        features: dict[str, tuple[int, int]] = {}
         for path, module in self.model.named_modules():
             if path in self._layers:
-                found[path] = (module.in_features, module.out_features)
+                features[path] = (module.in_features, module.out_features)
             elif path.rpartition(".")[0] not in self._layers and module is not self.head:
                 shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
                 if isinstance(shape[0], int) and isinstance(shape[1], int):
-                    found[path] = (shape[0], shape[1])
-        return found
+                    features[path] = (shape[0], shape[1])
+        return features
 
     def place_adapter(
         self,
@@ -326,14 +326,14 @@ class SharedBase:
 
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
-        found = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
+        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
         if name in self.records:
-            peft_format.refuse_other_shape(self.records[name], found, name=name)
+            peft_format.refuse_other_shape(self.records[name], loaded, name=name)
         else:
-            shape = found.shape
+            shape = loaded.shape
             self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0)
-        layers, where = self.adapter_layers(name), str(found.path / peft_format.WEIGHTS)
-        peft_format.copy_state(layers, found.tensors, name=name, where=where)
+        layers, where = self.adapter_layers(name), str(loaded.path / peft_format.WEIGHTS)
+        peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
         self.bump(name)
 
     def bump(self, name: str) -> None:

@@ -69,23 +69,23 @@ def play_together(
 
     if processes.size == 1:
         return play()
-    mine: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     try:
         episodes, stats = play()
-        mine["episodes"] = [records.pack_episode(episode) for episode in episodes]
-        mine["stats"] = {name: getattr(stats, name) for name in _COUNTS}
-        mine["last_error"] = None if stats.last_error is None else str(stats.last_error)
+        own["episodes"] = [records.pack_episode(episode) for episode in episodes]
+        own["stats"] = {name: getattr(stats, name) for name in _COUNTS}
+        own["last_error"] = None if stats.last_error is None else str(stats.last_error)
     except MafrtError as error:
-        mine["error"] = packed_error(error)
-    found = processes.gather({**mine, "drawn": starts.drawn, "rounds": starts.rounds})
-    for one in found:
-        if "error" in one:
-            raise unpacked_error(one["error"])
-    starts.drawn = max(one["drawn"] for one in found)
-    starts.rounds = max(one["rounds"] for one in found)
+        own["error"] = packed_error(error)
+    parts = processes.gather({**own, "drawn": starts.drawn, "rounds": starts.rounds})
+    for part in parts:
+        if "error" in part:
+            raise unpacked_error(part["error"])
+    starts.drawn = max(part["drawn"] for part in parts)
+    starts.rounds = max(part["rounds"] for part in parts)
     together = PlayStats()
-    for one in found:
-        last = None if one["last_error"] is None else EnvError(one["last_error"])
-        together.add(PlayStats(**one["stats"], last_error=last))
-    whole = [records.unpack_episode(record) for one in found for record in one["episodes"]]
+    for part in parts:
+        last = None if part["last_error"] is None else EnvError(part["last_error"])
+        together.add(PlayStats(**part["stats"], last_error=last))
+    whole = [records.unpack_episode(record) for part in parts for record in part["episodes"]]
     return sorted(whole, key=lambda episode: episode.id), together

@@ -62,11 +62,12 @@ def resample(
         if not empty:
             break
         fresh = stream(len(empty), drawn, dealt)
-        found, more = play(fresh)
+        fresh_episodes, more = play(fresh)
         stats.add(more)
         drawn, dealt = fresh.drawn, fresh.rounds
-        if not found:
+        # An interrupted round has no episodes; the groups already played stay as they are.
+        if not fresh_episodes:
             break
-        kept = [episode for episode in kept if episode.group not in empty] + found
+        kept = [episode for episode in kept if episode.group not in empty] + fresh_episodes
         done, replaced = done + 1, replaced + len(empty)
     return Resampled(sorted(kept, key=lambda episode: episode.id), drawn, done, replaced)

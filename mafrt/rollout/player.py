@@ -109,6 +109,7 @@ class Player:
         live: list[Live] = []
         try:
             for slot, env in enumerate(envs):
+                # All slots start before the first generation, so the first batch is as wide as the following ones.
                 self._begin(live, slot, session_of(env), None, stretch)
             while live and not interrupted():
                 live = self._advance(live, stretch)
@@ -140,6 +141,7 @@ class Player:
         going: list[Live] = []
         for item in live:
             requests = {agent: self._request(item, agent) for agent in item.observations}
+            # One agent without room ends the episode for all: the environment waits for every answer.
             room = min(self.context_window - len(request.prompt_ids) for request in requests.values())
             if room < 1:
                 stretch.stats.prompt_too_long += 1
@@ -154,6 +156,7 @@ class Player:
             self._step(item, answers[item.key], results[item.key], going, stretch)
         if self.feedback is not None:
             self._tell([item for item in going if item.key in answers], self.feedback)
+        # Sorted by slot: batches, and with them float rounding, must not depend on which episode ended first.
         return sorted(going, key=lambda item: item.slot)
 
     def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
@@ -189,6 +192,7 @@ class Player:
             except EnvError as error:
                 return error
 
+        # Threads pay off only for environments that block outside of Python, such as sandboxes.
         waiting = [item for item in live if item.env.blocking]
         if len(waiting) < 2:
             return {item.key: step(item) for item in live}
@@ -216,6 +220,7 @@ class Player:
             item.take(result)
         except EnvError as error:
             stretch.stats.lost(error)
+            # The lost episode is discarded whole: a part of it would have no outcome to learn from.
             self._begin(going, item.slot, item.env, None, stretch)
             return
         if over:
@@ -232,6 +237,7 @@ class Player:
     def _request(self, item: Live, agent: str) -> Request:
         ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
         sampling, room = self.sampling[agent], self.context_window - len(ids)
+        # Prompt and answer must fit into the context window together.
         if 0 < room < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
         return Request(

@@ -78,6 +78,7 @@ class TaskStream:
         return Start(
             id=f"{self.iteration:06d}-{self._before + turn_round:03d}-{slot:05d}",
             group=f"{self.iteration:06d}-{draw:09d}",
+            # Samples of a group share the environment's seed and differ in the sampler's, as GRPO's groups require.
             reset_seed=seed_of(self.seed, "draw", draw),
             seed=seed_of(self.seed, "episode", draw, sample),
             task=self._task(draw),

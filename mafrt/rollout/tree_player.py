@@ -204,7 +204,7 @@ def scorable(env: Env, judged: Callable[[Evidence | None], bool], episodes: int 
     Args:
         judged: whether a coach would judge a turn with this evidence.
     """
-    found: set[str] = set()
+    scored: set[str] = set()
     spoke: set[str] = set()
     for seed in range(episodes):
         for step in play(env.spawn(), seed=seed, action_seed=seed)[1:]:
@@ -212,7 +212,7 @@ def scorable(env: Env, judged: Callable[[Evidence | None], bool], episodes: int 
                 return set(env.agents)  # it does not even play; that will be reported where it can be
             actions, (_, rewards, *_), (outcome, evidence) = step
             spoke |= set(actions)
-            found |= {a for a in actions if outcome is not None or a in rewards or judged((evidence or {}).get(a))}
-        if spoke >= set(env.agents) and found >= spoke:
+            scored |= {a for a in actions if outcome is not None or a in rewards or judged((evidence or {}).get(a))}
+        if spoke >= set(env.agents) and scored >= spoke:
             break
-    return found | (set(env.agents) - spoke)
+    return scored | (set(env.agents) - spoke)

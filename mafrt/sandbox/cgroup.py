@@ -140,7 +140,7 @@ def close(descriptors: Sequence[int]) -> None:
 def _candidates() -> list[Groups]:
     """Places to try, best first: version 2, then version 1; the own group first, then its ancestors."""
     mounts, own = _mounts(), _own_groups()
-    found: list[Groups] = []
+    groups: list[Groups] = []
     if "" in mounts and "" in own:
         root = mounts[""]
         place = root / own[""].lstrip("/")
@@ -148,35 +148,35 @@ def _candidates() -> list[Groups]:
             if folder != root and root not in folder.parents:
                 break
             if _enabled(folder):
-                found.append(Groups(2, (folder,)))
+                groups.append(Groups(2, (folder,)))
     if all(name in mounts and name in own for name in CONTROLLERS):
         parents = tuple(mounts[name] / own[name].lstrip("/") for name in CONTROLLERS)
         roots = tuple(mounts[name] for name in CONTROLLERS)
-        found += [Groups(1, parents), Groups(1, roots)] if parents != roots else [Groups(1, parents)]
-    return found
+        groups += [Groups(1, parents), Groups(1, roots)] if parents != roots else [Groups(1, parents)]
+    return groups
 
 
 def _mounts() -> dict[str, Path]:
     """Controller -> mount point of its version 1 hierarchy; the empty name stands for version 2."""
-    found: dict[str, Path] = {}
+    mounts: dict[str, Path] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, place, kind, options, *_ = line.split()
             if kind == "cgroup2":
-                found.setdefault("", Path(place))
+                mounts.setdefault("", Path(place))
             elif kind == "cgroup":
-                found.update({name: Path(place) for name in CONTROLLERS if name in options.split(",")})
-    return found
+                mounts.update({name: Path(place) for name in CONTROLLERS if name in options.split(",")})
+    return mounts
 
 
 def _own_groups() -> dict[str, str]:
     """Controller -> path of the group that this process is in; the empty name stands for version 2."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
-            found.update(dict.fromkeys(names.split(","), path))
-    return found
+            paths.update(dict.fromkeys(names.split(","), path))
+    return paths
 
 
 def _enabled(folder: Path) -> bool:

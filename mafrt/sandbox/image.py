@@ -93,9 +93,9 @@ def image(more: str | None = None) -> Image:
     packages: dict[str, str] = {}
     hidden: list[str] = []
     for distribution in _distributions(wanted):
-        found = _top_level(distribution)
-        packages |= found
-        hidden += _data(distribution, found)
+        entries = _top_level(distribution)
+        packages |= entries
+        hidden += _data(distribution, entries)
     return Image(folders, tuple(_masked(folders)), tuple(sorted(packages.items())), tuple(sorted(hidden)))
 
 
@@ -108,11 +108,11 @@ def _folders() -> Iterator[str]:
     library = sysconfig.get_path("stdlib", vars={"base": base, "installed_base": base})
     wanted = [f"{place}/{name}" for place in {base, real} for name in ("bin", "lib", "lib64")]
     wanted += [library, executable(), os.path.realpath(executable())]
-    found: list[str] = []
+    folders: list[str] = []
     for path in sorted(set(wanted), key=len):
-        if os.path.exists(path) and not any(within(path, folder) for folder in (*system, *found)):
-            found.append(path)
-    yield from found
+        if os.path.exists(path) and not any(within(path, folder) for folder in (*system, *folders)):
+            folders.append(path)
+    yield from folders
 
 
 def _masked(folders: Iterable[str]) -> Iterator[str]:
@@ -126,9 +126,9 @@ def _masked(folders: Iterable[str]) -> Iterator[str]:
         place = Path(folder)
         if not place.is_dir() or place.is_symlink():
             continue
-        found = [path for name in PACKAGE_FOLDERS for path in (*place.glob(f"python*/{name}"), *place.glob(name))]
-        found += [place / "R"]
-        masked += [str(path) for path in found if path.is_dir() and not path.is_symlink()]
+        paths = [path for name in PACKAGE_FOLDERS for path in (*place.glob(f"python*/{name}"), *place.glob(name))]
+        paths += [place / "R"]
+        masked += [str(path) for path in paths if path.is_dir() and not path.is_symlink()]
         masked += [path for path in own if within(path, os.path.realpath(folder))]
     for path in sorted(set(masked), key=len):
         if not any(within(path, other) for other in masked if other != path):
@@ -144,11 +144,11 @@ def _distributions(names: Iterable[str]) -> Iterator[importlib.metadata.Distribu
             continue
         seen.add(name)
         try:
-            found = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(name)
         except (importlib.metadata.PackageNotFoundError, ValueError):
             continue
-        waiting += [required for line in found.requires or () if (required := _required(line))]
-        yield found
+        waiting += [required for line in distribution.requires or () if (required := _required(line))]
+        yield distribution
 
 
 def _required(line: str) -> str:
@@ -159,19 +159,19 @@ def _required(line: str) -> str:
 
 def _top_level(distribution: importlib.metadata.Distribution) -> dict[str, str]:
     """Name -> path of a distribution's entries in site-packages."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for file in distribution.files or ():
         name = file.parts[0]
-        if name not in ("..", "__pycache__", "/", OWN) and name not in found and not name.endswith(".pth"):
-            found[name] = os.path.abspath(str(distribution.locate_file(name)))
+        if name not in ("..", "__pycache__", "/", OWN) and name not in entries and not name.endswith(".pth"):
+            entries[name] = os.path.abspath(str(distribution.locate_file(name)))
     for name in (distribution.read_text("top_level.txt") or "").split():
         # An editable or a system's package has no list of files, or one that does not name the code.
-        if name not in found and name != OWN and (spec := importlib.util.find_spec(name)) is not None:
+        if name not in entries and name != OWN and (spec := importlib.util.find_spec(name)) is not None:
             places = list(spec.submodule_search_locations or ())
             path = places[0] if places else spec.origin
             if path and os.path.exists(path):
-                found[os.path.basename(path)] = os.path.abspath(path)
-    return {name: path for name, path in found.items() if os.path.exists(path)}
+                entries[os.path.basename(path)] = os.path.abspath(path)
+    return {name: path for name, path in entries.items() if os.path.exists(path)}
 
 
 def _data(distribution: importlib.metadata.Distribution, packages: Mapping[str, str]) -> set[str]:
@@ -182,15 +182,15 @@ def _data(distribution: importlib.metadata.Distribution, packages: Mapping[str, 
         if name not in listed and os.path.isdir(path):  # no list of files came with it
             for folder, _, names in os.walk(path):
                 files += [(name, *Path(os.path.relpath(folder, path), file).parts) for file in names]
-    found = set()
+    data_files = set()
     for parts in files:
         if parts[0] in packages and Path(parts[-1]).suffix.lower() in DATA_SUFFIXES:
             for depth, part in enumerate(parts[1:-1], start=2):
                 if part in DATA_FOLDERS:
-                    found.add("/".join(parts if part == MIXED else parts[:depth]))
+                    data_files.add("/".join(parts if part == MIXED else parts[:depth]))
                     if part != MIXED:
                         break
-    return {path for path in found if not any(within(path, other) for other in found if other != path)}
+    return {path for path in data_files if not any(within(path, other) for other in data_files if other != path)}
 
 
 def _split(path: str, without: set[str], read: list[str], listed: list[str]) -> None:

@@ -89,13 +89,13 @@ def judge(
 @cache
 def sources(*names: str) -> dict[str, bytes]:
     """File name -> text of these modules of ours, with packages around them that are empty."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise EnvError(f"there is no module {name} to judge with")
         parts = name.split(".")
         for depth in range(1, len(parts)):
-            found.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
-        found["/".join(parts) + ".py"] = Path(spec.origin).read_bytes()
-    return found
+            files.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
+        files["/".join(parts) + ".py"] = Path(spec.origin).read_bytes()
+    return files

@@ -44,10 +44,10 @@ class Zygote:
     def __init__(self, command: Command, options: Options, groups: cgroup.Groups | None = None) -> None:
         self._groups = groups
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tell = os.pipe()
         try:
-            arguments, environment = command(theirs.fileno(), tell, options)
+            arguments, environment = command(child_end.fileno(), tell, options)
             self._process = subprocess.Popen(
                 arguments,
                 env=environment,
@@ -55,7 +55,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=self._messages,
                 stderr=self._messages,
-                pass_fds=(theirs.fileno(), tell),
+                pass_fds=(child_end.fileno(), tell),
                 start_new_session=True,
             )
         except OSError as error:
@@ -64,7 +64,7 @@ class Zygote:
             self._messages.close()
             raise SandboxError(f"the sandbox could not be started: {error}") from error
         finally:
-            theirs.close()
+            child_end.close()
             os.close(tell)
         self._control = ours
         self.pid = self._process.pid

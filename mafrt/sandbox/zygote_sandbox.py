@@ -168,14 +168,14 @@ class WarmSandbox:
                 self._zygote = Zygote(self._command, self._options, self._groups)
 
     def _once(self, zygote: Zygote, request: dict[str, Any], contents: list[bytes], timeout_s: float) -> Execution:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         started = False
         group = ""
         with ours:
             try:
                 try:
-                    with theirs:
-                        zygote.hand_over(theirs, START_S + timeout_s + GRACE_S)
+                    with child_end:
+                        zygote.hand_over(child_end, START_S + timeout_s + GRACE_S)
                     ours.settimeout(START_S)
                     # A supervisor that failed to start reads no further, but its error message can still be read.
                     with contextlib.suppress(BrokenPipeError):

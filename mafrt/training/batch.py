@@ -59,6 +59,7 @@ def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id:
     predict, targets, row = [], [], []
     for index, turn in enumerate(turns):
         ids[index, : lengths[index]] = torch.tensor([*turn.prompt_ids, *turn.action_ids])
+        # The hidden state at the last prompt token predicts the first action token.
         first = index * width + len(turn.prompt_ids) - 1
         predict.append(torch.arange(first, first + len(turn.action_ids)))
         targets.append(torch.tensor(turn.action_ids))

@@ -69,6 +69,7 @@ class Critic:
         self.level = level
         self.central = central
         self.seed = seed
+        # The head's initialisation must not advance the global generator, whose state is part of a resume.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head = ValueHead(base.hidden_size, self.settings.critic_hidden_size).to(base.device)
@@ -183,6 +184,7 @@ class Critic:
         place, returns, old = place[sound], returns[sound], old[sound]
         old = (old - self.head.centre) / self.head.scale  # the clip is around the head's output before the update
         if self.settings.value_norm:
+            # Statistics are updated before the targets are computed, so head and targets share one scale.
             self.head.follow(returns)
         targets = (returns - self.head.centre) / self.head.scale
         first: list[Tensor] = []
@@ -192,11 +194,11 @@ class Critic:
             for piece in order.tensor_split(min(self.learn.num_mini_batch, max(len(place), 1))):
                 if not len(piece):
                     continue
-                mine = piece[place[piece] >= 0] if processes.size > 1 else piece
+                own = piece[place[piece] >= 0] if processes.size > 1 else piece
                 loss, _ = value_loss(
-                    self.head.normalised(x[place[mine]]),
-                    old[mine],
-                    targets[mine],
+                    self.head.normalised(x[place[own]]),
+                    old[own],
+                    targets[own],
                     clip=self.settings.value_clip,
                     huber_delta=self.settings.huber_delta,
                     denominator=len(piece),

@@ -168,6 +168,7 @@ class Learner:
         metrics = UpdateMetrics(adapters)
         if not learning:
             return metrics.by_name() | {"epochs": 0.0}
+        # For the rollback; adapters are small, so a copy is cheap.
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
         rates = {name: self.rate(name, iteration) for name in adapters}
         epochs = 0
@@ -265,6 +266,7 @@ class Learner:
             self.micro_batch_tokens //= 2
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
         metrics.steps = 1
+        # An adapter without turns in the mini-batch must not step: its momentum alone would move it.
         spoke = [name for name in adapters if denominators[name].turns]
         for name, norm in self.steps.step(spoke).items():
             if torch.isfinite(norm):

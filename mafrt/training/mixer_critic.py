@@ -307,15 +307,15 @@ class MixerCritic:
 
     def load(self, path: Path) -> None:
         """Load heads and mixer as written by `save`; the target becomes their copy. Raises CheckpointError."""
-        found = load_tensors(path)
-        was = (found.get("kind"), found.get("agents")) if isinstance(found, dict) else (None, None)
+        content = load_tensors(path)
+        was = (content.get("kind"), content.get("agents")) if isinstance(content, dict) else (None, None)
         if was != (self.kind, list(self.agents)):
             raise CheckpointError(
                 f"{path} holds {was[0] or 'a critic'} for agents {was[1]}, expected {self.kind} for "
                 f"{list(self.agents)}; load it with the algorithm and team it was trained with, or leave it out."
             )
         try:
-            self.net.load_state_dict(found["state"])
+            self.net.load_state_dict(content["state"])
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"{path} does not fit this base or critic_hidden_size ({error}).") from None
         self._begin()

@@ -187,7 +187,7 @@ class DeepSpeedOptimizerSteps:
             if not moments:
                 self.optimizers[name].state.clear()
                 continue
-            if any("exp_avg" not in one for one in moments.values()):
+            if any("exp_avg" not in moment for moment in moments.values()):
                 raise CheckpointError(
                     f"The optimizer state of adapter {name!r} is not AdamW's; resume with the --optimizer of the saved "
                     "run, or leave --deepspeed out."

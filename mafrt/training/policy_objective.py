@@ -121,10 +121,11 @@ class PolicyLoss:
         engine = self._engine(turns, batch, old)
         words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
         total = logprobs.new_zeros(())
+        # One term per adapter with its own denominator, so one agent's length does not scale another's loss.
         for name in adapters:
             settings = self.objective.of(name)
-            mine = torch.tensor([owner == name for owner in part.owners], device=old.device)
-            at, count = mine[batch.row].nonzero().squeeze(-1), part.denominators[name]
+            own_rows = torch.tensor([owner == name for owner in part.owners], device=old.device)
+            at, count = own_rows[batch.row].nonzero().squeeze(-1), part.denominators[name]
             factors = None if weights is None else weights[at]
             if engine is not None and settings.importance_cap is not None:
                 trust, stats = truncated_importance_weights(

@@ -59,9 +59,9 @@ class UpdateMetrics:
         for adapter, terms in other._parts.items():
             for term, parts in terms.items():
                 self._parts.setdefault(adapter, {}).setdefault(term, []).extend(parts)
-        for mine, theirs in ((self._losses, other._losses), (self._norms, other._norms)):
-            for adapter, values in theirs.items():
-                mine.setdefault(adapter, []).extend(values)
+        for own, added in ((self._losses, other._losses), (self._norms, other._norms)):
+            for adapter, values in added.items():
+                own.setdefault(adapter, []).extend(values)
 
     def gathered(self, processes: Processes) -> None:
         """Merge the losses' statistics of all processes; norms, steps and skips are already equal in all of them."""
@@ -70,11 +70,11 @@ class UpdateMetrics:
         parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
         losses = {name: sum(map(float, values)) for name, values in self._losses.items()}
         self._parts, self._losses = {}, {}
-        for found in processes.gather({"parts": parts, "losses": losses}):
-            for name, terms in found["parts"].items():
+        for part in processes.gather({"parts": parts, "losses": losses}):
+            for name, terms in part["parts"].items():
                 for term, stats in terms.items():
                     self.add(name, term, {key: torch.tensor(value) for key, value in stats.items()})
-            for name, loss in found["losses"].items():
+            for name, loss in part["losses"].items():
                 self.add_loss(name, torch.tensor(loss, dtype=torch.float64))
 
     def mean_kl(self) -> float:
@@ -84,7 +84,7 @@ class UpdateMetrics:
 
     def by_name(self) -> dict[str, float]:
         """Metrics by name: per adapter `STATISTIC/ADAPTER`, and the counters."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         bad = 0.0
         for adapter in self.adapters:
             for term, parts in self._parts.get(adapter, {}).items():
@@ -92,27 +92,27 @@ class UpdateMetrics:
                 bad += means.get("nonfinite", 0.0) if term == "policy" else 0.0
                 for (of, statistic), name in _NAMES.items():
                     if of == term and statistic in means:  # a user-defined loss may report other statistics
-                        found[f"{name}/{adapter}"] = means[statistic]
+                        metrics[f"{name}/{adapter}"] = means[statistic]
             if adapter in self._losses:
-                found[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)
+                metrics[f"policy_loss/{adapter}"] = sum(float(v) for v in self._losses[adapter]) / max(self.steps, 1)
             if adapter in self._norms:
-                found[f"grad_norm/{adapter}"] = sum(map(float, self._norms[adapter])) / len(self._norms[adapter])
-        found |= {
+                metrics[f"grad_norm/{adapter}"] = sum(map(float, self._norms[adapter])) / len(self._norms[adapter])
+        metrics |= {
             "skipped_updates": float(self.skipped),
             "rollbacks": float(self.rollbacks),
             "nonfinite_terms": bad,
         }
-        return found
+        return metrics
 
 
 def _total(parts: Iterable[Stats]) -> dict[str, float]:
     """Statistics of several micro-batches as those of one."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            known = found.get(name)
+            known = totals.get(name)
             number = float(value)
             if known is not None:
                 number = max(known, number) if name.endswith("_max") else known + number
-            found[name] = number
-    return found
+            totals[name] = number
+    return totals

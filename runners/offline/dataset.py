@@ -220,8 +220,8 @@ def check_number(where: str, record: Mapping[str, Any], name: str) -> None:
     except OverflowError:  # an integer beyond the range of floats
         good = False
     if not good:
-        found = brief(value) if name in record else "nothing"
-        raise DataError(f"{where}: {name!r} must be a finite number or null, found {found}")
+        shown = brief(value) if name in record else "nothing"
+        raise DataError(f"{where}: {name!r} must be a finite number or null, found {shown}")
 
 
 def keys_of(record: Mapping[str, Any]) -> str:

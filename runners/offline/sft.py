@@ -134,12 +134,12 @@ class RecordLearner:
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
         one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, micro_batch_tokens=tokens)
         adapter_of = {agent.name: agent.adapter for agent in team.agents}
-        heat = dict.fromkeys(team.names, 1.0)
+        temperatures = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)
         self.learner = Learner(
             base,
             adapter_of,
-            heat,
+            temperatures,
             learn_settings(team, one_step),
             one_step,
             Objective(),
@@ -154,15 +154,15 @@ class RecordLearner:
         Returns the metrics of `measure` as they were before the step, and `grad_norm/ADAPTER`, `skipped_updates`,
         `rollbacks`, `nonfinite_terms`.
         """
-        mine = self._by_adapter(records)
+        by_adapter = self._by_adapter(records)
         longest = [max(record.turns, key=lambda turn: len(turn.action_ids)) for record in records]
         for turn in longest:
             turn.advantages = [1.0] * len(turn.action_ids)  # in the loss, and every token as much as any other
         self.loss.records = records
-        self.loss.sizes = {name: self.rule.size(part) for name, part in mine.items()}
-        found = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
-        kept = {name: value for name, value in found.items() if not name.startswith(("policy_loss/", "epochs"))}
-        return kept | self._metrics(mine)
+        self.loss.sizes = {name: self.rule.size(part) for name, part in by_adapter.items()}
+        metrics = self.learner.update(longest, list(dict.fromkeys(record.agent for record in records)), iteration)
+        kept = {name: value for name, value in metrics.items() if not name.startswith(("policy_loss/", "epochs"))}
+        return kept | self._metrics(by_adapter)
 
     @torch.no_grad()
     def measure(self, records: Sequence[Record]) -> dict[str, float]:
@@ -198,7 +198,7 @@ class RecordLearner:
         return metrics | {"nonfinite_terms": bad}
 
     def _by_adapter(self, records: Sequence[Record]) -> dict[str, list[Record]]:
-        found: dict[str, list[Record]] = {}
+        by_adapter: dict[str, list[Record]] = {}
         for record in records:
-            found.setdefault(self.learner.adapter_of[record.agent], []).append(record)
-        return found
+            by_adapter.setdefault(self.learner.adapter_of[record.agent], []).append(record)
+        return by_adapter

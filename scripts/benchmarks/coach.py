@@ -157,9 +157,9 @@ def _measure_one(args: argparse.Namespace, way: str, make: Callable[[], Provider
 
     def timed(coach: RemoteCoach, cases: list[Case]) -> float:
         started = time.perf_counter()
-        found = coach.judge(cases)
+        verdicts = coach.judge(cases)
         taken = time.perf_counter() - started
-        if found != [Scored(5.0, "as ever")] * len(cases):
+        if verdicts != [Scored(5.0, "as ever")] * len(cases):
             raise _measure.Disagreement(f"{way}: found turns without the stub's verdict; not timed")
         return taken
 

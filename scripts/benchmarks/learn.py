@@ -106,7 +106,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
 
     def worth() -> dict[str, float]:
         runner.cast()
-        found = evaluate(
+        evaluation = evaluate(
             held_out,
             runner.player,
             tasks=tasks,
@@ -114,8 +114,8 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
             greedy=False,
             seed=seed_of(seed, "bench learn"),
         )
-        assert found is not None
-        return {name: sum(scores) / len(scores) for name, scores in found.scores.items()}
+        assert evaluation is not None
+        return {name: sum(scores) / len(scores) for name, scores in evaluation.scores.items()}
 
     before = worth()
     started = time.process_time()
@@ -149,16 +149,16 @@ def row(rule: str, task: str, results: Sequence[Result], least: float) -> dict[s
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
 
-    found = margin(results)
+    interval = margin(results)
     return {
         "rule": rule,
         "task": task,
         "seeds": [r.seed for r in results],
         "before": round(mean([mean(list(r.before.values())) for r in results]), 3),
         "after": round(mean([mean(list(r.after.values())) for r in results]), 3),
-        **{name: round(value, 3) for name, value in found.items()},
+        **{name: round(value, 3) for name, value in interval.items()},
         "seconds": round(mean([r.seconds for r in results]), 1),
-        "learns": found["margin"] >= least and found["low"] > 0,
+        "learns": interval["margin"] >= least and interval["low"] > 0,
     }
 
 

@@ -163,17 +163,17 @@ def _greedy_loop(model: Any, ids: Tensor, mask: Tensor, steps: int) -> Tensor:
     """Greedy decoding with nothing around the model's forward; `[rows, steps]`."""
     from transformers.cache_utils import DynamicCache
 
-    cache, found = DynamicCache(), []
+    cache, tokens = DynamicCache(), []
     position = (mask.cumsum(1) - 1).clamp(min=0)
     for _ in range(steps):
         hidden = model.model(
             input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
         ).last_hidden_state
         ids = model.lm_head(hidden[:, -1]).argmax(1, keepdim=True)
-        found.append(ids)
+        tokens.append(ids)
         mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
         position = position[:, -1:] + 1
-    return torch.cat(found, 1)
+    return torch.cat(tokens, 1)
 
 
 def _check(base: SharedBase, requests: Sequence[Request], rivals: dict[str, Callable[[], Tokens]]) -> int:

@@ -203,13 +203,13 @@ def _left(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 def _settled(sandbox: WarmSandbox) -> dict[str, int]:
     """The inventory at rest: right after an execution, a spare process may still be on its way, and would be a leak."""
-    found, since = _inventory(sandbox), time.monotonic()
+    inventory, since = _inventory(sandbox), time.monotonic()
     deadline = since + 20
     while time.monotonic() < min(since + 0.5, deadline):
         time.sleep(0.05)
-        if (now := _inventory(sandbox)) != found:
-            found, since = now, time.monotonic()
-    return found
+        if (now := _inventory(sandbox)) != inventory:
+            inventory, since = now, time.monotonic()
+    return inventory
 
 
 def _inventory(sandbox: WarmSandbox) -> dict[str, int]:

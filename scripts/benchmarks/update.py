@@ -199,10 +199,10 @@ def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any,
         worst = max(worst, _measure.agree(f"K={count} {rival} loss", rivals[rival](), expected, tolerance=2e-3))
         if rival in ("forward", "no_grad"):
             continue
-        found = dict(peft.named_parameters())
+        parameters = dict(peft.named_parameters())
         for name, layers in grads.items():
             for path, grad in layers.items():
-                theirs = found[f"base_model.model.{path}.lora_A.{name}.weight"].grad
+                theirs = parameters[f"base_model.model.{path}.lora_A.{name}.weight"].grad
                 worst = max(worst, _measure.agree(f"K={count} {rival} {name} {path}", theirs, grad, tolerance=1e-4))
     return worst
 

@@ -84,11 +84,11 @@ def prepared_run(
 
 def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
     """`key=value` words, or one JSON object, as keyword arguments; values are JSON where they can be, else text."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for item in given:
         if item.lstrip().startswith("{"):
             try:
-                found.update(json.loads(item))
+                arguments.update(json.loads(item))
             except ValueError as error:
                 raise ConfigError(f"--{where} holds {item!r}, which is not valid JSON: {error}.") from error
             continue
@@ -96,10 +96,10 @@ def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise ConfigError(f"--{where} holds {item!r}; expected key=value, as in size=4, or one JSON object.")
         try:
-            found[key] = json.loads(value)
+            arguments[key] = json.loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            arguments[key] = value
+    return arguments
 
 
 def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:

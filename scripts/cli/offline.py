@@ -177,7 +177,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
 
         if aside := set_aside(run_dir):
             print(f"The earlier run is now in {aside}.")
-    counts = ", ".join(f"{name} {len(mine)}" for name, mine in runner.records.items())
+    counts = ", ".join(f"{name} {len(own_records)}" for name, own_records in runner.records.items())
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
     try:
         summary = runner.run()

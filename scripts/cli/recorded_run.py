@@ -44,21 +44,21 @@ def recorded_settings(run: Path, record: RunRecord) -> dict[str, Any]:
 
 def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[str, Any]:
     """`stored`, with the recorded absolute path for each file that its setting does not lead to from here."""
-    found = dict(stored)
+    recorded = dict(stored)
     for key, file in record.files.items():
         name, _, number = key.partition("[")
-        value = found.get(name)
+        value = recorded.get(name)
         if number and isinstance(value, list):
             index = int(number.rstrip("]"))
             if index < len(value) and not shipped(str(value[index])).exists():
-                found[name] = [*value[:index], file.path, *value[index + 1 :]]
+                recorded[name] = [*value[:index], file.path, *value[index + 1 :]]
         elif isinstance(value, str) and not shipped(value).exists():
-            found[name] = file.path
+            recorded[name] = file.path
     if record.base is not None:
-        model = found.setdefault("model_name_or_path", record.base.name)  # a run from Python has no such setting
+        model = recorded.setdefault("model_name_or_path", record.base.name)  # a run from Python has no such setting
         if record.base.path is not None and not Path(str(model)).expanduser().exists():
-            found["model_name_or_path"] = record.base.path
-    return found
+            recorded["model_name_or_path"] = record.base.path
+    return recorded
 
 
 def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:

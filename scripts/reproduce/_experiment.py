@@ -86,9 +86,11 @@ def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
     """Mean score of two sampled episodes per held-out task."""
     from mafrt.runners.evaluation import evaluate
 
-    found = evaluate(held_out, runner.player, tasks=tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce"))
-    assert found is not None and found.avg is not None
-    return found.avg
+    evaluation = evaluate(
+        held_out, runner.player, tasks=tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce")
+    )
+    assert evaluation is not None and evaluation.avg is not None
+    return evaluation.avg
 
 
 def train(args: argparse.Namespace, seed: int, env: Env | None = None, **settings: Any) -> Run:
@@ -105,15 +107,15 @@ def train(args: argparse.Namespace, seed: int, env: Env | None = None, **setting
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
     held_out = MathEnv(team=team, split="test")
-    found = Run(worth(runner, held_out, args.tasks, seed), 0.0, runner=runner)
+    result = Run(worth(runner, held_out, args.tasks, seed), 0.0, runner=runner)
 
     def keep(progress: Progress) -> None:
-        found.metrics.append(dict(progress.metrics))
+        result.metrics.append(dict(progress.metrics))
 
     runner.progress = keep
     whole_or_nothing(runner.run(), args.iterations)
-    found.after = worth(runner, held_out, args.tasks, seed)
-    return found
+    result.after = worth(runner, held_out, args.tasks, seed)
+    return result
 
 
 def spread(values: Sequence[float]) -> str:
@@ -152,14 +154,14 @@ def compare(
             run.runner = None
             runs[name].append(run)
             print(f"{name}, seed {seed}: {run.before:.3f} -> {run.after:.3f}", flush=True)
-    return runs, {name: [[m[of] for m in run.metrics] for run in found] for name, found in runs.items()}
+    return runs, {name: [[m[of] for m in run.metrics] for run in arm_runs] for name, arm_runs in runs.items()}
 
 
 def before_after(runs: Mapping[str, Sequence[Run]]) -> str:
     """A Markdown table of the arms: held-out score before and after, mean and range over the seeds."""
     lines = ["| arm | seeds | before | after |", "|---|---|---|---|"]
     lines += [
-        f"| {name} | {len(found)} | {spread([r.before for r in found])} | {spread([r.after for r in found])} |"
-        for name, found in runs.items()
+        f"| {name} | {len(arm_runs)} | {spread([r.before for r in arm_runs])} | {spread([r.after for r in arm_runs])} |"
+        for name, arm_runs in runs.items()
     ]
     return "\n".join(lines)

@@ -35,10 +35,10 @@ _DO: Mapping[str, Callable[[float, float], float | None]] = {
 
 def plan_value(text: str) -> float | None:
     """Result of a plan of the teaching base, such as `Subtract 3 from 9, then multiply by 2.`; None: not parsable."""
-    found = _PLAN.fullmatch(text.strip())
-    if found is None:
+    match = _PLAN.fullmatch(text.strip())
+    if match is None:
         return None
-    verb, left, right, *then = found.groups()
+    verb, left, right, *then = match.groups()
     a, b = (float(right), float(left)) if verb == "Subtract" else (float(left), float(right))
     value = _DO[verb.lower()](a, b)
     if value is not None and then[0]:

@@ -76,20 +76,20 @@ def config() -> dict[str, Any]:
 def settings(iterations: int) -> dict[str, Any]:
     """Settings of configs/dsbench.yaml that the runner reads."""
     known = TrainConfig().flat()
-    found = {name: value for name, value in config().items() if name in known}
-    return {**found, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
+    known_settings = {name: value for name, value in config().items() if name in known}
+    return {**known_settings, "stratify": "data_type", "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
 def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: SuccessCurve) -> None:
     """Play held-out tasks with fixed seeds and append the scores to `curve`."""
     from mafrt.runners.evaluation import evaluate
 
-    found = evaluate(
+    evaluation = evaluate(
         held_out, runner.player, tasks=tasks, samples=SAMPLES, greedy=False, seed=seed_of(seed, "reproduce")
     )
-    assert found is not None and found.avg is not None
-    curve.success.append(found.measures["success"])
-    curve.score.append(found.avg)
+    assert evaluation is not None and evaluation.avg is not None
+    curve.success.append(evaluation.measures["success"])
+    curve.score.append(evaluation.avg)
 
 
 def train(
@@ -120,15 +120,15 @@ def _cpu() -> float:
     )
 
 
-def table(found: Mapping[str, Sequence[SuccessCurve]]) -> str:
+def table(arms: Mapping[str, Sequence[SuccessCurve]]) -> str:
     """Success rate and normalised score by episodes, mean and range over the seeds."""
-    learning = {name: runs for name, runs in found.items() if name != "frozen"}
+    learning = {name: runs for name, runs in arms.items() if name != "frozen"}
     columns = {
         f"{name}: {what}": [getattr(run, what) for run in runs] for name, runs in learning.items() for what in SHOWN
     }
     lines = by_episodes(next(iter(learning.values()))[0].episodes, columns)
-    if "frozen" in found:
-        cells = [spread([getattr(run, what)[-1] for run in found["frozen"]]) for what in SHOWN]
+    if "frozen" in arms:
+        cells = [spread([getattr(run, what)[-1] for run in arms["frozen"]]) for what in SHOWN]
         lines += ["", f"Frozen, the team stays at success {cells[0]}, score {cells[1]}."]
     return "\n".join(lines)
 
@@ -136,9 +136,9 @@ def table(found: Mapping[str, Sequence[SuccessCurve]]) -> str:
 SHOWN = ("success", "score")
 
 
-def verdict(found: Mapping[str, Sequence[SuccessCurve]]) -> str:
+def verdict(arms: Mapping[str, Sequence[SuccessCurve]]) -> str:
     """Whether the claim holds, seed by seed."""
-    rules, others = found["rules"], found["outcome only"]
+    rules, others = arms["rules"], arms["outcome only"]
     rises = [run.success[-1] - run.success[0] for run in rules]
     ahead = sum(
         statistics.fmean(a.success[1:]) > statistics.fmean(b.success[1:]) for a, b in zip(rules, others, strict=True)
@@ -159,24 +159,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = warm_start(args.output / "dsbench")
     style, turns = config()["style"], config()["agent_turns"]
     env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)
-    found: dict[str, list[SuccessCurve]] = {name: [] for name in ARMS}
+    arms: dict[str, list[SuccessCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             began = time.perf_counter()
             # Sibling environments share the results of programs, so later arms do not run them again.
             curve = train(args, seed, arm, env.spawn(), held_out.spawn(), start)
-            found[name].append(curve)
+            arms[name].append(curve)
             shown = " ".join(f"{value:.2f}" for value in curve.success)
             print(
                 f"{name}, seed {seed}: success {shown}; score {curve.score[0]:.2f} -> {curve.score[-1]:.2f} "
                 f"({curve.train_seconds:.0f} s of training, {time.perf_counter() - began:.0f} s in all)",
                 flush=True,
             )
-    lines = {name: [run.success for run in runs] for name, runs in found.items() if name != "frozen"}
-    steps = found["rules"][0].episodes
+    lines = {name: [run.success for run in runs] for name, runs in arms.items() if name != "frozen"}
+    steps = arms["rules"][0].episodes
     figure = curves("DSBench, held-out tasks", lines, "success rate", xlabel="episodes played", steps=steps)
-    facts = {name: [vars(curve) for curve in runs] for name, runs in found.items()}
-    report(args, "dsbench_process_rewards", CLAIM, table(found), figure, verdict(found), facts)
+    facts = {name: [vars(curve) for curve in runs] for name, runs in arms.items()}
+    report(args, "dsbench_process_rewards", CLAIM, table(arms), figure, verdict(arms), facts)
     return 0
 
 

@@ -49,8 +49,8 @@ def settings(iterations: int) -> dict[str, Any]:
     from mafrt.scripts.cli.command import read_yaml
 
     known = TrainConfig().flat()
-    found = {name: value for name, value in read_yaml(CONFIG).items() if name in known}
-    return {**found, "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
+    known_settings = {name: value for name, value in read_yaml(CONFIG).items() if name in known}
+    return {**known_settings, "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
 
 
 def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: AccuracyCurve) -> None:
@@ -65,11 +65,11 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Accuracy
     if stats.env_errors:
         raise stats.last_error or RuntimeError("episodes were lost")
     curve.accuracy.append(statistics.fmean(episode.outcome or 0.0 for episode in episodes))
-    found: dict[str, list[float]] = {}
+    scores_by_agent: dict[str, list[float]] = {}
     for turn in (turn for episode in episodes for turn in episode.turns):
         if turn.evidence is not None and turn.evidence.rules is not None:
-            found.setdefault(turn.agent, []).append(turn.evidence.rules.score)
-    curve.scores.append({agent: statistics.fmean(scores) for agent, scores in found.items()})
+            scores_by_agent.setdefault(turn.agent, []).append(turn.evidence.rules.score)
+    curve.scores.append({agent: statistics.fmean(scores) for agent, scores in scores_by_agent.items()})
 
 
 def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> AccuracyCurve:
@@ -91,31 +91,31 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Accura
     return curve
 
 
-def table(found: Mapping[str, Sequence[AccuracyCurve]]) -> str:
+def table(arms: Mapping[str, Sequence[AccuracyCurve]]) -> str:
     """Accuracy by episodes, mean and range over the seeds, and the difference seed by seed."""
-    rules, _ = found.values()
-    columns = {name: [curve.accuracy for curve in curves] for name, curves in found.items()}
+    rules, _ = arms.values()
+    columns = {name: [curve.accuracy for curve in curves] for name, curves in arms.items()}
     pairs = zip(columns["rules"], columns["outcome only"], strict=True)
     columns["difference"] = [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
     lines = by_episodes(rules[0].episodes, columns)
-    lines += ["", f"| rules' score of the agent's turns | {' | '.join(found)} |", "|---|---|---|"]
+    lines += ["", f"| rules' score of the agent's turns | {' | '.join(arms)} |", "|---|---|---|"]
     for agent in rules[0].scores[0]:
         ends = (
             f"{spread([c.scores[0][agent] for c in curves])} -> {spread([c.scores[-1][agent] for c in curves])}"
-            for curves in found.values()
+            for curves in arms.values()
         )
         lines.append(f"| {agent} | {' | '.join(ends)} |")
     return "\n".join(lines)
 
 
-def verdict(found: Mapping[str, Sequence[AccuracyCurve]], iterations: int) -> str:
+def verdict(arms: Mapping[str, Sequence[AccuracyCurve]], iterations: int) -> str:
     """Whether the claim holds: by the mean height of the curve above its start, seed by seed."""
-    rises = {name: [statistics.fmean(c.accuracy[1:]) - c.accuracy[0] for c in curves] for name, curves in found.items()}
-    ends = {name: [c.accuracy[-1] - c.accuracy[0] for c in curves] for name, curves in found.items()}
+    rises = {name: [statistics.fmean(c.accuracy[1:]) - c.accuracy[0] for c in curves] for name, curves in arms.items()}
+    ends = {name: [c.accuracy[-1] - c.accuracy[0] for c in curves] for name, curves in arms.items()}
     rules, outcome = rises.values()
     better = sum(a > b for a, b in zip(rules, outcome, strict=True))
     holds = better == len(rules) and min(ends["rules"]) > 0
-    minutes = max(curve.wall_seconds for curves in found.values() for curve in curves) / 60
+    minutes = max(curve.wall_seconds for curves in arms.values() for curve in curves) / 60
     return (
         f"{'Holds' if holds else 'Does not hold for every seed'}: over the whole of training the accuracy lies "
         f"{statistics.fmean(rules):.3f} above its start with process rewards and {statistics.fmean(outcome):.3f} with "
@@ -127,18 +127,18 @@ def verdict(found: Mapping[str, Sequence[AccuracyCurve]], iterations: int) -> st
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=10)
-    found: dict[str, list[AccuracyCurve]] = {name: [] for name in ARMS}
+    arms: dict[str, list[AccuracyCurve]] = {name: [] for name in ARMS}
     for seed in args.seeds:
         for name, arm in ARMS.items():
             curve = train(args, seed, arm)
-            found[name].append(curve)
+            arms[name].append(curve)
             shown = " ".join(f"{value:.3f}" for value in curve.accuracy)
             print(f"{name}, seed {seed}: {shown} ({curve.train_seconds:.0f} s of training)", flush=True)
-    lines = {name: [curve.accuracy for curve in runs] for name, runs in found.items()}
-    steps = found["rules"][0].episodes
+    lines = {name: [curve.accuracy for curve in runs] for name, runs in arms.items()}
+    steps = arms["rules"][0].episodes
     figure = curves("MathChat on held-out problems", lines, "team accuracy", xlabel="episodes played", steps=steps)
-    facts = {name: [vars(curve) for curve in runs] for name, runs in found.items()}
-    report(args, "mathchat_process_rewards", CLAIM, table(found), figure, verdict(found, args.iterations), facts)
+    facts = {name: [vars(curve) for curve in runs] for name, runs in arms.items()}
+    report(args, "mathchat_process_rewards", CLAIM, table(arms), figure, verdict(arms, args.iterations), facts)
     return 0
 
 

@@ -28,12 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         """Mean drop of the training score from one iteration to the next, rises counted as 0."""
         return sum(max(a - b, 0.0) for a, b in pairwise(curve)) / max(len(curve) - 1, 1)
 
-    drop = {name: [falls(curve) for curve in found] for name, found in lines.items()}
-    on_the_way = {name: [fmean(curve) for curve in found] for name, found in lines.items()}
+    drop = {name: [falls(curve) for curve in arm_curves] for name, arm_curves in lines.items()}
+    on_the_way = {name: [fmean(curve) for curve in arm_curves] for name, arm_curves in lines.items()}
 
-    def below(found: dict[str, list[float]]) -> str:
+    def below(arm_curves: dict[str, list[float]]) -> str:
         """Whether round robin lies below concurrent training; said only if it does so with every seed."""
-        less = [a < b for a, b in zip(found["round robin"], found["concurrent"], strict=True)]
+        less = [a < b for a, b in zip(arm_curves["round robin"], arm_curves["concurrent"], strict=True)]
         return "yes" if all(less) else "no" if not any(less) else f"not clear ({sum(less)} of {len(less)} seeds)"
 
     verdict = (
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{spread(on_the_way['concurrent'])}; intervals of {INTERVAL})."
     )
     facts = {
-        name: {"after": [r.after for r in found], "fall": drop[name], "score": lines[name]}
-        for name, found in runs.items()
+        name: {"after": [r.after for r in arm_curves], "fall": drop[name], "score": lines[name]}
+        for name, arm_curves in runs.items()
     }
     figure = curves("Training score", lines, "score")
     report(args, "round_robin_vs_concurrent", CLAIM, before_after(runs), figure, verdict, facts)

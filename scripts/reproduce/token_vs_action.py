@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             "action": lambda seed: train(args, seed, level="action", normalization_mode="token"),
         },
     )
-    rise = {name: sum(r.after - r.before for r in found) / len(found) for name, found in runs.items()}
-    both = all(r.after > r.before + 0.1 for found in runs.values() for r in found)
+    rise = {name: sum(r.after - r.before for r in arm_runs) / len(arm_runs) for name, arm_runs in runs.items()}
+    both = all(r.after > r.before + 0.1 for arm_runs in runs.values() for r in arm_runs)
     verdict = (
         f"{'Holds' if both else 'Does not hold'}: the held-out score rises by {rise['token']:.3f} at token level and "
         f"by {rise['action']:.3f} at action level (mean over {len(args.seeds)} seeds, {args.iterations} iterations)."
     )
-    facts = {name: [{"before": r.before, "after": r.after} for r in found] for name, found in runs.items()}
+    facts = {name: [{"before": r.before, "after": r.after} for r in arm_runs] for name, arm_runs in runs.items()}
     figure = curves("Training score", lines, "score")
     report(args, "token_vs_action", CLAIM, before_after(runs), figure, verdict, facts)
     return 0

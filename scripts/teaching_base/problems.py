@@ -175,9 +175,9 @@ def stream(seed: int, split: str) -> Iterator[Problem]:
 
 def distinct(seed: int, split: str, count: int) -> list[Problem]:
     """The first `count` problems of a split's stream that differ in their text."""
-    found: dict[str, Problem] = {}
+    by_text: dict[str, Problem] = {}
     for problem in stream(seed, split):
-        found.setdefault(problem.text, problem)
-        if len(found) == count:
+        by_text.setdefault(problem.text, problem)
+        if len(by_text) == count:
             break
-    return list(found.values())
+    return list(by_text.values())

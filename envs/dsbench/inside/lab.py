@@ -75,8 +75,8 @@ def code() -> None:
 
 
 def _number(cell: Any) -> float | None:
-    found = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*[A-Za-z%]*\s*", str(cell))
-    return float(found[1]) if found else None
+    match = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*[A-Za-z%]*\s*", str(cell))
+    return float(match[1]) if match else None
 
 
 def _dates(column: Any) -> Any:

@@ -88,10 +88,10 @@ class MathChat(Chain):
             return {name: Evidence(rules=process_rewards.report(text, printed, right))}
         if ran is None:
             return {name: Evidence(output, process_rewards.bad_call(output), {"status": "no call"})}
-        found = {name: Evidence(output, process_rewards.program(ran, right), {"status": ran.status})}
+        by_agent = {name: Evidence(output, process_rewards.program(ran, right), {"status": ran.status})}
         plan = next(said for role, said in reversed(before.said) if role == self.planner)
         if process_rewards.plan(plan, right) is None:
-            found[self.planner] = Evidence(
+            by_agent[self.planner] = Evidence(
                 rules=process_rewards.followed(process_rewards.prints_right(ran, right), "the program")
             )
-        return found
+        return by_agent

@@ -18,8 +18,8 @@ _VERDICT = re.compile(r"\bverdict\W{0,5}(approve|reject)", re.IGNORECASE)
 
 def verdict_of(text: str) -> str | None:
     """`approve` or `reject`, by the last verdict that the text gives; None if it gives none."""
-    found = _VERDICT.findall(text)
-    return found[-1].lower() if found else None
+    verdicts = _VERDICT.findall(text)
+    return verdicts[-1].lower() if verdicts else None
 
 
 class SolverVerifier(Chain):

@@ -124,7 +124,7 @@ class LocalEngine:
         """
         for place, request in enumerate(requests):
             self._check(place, request)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         with torch.no_grad():
             if self.base.sharding is not None and self._decoding != "expanded":
                 # Its weights are there for the time of play only, and elsewhere each time.
@@ -134,10 +134,10 @@ class LocalEngine:
                 self._lean = LeanModel(self.base)
             for batch in _batches(_groups(requests), self.max_batch_rows):
                 try:
-                    self._run(batch, requests, found)
+                    self._run(batch, requests, completions)
                 except NonFiniteLogitsError as error:
                     raise self._blame(error, batch) from None
-        return [found[place] for place in range(len(requests))]
+        return [completions[place] for place in range(len(requests))]
 
     def _check(self, place: int, request: Request) -> None:
         self.base.adapter_index(request.adapter)
@@ -151,7 +151,7 @@ class LocalEngine:
                 f"{window - 1} (the model's context window of {window} less one to answer); shorten the observation"
             )
 
-    def _run(self, groups: list[_Group], requests: Sequence[Request], found: dict[int, Completion]) -> None:
+    def _run(self, groups: list[_Group], requests: Sequence[Request], completions: dict[int, Completion]) -> None:
         """Sample one batch of groups to its end."""
         rows: list[_Row] = []
         owner: list[int] = []
@@ -183,12 +183,12 @@ class LocalEngine:
                 decoder = self._decoder(groups, prompts, owner, max(row.limit for row in rows))
             if len(live) <= (1 - COMPACT_AT) * len(rows):
                 kept = torch.tensor(live, device=self.base.device)
-                self._finish([row for row in rows if row.stop is not None], requests, found)
+                self._finish([row for row in rows if row.stop is not None], requests, completions)
                 rows, live, ids = [rows[place] for place in live], list(range(len(live))), ids[kept]
                 sampler.keep(kept)
                 decoder.keep(kept)
             logits = self.base.logits(decoder.step(ids))
-        self._finish(rows, requests, found)
+        self._finish(rows, requests, completions)
 
     def _decoder(self, groups: list[_Group], prompts: PromptKV, owner: list[int], steps: int) -> Decoder:
         names = [groups[number].adapter for number in owner]
@@ -211,11 +211,11 @@ class LocalEngine:
             elif len(row.ids) == row.limit:
                 row.stop = "length"
 
-    def _finish(self, rows: list[_Row], requests: Sequence[Request], found: dict[int, Completion]) -> None:
+    def _finish(self, rows: list[_Row], requests: Sequence[Request], completions: dict[int, Completion]) -> None:
         for row in rows:
             assert row.stop is not None
             name = requests[row.member].adapter
-            found[row.member] = Completion(
+            completions[row.member] = Completion(
                 ids=row.ids,
                 logprobs=row.logprobs,
                 stop=row.stop,
@@ -241,11 +241,11 @@ class LocalEngine:
 
 
 def _groups(requests: Sequence[Request]) -> list[_Group]:
-    found: dict[tuple[str | None, tuple[int, ...]], _Group] = {}
+    groups: dict[tuple[str | None, tuple[int, ...]], _Group] = {}
     for member, request in enumerate(requests):
         key = (request.adapter, tuple(request.prompt_ids))
-        found.setdefault(key, _Group(*key, [])).members.append(member)
-    return list(found.values())
+        groups.setdefault(key, _Group(*key, [])).members.append(member)
+    return list(groups.values())
 
 
 def _batches(groups: list[_Group], most: int) -> list[list[_Group]]:

@@ -101,7 +101,7 @@ class LeanModel:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.eps = float(config.rms_norm_eps)
         self.scale = float(inner.layers[0].self_attn.scaling)
-        where = {id(module): path for path, module in base.model.named_modules()}
+        where = {module: path for path, module in base.model.named_modules()}
         self._source: list[Tensor] = []
         size = sum(p.numel() * p.element_size() for p in inner.layers.parameters())
         self.blocks = [self._block(layer, where, size <= FUSE_BYTES) for layer in inner.layers]
@@ -110,7 +110,7 @@ class LeanModel:
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
 
-    def _block(self, layer: Any, where: dict[int, str], copy: bool) -> Block:
+    def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool) -> Block:
         attention, linears = layer.self_attn, []
         for holder, names in _GROUPS:
             parent = getattr(layer, holder)
@@ -126,7 +126,7 @@ class LeanModel:
                 bias = torch.cat([p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
             if copy and len(weights) > 1:
                 weights = [torch.cat(weights)]
-            linears.append(Linear(weights, bias, [f"{where[id(parent)]}.{name}" for name in names], widths))
+            linears.append(Linear(weights, bias, [f"{where[parent]}.{name}" for name in names], widths))
         head_norm = None
         if getattr(attention, "q_norm", None) is not None:
             norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))

@@ -93,7 +93,7 @@ class Handover:
         Raises:
             NonFiniteLogitsError: an adapter's weights are not finite; it names them.
         """
-        found: dict[str | None, Parcel] = {}
+        parcels_by_name: dict[str | None, Parcel] = {}
         replaced = []
         for name in dict.fromkeys(adapters):
             stamp = self._stamp(name)
@@ -106,8 +106,8 @@ class Handover:
                     else:
                         replaced.append(known[1])
                 self._current[name] = (stamp, parcel)
-            found[name] = self._current[name][1]
-        return found, replaced
+            parcels_by_name[name] = self._current[name][1]
+        return parcels_by_name, replaced
 
     def current(self) -> list[Parcel]:
         """The versions that were handed out last."""

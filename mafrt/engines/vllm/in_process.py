@@ -205,23 +205,23 @@ class _OneThread:
         threading.Thread(target=self._serve, name="vllm", daemon=True).start()
 
     def call(self, work: Callable[[], T]) -> T:
-        found: Future[T] = Future()
-        self._work.put((work, found))
+        result: Future[T] = Future()
+        self._work.put((work, result))
         gone = 0
         while gone < 2:  # it may have ended in good order, with an error that says why, just now
-            done, _ = wait([found], timeout=POLL_S)
+            done, _ = wait([result], timeout=POLL_S)
             if done:
-                return found.result()
+                return result.result()
             gone += not all(alive(pid, born) for pid, born in self.lives.items())
         raise _DiedError
 
     def _serve(self) -> None:
         while True:
-            work, found = self._work.get()
+            work, result = self._work.get()
             try:
-                found.set_result(work())
+                result.set_result(work())
             except BaseException as error:  # raised again where it was asked for
-                found.set_exception(error)
+                result.set_exception(error)
 
 
 def _start(settings: Mapping[str, Any], name: str) -> tuple[Any, Any]:

@@ -151,10 +151,10 @@ class ServerEngine:
             ConfigError: a server refuses an adapter or a request, in its own words.
         """
         check_requests(self.base, self.window, requests)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         if requests:
-            _run(self._sample(requests, found))
-        return [found[place] for place in range(len(requests))]
+            _run(self._sample(requests, completions))
+        return [completions[place] for place in range(len(requests))]
 
     def rest(self) -> None:
         """Nothing: servers have devices of their own."""
@@ -177,11 +177,11 @@ class ServerEngine:
         """Find out the server's name of the base, and whether its context is long enough."""
         server.asked_at = time.monotonic()
         try:
-            found = await self._call(client, server, "GET", "/v1/models")
+            models = await self._call(client, server, "GET", "/v1/models")
         except _LostError as error:
             server.why = str(error)
             return
-        bases = [card for card in found.get("data", []) if not card.get("parent")]
+        bases = [card for card in models.get("data", []) if not card.get("parent")]
         if not bases:
             raise ConfigError(f"{server.url} serves no model; expected a vLLM server ({LORA_COMMAND}).")
         length = bases[0].get("max_model_len")
@@ -201,7 +201,7 @@ class ServerEngine:
             raise EngineDownError(f"No vLLM server answers ({reasons}); start one of them again")
         return alive
 
-    async def _sample(self, requests: Sequence[Request], found: dict[int, Completion]) -> None:
+    async def _sample(self, requests: Sequence[Request], completions: dict[int, Completion]) -> None:
         """Fill `found`. Every place is in the queue, asked of one server, or answered; never two of these."""
         async with self._client() as client:
             for server in self._servers:
@@ -212,14 +212,14 @@ class ServerEngine:
             queue = deque(place for places in by_adapter(requests).values() for place in places)
             hoped_at = -1
             while queue:
-                if self._only is None and len(found) > hoped_at and not any(self.servers.values()):
+                if self._only is None and len(completions) > hoped_at and not any(self.servers.values()):
                     # A trainer whose machine stood still for a moment has lost all of them at once, and none has died.
-                    hoped_at = len(found)
+                    hoped_at = len(completions)
                     await asyncio.gather(*(self._revive(client, server) for server in self._servers))
                 alive = self._someone()
                 workers = min(self._config.vllm_concurrency, -(-len(queue) // len(alive)))
                 tasks = [
-                    asyncio.create_task(self._work(client, server, queue, requests, parcels, found))
+                    asyncio.create_task(self._work(client, server, queue, requests, parcels, completions))
                     for server in alive
                     for _ in range(workers)
                 ]
@@ -238,7 +238,7 @@ class ServerEngine:
         queue: deque[int],
         requests: Sequence[Request],
         parcels: dict[str | None, Parcel],
-        found: dict[int, Completion],
+        completions: dict[int, Completion],
     ) -> None:
         """Ask one server for one place after the other."""
         while queue and server.alive:
@@ -249,10 +249,10 @@ class ServerEngine:
                 await self._hand_over(client, server, list(parcels.values()))
                 era = server.era
                 try:
-                    found[place] = await self._ask(client, server, request, parcel.name)
+                    completions[place] = await self._ask(client, server, request, parcel.name)
                 except _UnknownModelError:
                     await self._again(client, server, list(parcels.values()), era)
-                    found[place] = await self._ask(client, server, request, parcel.name)
+                    completions[place] = await self._ask(client, server, request, parcel.name)
             except (_LostError, _UnknownModelError) as error:
                 queue.append(place)
                 self._bury(server, str(error))
@@ -442,9 +442,9 @@ def _due(server: _Server) -> bool:
 def _words(answer: httpx.Response) -> str:
     """The server's own sentence."""
     try:
-        found = answer.json()
-        found = found.get("error", found)
-        text = found.get("message") or found.get("detail") if isinstance(found, dict) else found
+        body = answer.json()
+        body = body.get("error", body)
+        text = body.get("message") or body.get("detail") if isinstance(body, dict) else body
     except (ValueError, AttributeError):
         text = answer.text
     return " ".join(str(text).split())[:300] or answer.reason_phrase

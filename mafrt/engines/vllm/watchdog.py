@@ -53,13 +53,13 @@ def children(pid: int) -> set[int]:
 def descendants(pid: int) -> set[int]:
     """Processes that `pid` has started, and theirs."""
     tree = _tree()
-    found: set[int] = set()
+    pids: set[int] = set()
     todo = [pid]
     while todo:
-        new = [child for child in tree.get(todo.pop(), []) if child not in found]
-        found.update(new)
+        new = [child for child in tree.get(todo.pop(), []) if child not in pids]
+        pids.update(new)
         todo += new
-    return found
+    return pids
 
 
 def alive(pid: int, born: str | None) -> bool:
@@ -76,13 +76,13 @@ def tracks(pid: int) -> bool:
 
 
 def _tree() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name, in brackets, may hold spaces; the parent is the second field behind it.
             parent = int(entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-            found.setdefault(parent, []).append(int(entry.parent.name))
-    return found
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    return children
 
 
 def main(trainer: int, folder: str, words: list[str]) -> None:
@@ -107,8 +107,8 @@ def main(trainer: int, folder: str, words: list[str]) -> None:
 def birth(pid: int) -> str | None:
     """When a process was started, in the kernel's ticks; None if it has ended."""
     try:
-        found = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return None if found[0] in "ZX" else found[19]
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return None
 

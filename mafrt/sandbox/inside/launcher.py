@@ -67,10 +67,10 @@ def candidates(order):
     while waiting:
         folder = waiting.pop()
         try:
-            found = sorted(os.listdir(folder or "."))
+            entries = sorted(os.listdir(folder or "."))
         except OSError:
             continue
-        for name in found:
+        for name in entries:
             path = os.path.join(folder, name)
             if os.path.isdir(path) and not os.path.islink(path):
                 if name != "__pycache__" and path.count("/") + 1 < DEEPEST:

@@ -99,12 +99,12 @@ def supervise(line: socket.socket, confinement: Confinement, group: Group | None
 def _fork(confinement: Confinement, place: str) -> tuple[Lane, int]:
     """The snippet's process, still waiting for its code."""
     out, err, note = os.pipe(), os.pipe(), os.pipe()
-    ours, theirs = socket.socketpair()
+    ours, child_end = socket.socketpair()
     shared = watch.own_bytes("self")
     pid = os.fork()
     if pid == 0:
-        snippet.run(theirs, place, confinement, (out[1], err[1]), note[1])
-    theirs.close()
+        snippet.run(child_end, place, confinement, (out[1], err[1]), note[1])
+    child_end.close()
     for pipe in (out, err, note):
         os.close(pipe[1])
         os.set_blocking(pipe[0], False)

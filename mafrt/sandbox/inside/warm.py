@@ -22,22 +22,22 @@ TABLE = "id,x,y,kind,day\n" + "".join(f"{i},{i * 0.5},{i % 2},{'ab'[i % 2]},2020
 
 def up() -> dict[str, str]:
     """Import and use the installed libraries; returns their versions."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
-            found[name] = str(importlib.import_module(name).__version__)
+            versions[name] = str(importlib.import_module(name).__version__)
     for name in PARTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    if "pandas" in found:
+    if "pandas" in versions:
         _use_pandas()
-        if "sklearn" in found:
+        if "sklearn" in versions:
             _use_sklearn()
-    if "numpy" in found:
+    if "numpy" in versions:
         import numpy
 
         numpy.random.seed(0)  # for every snippet alike
-    return found
+    return versions
 
 
 def _use_pandas() -> None:

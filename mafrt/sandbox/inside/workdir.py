@@ -74,29 +74,29 @@ class Refused(Exception):
 
 def fetch(workdir: str, wanted: list[str]) -> Fetched:
     """The named files."""
-    found = Fetched()
+    fetched = Fetched()
     for name in wanted[: limits.FETCH_FILES]:
-        found.add(workdir, name)
+        fetched.add(workdir, name)
     for name in wanted[limits.FETCH_FILES :]:
-        found.missing.append(name)
-        found.refuse(name, f"more than {limits.FETCH_FILES} files were asked for")
-    return found
+        fetched.missing.append(name)
+        fetched.refuse(name, f"more than {limits.FETCH_FILES} files were asked for")
+    return fetched
 
 
 def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
     """New or changed files; `missing` lists given files that were deleted."""
-    found = Fetched()
+    fetched = Fetched()
     for name in _walk(workdir):
-        if len(found.files) >= limits.FETCH_FILES or len(found.missing) >= limits.FETCH_FILES:
-            found.refuse("*", f"more than {limits.FETCH_FILES} files; the rest was left")
+        if len(fetched.files) >= limits.FETCH_FILES or len(fetched.missing) >= limits.FETCH_FILES:
+            fetched.refuse("*", f"more than {limits.FETCH_FILES} files; the rest was left")
             break
-        before = found.total
-        found.add(workdir, name)
-        if name in found.files and found.files[name] == handed.get(name):
-            del found.files[name]
-            found.total = before
-    found.missing += [name for name in handed if not os.path.lexists(f"{workdir}/{name}")]
-    return found
+        before = fetched.total
+        fetched.add(workdir, name)
+        if name in fetched.files and fetched.files[name] == handed.get(name):
+            del fetched.files[name]
+            fetched.total = before
+    fetched.missing += [name for name in handed if not os.path.lexists(f"{workdir}/{name}")]
+    return fetched
 
 
 def entries(workdir: str, deepest: int = names.MAX_PARTS) -> Iterator[tuple[str, os.stat_result, bool]]:
@@ -113,9 +113,9 @@ def entries(workdir: str, deepest: int = names.MAX_PARTS) -> Iterator[tuple[str,
         except OSError:
             continue  # gone, or closed to the supervisor by its owner
         try:
-            found = sorted(os.listdir(folder))
+            listed = sorted(os.listdir(folder))
             inner = []
-            for name in found:
+            for name in listed:
                 try:
                     about = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 except OSError:

@@ -152,13 +152,13 @@ def _assign(child: Child, descriptor: int, end_after_s: float) -> None:
 
 def _fork(confinement: Confinement, groups: deque[Group]) -> Child:
     """A supervisor, getting ready; it takes the first of the control groups along."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     group = groups.popleft() if groups else None
     try:
         pid = confinement.fork()
     except OSError:
         ours.close()
-        theirs.close()
+        child_end.close()
         if group is not None:
             groups.appendleft(group)
         raise
@@ -166,15 +166,15 @@ def _fork(confinement: Confinement, groups: deque[Group]) -> Child:
         status = 1
         try:
             # Neither the control socket nor the lines of others: a closed line must be seen to be closed.
-            close_others({theirs.fileno(), *(group.descriptors if group is not None else ())})
+            close_others({child_end.fileno(), *(group.descriptors if group is not None else ())})
             with contextlib.suppress(ConnectionError):
-                supervise.supervise(theirs, confinement, group)
+                supervise.supervise(child_end, confinement, group)
             status = 0
         except BaseException as error:
             os.write(2, f"supervisor: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
         finally:
             os._exit(status)
-    theirs.close()
+    child_end.close()
     if group is not None:
         group.close()
     return Child(pid, os.pidfd_open(pid), ours)
@@ -193,9 +193,9 @@ def _reap_strangers(known: set[int]) -> None:
     """Reap orphans: the first process of bubblewrap's pid namespace inherits them."""
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if found is None or found.si_pid in known:
+        if child is None or child.si_pid in known:
             return
-        os.waitpid(found.si_pid, 0)
+        os.waitpid(child.si_pid, 0)
