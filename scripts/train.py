@@ -1,4 +1,4 @@
-"""Train a team on any environment: `--env math`, or one's own as `--env package.module:Class`."""
+"""Train a team on any environment: `--env math`, or your own as `--env package.module:Class`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SftSettings:
-    """Which recorded turns are imitated."""
+    """Selection of recorded turns."""
 
     min_return: float = 1.0
     """smallest return of a recorded turn that is imitated"""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """The problems, and how the team works on them."""
+    """Problems and team workflow."""
 
     dataset_path: str = "programs"
     """HumanEval-, MBPP- or APPS-style JSONL, or shipped data: functions, or programs, which suit the teaching base"""
     eval_dataset_path: str | None = None
-    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of your own"""
     coder_turns: int = 2
     """turns of the Coder in a row while its program fails to compile or raises"""
     reviews: int = 1

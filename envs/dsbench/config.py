@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DsbenchSettings:
-    """The tasks, and how the team works on them."""
+    """Tasks and team workflow."""
 
     data_root: str | None = None
     """folder that the records' paths are relative to; default: the built-in tasks"""
     dataset_path: str | None = None
     """JSON or JSONL of DSBench records; default: found in data_root, else the built-in tasks"""
     eval_dataset_path: str | None = None
-    """held-out records; default: found in data_root, else the last tenth of one's own tasks"""
+    """held-out records; default: found in data_root, else the last tenth of your own tasks"""
     task_metrics: str | None = None
     """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
     agent_turns: int = 4

@@ -8,17 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class MathSettings:
-    """The problems."""
+    """Problems."""
 
     dataset_path: str | None = None
     """JSON, JSONL, Parquet, a Hugging Face data set id, or stories:train; default: the shipped word problems"""
     eval_dataset_path: str | None = None
-    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of one's own"""
+    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of your own"""
 
 
 @dataclass(frozen=True)
 class WorkflowSettings:
-    """How the team works on them."""
+    """Team workflow."""
 
     problem_field: str | None = None
     """field of a record that holds the problem; default: found by its usual names"""

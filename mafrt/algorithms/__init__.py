@@ -90,7 +90,7 @@ def assign(
 
     Raises:
         ConfigError: an unknown rule or setting (names the nearest), a value out of range, a missing critic or
-            reference, or an error in one's own `credit` (names file and line).
+            reference, or an error in a user's `credit` (names file and line).
     """
     chosen, about = _resolve(rule, context, settings)
     kl_coef = chosen.kl_coef if about.kl_coef is None else about.kl_coef

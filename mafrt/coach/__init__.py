@@ -3,7 +3,7 @@
     coach = make_coach(CoachConfig(coach="openai:gpt-5-mini"), rubric="chain")
     verdicts = coach.judge(cases)
 
-`Coach` and `Case` are all that one's own needs; `--coach` names one that ships, or `package.module:Class`.
+A custom coach needs only `Coach` and `Case`; `--coach` takes a shipped name or `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     if kind not in coach_names():
         if model.count(":") < 1 or not all(config.coach.split(":")):
             return _own(config.coach, kind)
-        name, _, model = model.partition(":")  # package.module:Class:MODEL, a provider of one's own
+        name, _, model = model.partition(":")  # package.module:Class:MODEL, a custom provider
         kind = f"{kind}:{name}"
     if kind in WITHOUT_MODEL and colon:
         raise ConfigError(f"coach is {config.coach!r}, but {kind} takes no model; write --coach {kind}.")

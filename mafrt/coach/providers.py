@@ -107,7 +107,7 @@ class OpenAIProvider:
     def __init__(self, model: str, base_url: str | None, max_tokens: int, timeout_s: float) -> None:
         from openai import AsyncOpenAI
 
-        # A server of one's own often has no key.
+        # Self-hosted servers often need no key.
         self._key = _key("openai", "OPENAI_API_KEY", optional=base_url is not None) or "none"
         self._client = AsyncOpenAI(api_key=self._key, base_url=base_url, max_retries=0, timeout=timeout_s)
         self.where = str(self._client.base_url)

@@ -63,7 +63,7 @@ def load_rubric(given: str | None, own: str | None = None) -> Rubric:
         ConfigError: a file that cannot be read or has nothing in it, an unknown placeholder, or no `{{said}}`.
     """
     if given is None:
-        # A workflow of one's own need not come with a rubric.
+        # A custom workflow may have no rubric.
         named = _named(own) if own is not None else None
         return _read(named or SHIPPED / f"{GENERAL}.md")
     path = _named(given)

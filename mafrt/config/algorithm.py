@@ -297,7 +297,7 @@ _ALGORITHM_FLAG = Setting(
     "algorithm",
     str,
     DEFAULT_ALGORITHM,
-    "the learning rule, by name (`mafrt info --algorithms` lists them) or one's own package.module:Class",
+    "the learning rule, by name (`mafrt info --algorithms` lists them) or your own package.module:Class",
     optional=False,
     many=False,
     choices=None,

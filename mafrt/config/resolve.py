@@ -1,6 +1,6 @@
 """The one resolver of names and paths: `--env`, `--workflow`, `--algorithm`, `--engine` and `--coach` all use it.
 
-A `Registry` maps short names to objects. Objects of one's own need no registration: `package.module:Class` names them,
+A `Registry` maps short names to objects. User-defined objects need no registration: `package.module:Class` names them,
 and the module may lie in the current directory. Shipped objects are listed as such paths too, so that nothing is
 imported before it is asked for.
 """

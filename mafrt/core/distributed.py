@@ -63,7 +63,7 @@ class Processes:
         return flag if self.size == 1 else any(self.gather(flag))
 
     def gather(self, value: Any) -> list[Any]:
-        """`value`, which JSON can hold, of every process, by rank. Tuples come back as lists, also one's own."""
+        """`value` (JSON) of every process, by rank. Tuples are returned as lists, also this process's own."""
         if self.size == 1:
             return [value]
         return [json.loads(part) for part in self._exchange(json.dumps(value, default=_plain).encode())]

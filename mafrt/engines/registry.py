@@ -1,4 +1,4 @@
-"""Engines by name, or of one's own as `package.module:Class`, as `--engine` takes them."""
+"""Engines by name or `package.module:Class`, the values of `--engine`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TRAIN = (PlayConfig, AlgorithmSettings, LearnConfig, TeamConfig, RunConfig, Coac
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The base and the team on it."""
+    """Base model and team."""
 
     model_name_or_path: str = "teaching-base"
     """folder or Hugging Face id of the frozen base; teaching-base ships with mafrt, smollm2 is fetched by get_base"""
@@ -39,7 +39,7 @@ class ModelSettings:
     device: str | None = None
     """device of the base, such as cpu or cuda:0; default: a GPU if there is one"""
     threads: int | None = None
-    """torch threads on a CPU; default: measured at the start, those of the run that goes on, or OMP_NUM_THREADS"""
+    """torch threads on a CPU; default: measured at the start, those of the resumed run, or OMP_NUM_THREADS"""
     trust_remote_code: bool = False
     """run Python code that comes with the model; leave it off for models you have not read"""
     load_in_4bit: bool = False
@@ -80,9 +80,9 @@ class PlaceSettings:
     set_aside: bool = False
     """rename an earlier run in run_dir to run_dir.1, .2, ... instead of refusing to start"""
     load_path: str | None = None
-    """a run or one of its checkpoints, which goes on, or a folder of adapter folders to start from"""
+    """a run or checkpoint to resume, or a folder of adapter folders as initial weights"""
     accept_changes: bool = False
-    """go on with a run although its environment, team, data, rubric or base changed since it was started"""
+    """resume a run whose environment, team, data, rubric or base changed since its start"""
 
 
 @dataclass(frozen=True)
