@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.precision import choose_dtype
 from mafrt.core.shipped import SHIPPED, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.scripts.cli.command import Settings
@@ -140,7 +141,8 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
     quiet()
     if settings["device"] is not None:
         check_device(settings["device"])
-    recorded = None if settings.record is None else settings.record.machine.get("threads")
+    machine = {} if settings.record is None else settings.record.machine
+    recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
     print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
     from mafrt.core.malloc import keep_freed_memory
@@ -149,7 +151,7 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
     keep_freed_memory()
     base = SharedBase.load(
         settings["model_name_or_path"],
-        dtype=settings["dtype"],
+        dtype=_dtype(settings, machine, several=placement is not None),
         # A base to be sharded may be too large for one GPU: it goes there in parts.
         device="cpu" if placement is not None and placement.shards else settings["device"],
         trust_remote_code=settings["trust_remote_code"],
@@ -160,6 +162,25 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
 
         build.spread(base, placement.processes, placement.zero, fsdp=placement.fsdp)
     return base
+
+
+def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> str | None:
+    """The number format of the base; None for the default of its device.
+
+    Measured for a base on a CPU that is not quantised. Several processes do not measure: all need the same format.
+    """
+    import torch
+
+    asked, device = settings["dtype"], settings["device"]
+    on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
+    if several or not on_cpu or settings.make(ModelSettings).bits:
+        return asked
+    name = settings["model_name_or_path"]
+    folder = base_folder(name) or Path(name).expanduser()
+    recorded = machine.get("dtype") if machine.get("device") == "cpu" else None
+    choice = choose_dtype(asked, recorded, folder if folder.is_dir() else None)
+    print(f"Number format of the base: {choice.dtype} ({choice.reason}).", flush=True)
+    return choice.dtype
 
 
 REACH_S = 4.0

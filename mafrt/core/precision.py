@@ -1,0 +1,71 @@
+"""The number format of the base on a CPU: bfloat16 where this machine is faster with it, measured at the start.
+
+Processors with AMX or AVX512-BF16 multiply bfloat16 matrices 2 to 7 times faster than float32 ones; others emulate it
+and are up to 200 times slower. Neither the processor's name nor its flags tell reliably, so the products are timed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+GAIN = 1.5
+"""bfloat16 is chosen if its products are faster than float32's by this factor."""
+SMALL_BYTES = 128 * 2**20
+"""Weights on disk below which the choice is float32: there the products are not what takes the time."""
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The number format, and the reason for the log."""
+
+    dtype: str
+    reason: str
+
+
+def choose_dtype(asked: str | None, recorded: str | None, folder: Path | None) -> DtypeChoice:
+    """The number format of a base on a CPU.
+
+    Args:
+        asked: by the user; it wins, also where it is slow.
+        recorded: by the run that goes on, so that it stays repeatable.
+        folder: of the base; None for one on a model hub, which counts as large.
+    """
+    if asked is not None:
+        return DtypeChoice(asked, "as asked" + _warning(asked))
+    if recorded is not None:
+        return DtypeChoice(recorded, "as before" + _warning(recorded))
+    if folder is not None and sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL_BYTES:
+        return DtypeChoice("float32", "a small base")
+    gain = bfloat16_gain()
+    return DtypeChoice(
+        "bfloat16" if gain >= GAIN else "float32", f"bfloat16 products: {gain:.2g} times float32's speed"
+    )
+
+
+def _warning(dtype: str) -> str:
+    """The end of the sentence where the format is slow on this machine."""
+    if dtype == "float32" or (gain := bfloat16_gain(dtype)) >= 0.8:
+        return ""
+    return f"; slow here: its products run at {gain:.2g} times float32's speed"
+
+
+def bfloat16_gain(dtype: str = "bfloat16") -> float:
+    """Speed of matrix products in `dtype` relative to float32, on the present number of torch threads."""
+    import torch
+
+    seconds = {}
+    with torch.inference_mode():
+        for kind in (torch.float32, getattr(torch, dtype)):
+            rows, weight = torch.ones(32, 512, dtype=kind), torch.ones(1536, 512, dtype=kind)
+            best = float("inf")
+            torch.nn.functional.linear(rows, weight)  # the first call prepares kernels
+            for _ in range(3):
+                started, passes = time.perf_counter(), 0
+                while (spent := time.perf_counter() - started) < 0.01 or not passes:
+                    torch.nn.functional.linear(rows, weight)
+                    passes += 1
+                best = min(best, spent / passes)
+            seconds[kind] = best
+    return seconds[torch.float32] / seconds[getattr(torch, dtype)]
