@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mafrt import __version__
 from mafrt.core.errors import ConfigError
-from mafrt.models.memory_estimate import Use
+from mafrt.models.memory_estimate import Use, footprint
 from mafrt.scripts.cli.command import Command, run_main
 
 CORE = (
@@ -79,6 +79,7 @@ def info(argv: Sequence[str]) -> int:
         return 0
     if settings.memory is not None:
         print(memory(settings.memory, settings))
+        print(on_this_machine(settings.memory, settings))
         return 0
     rows = [("mafrt", f"{__version__} in {Path(__file__).resolve().parent.parent}")]
     rows += [("python", platform.python_version()), ("system", platform.platform()), ("cores", str(os.cpu_count()))]
@@ -138,6 +139,24 @@ def memory(model: str, settings: InfoSettings) -> str:
             variants.append((f"{who}, the same, vLLM elsewhere", servers))
     title = f"{model}: GB on each GPU (docs/scale.md explains the terms)"
     return "\n".join([title, *aligned(table(model, variants))])
+
+
+def on_this_machine(model: str, settings: InfoSettings) -> str:
+    """The micro-batch that fits into this machine's memory, as a run on its CPU would choose it."""
+    from mafrt.models.memory_estimate import fitting_micro_batch, model_shape
+    from mafrt.runners.micro_batch import free_memory
+
+    free = free_memory()
+    if free is None:
+        return ""
+    use = Use(rank=settings.lora_rank, micro_batch_tokens=settings.micro_batch_tokens)
+    shape, fits = model_shape(model), []
+    for bits, dtype in ((32, "float32"), (16, "bfloat16")):
+        own = replace(use, bits=bits, gradient_checkpointing=False)
+        left = free - footprint(shape, replace(own, rows=0)).base
+        tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0
+        fits.append(f"{tokens} tokens in {dtype}" if tokens else f"no base in {dtype}")
+    return f"On this machine's CPU ({free / 1e9:.1f} GB free): micro-batches of {' or '.join(fits)}."
 
 
 def environments() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from helpers_models import ALL, tiny_base
 
 from mafrt.config.agent import LoraSpec
+from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.models.memory_estimate import (
     MODEL_SHAPES,
@@ -17,9 +19,11 @@ from mafrt.models.memory_estimate import (
     Use,
     activations,
     adapter_weights,
+    fitting_micro_batch,
     footprint,
     model_shape,
 )
+from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.scripts.info import InfoSettings, main, memory
 
 
@@ -142,3 +146,24 @@ def test_the_table_of_the_document_is_computed():
     text = (Path(__file__).parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
     for model in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B"):
         assert memory(model, InfoSettings(agents=(4,))) in text, f"run `mafrt info --memory {model} --agents 4`"
+
+
+def test_a_micro_batch_takes_at_most_half_of_the_free_memory():
+    shape, use = shape_like(tiny_base(width=64, layers=4)), Use(bits=32, gradient_checkpointing=False)
+    sizes = [fitting_micro_batch(shape, use, free, 8192) for free in (1e3, 3e7, 6e7, 1e12)]
+    assert sizes == sorted(sizes) and sizes[0] == 256 and sizes[-1] == 8192 and 256 < sizes[1] < sizes[2] < 8192
+    for tokens, free in zip(sizes[1:3], (3e7, 6e7), strict=True):
+        assert activations(shape, replace(use, micro_batch_tokens=tokens), 4) <= 0.5 * free and tokens % 256 == 0
+    assert fitting_micro_batch(shape, use, 1e12, 300) == 300  # never more than was asked for
+
+
+def test_a_run_sizes_its_micro_batches_and_info_says_so(capsys):
+    base, config = tiny_base(width=64, layers=4), TrainConfig.of()
+    assert micro_batch_tokens(base, config, 1e12) == 8192 == micro_batch_tokens(base, config, None)
+    assert 256 <= micro_batch_tokens(base, config, 3e7) < 8192
+    base.config.to_dict = dict  # a configuration that the formula does not know
+    assert micro_batch_tokens(base, config, 1.0) == 8192
+    free = free_bytes("cpu")
+    assert free is not None and free > 1e8
+    assert main(["--memory", "Qwen/Qwen3-0.6B"]) == 0
+    assert "On this machine's CPU" in (said := capsys.readouterr().out) and "micro-batches of" in said

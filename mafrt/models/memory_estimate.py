@@ -14,9 +14,10 @@ Standard library only: `mafrt info --memory` answers without torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mafrt.core.errors import ConfigError
 
@@ -183,19 +184,43 @@ def model_shape(model: str) -> ModelShape:
             "give one of those names, or the folder of a model."
         ) from None
     try:
-        heads = int(config["num_attention_heads"])
-        return ModelShape(
-            hidden=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
-            inner=int(config["intermediate_size"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            vocabulary=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
+        return shape_of(config)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} lacks {error}; expected the configuration of a Llama-like model.") from None
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """From the content of a config.json. Raises KeyError, TypeError or ValueError for one of another kind."""
+    heads = int(config["num_attention_heads"])
+    return ModelShape(
+        hidden=int(config["hidden_size"]),
+        layers=int(config["num_hidden_layers"]),
+        inner=int(config["intermediate_size"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def fitting_micro_batch(shape: ModelShape, use: Use, free: float, asked: int) -> int:
+    """The largest micro-batch whose backward pass takes at most half of the free memory.
+
+    Args:
+        shape: of the base.
+        use: bits, rank, targets and checkpointing.
+        free: bytes that the device has free with the base loaded. The other half is for adapters, optimizers, the
+            keys and values of play, and the allocator's fragmentation.
+        asked: tokens that it should have if they fit.
+
+    Returns:
+        `asked`, or a smaller multiple of 256 tokens, at least 256.
+    """
+    number = 4 if use.bits == 32 else 2
+    fixed, some = (activations(shape, replace(use, micro_batch_tokens=tokens), number) for tokens in (0, 1024))
+    most = int((0.5 * free - fixed) / ((some - fixed) / 1024))
+    return asked if asked <= most else max(256, most // 256 * 256)
 
 
 def table(model: str, variants: Sequence[tuple[str, Use]]) -> list[tuple[str, ...]]:

@@ -95,7 +95,15 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     say(f"Loading {settings['model_name_or_path']} ...", flush=True)
     base = load_base(settings, placement)
 
+    from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
     from mafrt.runners.on_policy import OnPolicy
+
+    if "micro_batch_tokens" not in settings.named and processes.size == 1:
+        tokens = micro_batch_tokens(base, config, free_bytes(base.device.type))
+        if tokens != config.learn.micro_batch_tokens:
+            say(f"Micro-batches have {tokens} tokens, which the free memory holds; --micro_batch_tokens chooses.")
+        config = replace(config, learn=replace(config.learn, micro_batch_tokens=tokens))
+        args["micro_batch_tokens"] = tokens  # a run that goes on splits its batches alike
 
     terminal, threads = Terminal(config.run.iterations), ThreadWatch()
 

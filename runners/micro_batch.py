@@ -1,0 +1,52 @@
+"""The size of micro-batches: as asked for, or as much of the default as the free memory holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mafrt.config.train_config import TrainConfig
+from mafrt.models.memory_estimate import Use, fitting_micro_batch, shape_of
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+def free_bytes(device: str) -> float | None:
+    """Free memory of a device in bytes: of the GPU, or of the machine; None where it cannot be known."""
+    if device == "cuda":
+        import torch
+
+        return float(torch.cuda.mem_get_info()[0])
+    return free_memory() if device == "cpu" else None
+
+
+def free_memory() -> float | None:
+    """Free memory of the machine in bytes; None where it cannot be known."""
+    try:
+        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return float(available[1]) * 1024 if available else None
+
+
+def micro_batch_tokens(base: SharedBase, config: TrainConfig, free: float | None) -> int:
+    """Tokens of a micro-batch that fit into `free` bytes, at most the setting's.
+
+    The gradient does not depend on it, so a smaller one costs a little time and nothing else.
+    """
+    asked = config.learn.micro_batch_tokens
+    try:
+        shape = shape_of(base.config.to_dict())
+    except (KeyError, TypeError, ValueError):
+        return asked  # a model whose memory the formula does not know
+    if free is None:
+        return asked
+    use = Use(
+        rank=config.team.lora_rank,
+        targets=tuple(name for name in config.team.lora_targets if name in shape.linears),
+        bits=32 if base.model.dtype.itemsize == 4 else 16,
+        gradient_checkpointing=config.learn.gradient_checkpointing,
+    )
+    return fitting_micro_batch(shape, use, free, asked)
