@@ -6,8 +6,8 @@ tests and the data but not the program. So printing success, leaving early with 
 or searching memory, frames and files for the expected values gain nothing: a test passes if the right value came back
 for its input, and in no other way.
 
-What leaves the sandbox is the program's word for what its functions return. A table of right answers that a program
-holds by itself passes as well; only tests that are not shown can tell that apart.
+The sandbox returns only the program's own claim about the results of its functions. A program with a memorised table of
+right answers passes as well; only hidden tests can detect that.
 """
 
 from __future__ import annotations

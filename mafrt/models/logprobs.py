@@ -6,7 +6,7 @@ The head is frozen, so the gradient of a token's log-probability with respect to
     d H / d h    = -sum_v p_v (log p_v + H) W[v] / temperature
 
 Both are computed chunk by chunk while the chunk's logits exist, and the backward pass only scales them: the logits
-are not recomputed, and what is kept is `[tokens, d]`. (Liger kernels do the same for the cross-entropy,
+are not recomputed, and only `[tokens, d]` is stored. (Liger kernels do the same for the cross-entropy,
 arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio weights each token differently.)
 """
 

@@ -1,4 +1,4 @@
-"""The files of a run's transcripts: names, order, reading as far as it goes, and what a resumed run keeps.
+"""Files of a run's transcripts: names, order, tolerant reading, and truncation for a resumed run.
 
 `transcripts/train_000012.jsonl.gz` holds episodes of iteration 12, `transcripts/evaluation_000010.jsonl.gz` those of
 the evaluation after iteration 10. `mafrt.storage.transcripts` writes them.

@@ -1,10 +1,10 @@
 """Decoding for Llama-like models (Llama, Mistral, Qwen2, Qwen3) without Hugging Face's forward.
 
-One decode step is some dozens of small operations a layer, and on a small model or batch what surrounds them costs
-more than they do. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared
-prompts are read once (`attention.py`); adapters act on runs of rows (`rowlora.py`). It computes what the model
-computes, which `agrees` checks against `SharedBase.forward` when an engine starts; where it does not, or for any other
-model, the engine decodes with `expanded.py`.
+A decode step has dozens of small operations per layer, and on a small model or batch the Python overhead around them
+dominates. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared prompts are
+read once (`shared_prefix_attention.py`); adapters act on runs of rows. `agrees` compares the results with
+`SharedBase.forward` when an engine starts; on a mismatch, or for any other model, the engine decodes with Hugging
+Face's forward.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Order of the filters as in Hugging Face `generate` and vLLM: temperature, then top-k, then top-p on the remaining tokens
 (nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751), then renormalisation. A token is drawn by inverting the
-cumulative distribution at one uniform number, which the request's own seed gives: a sample does not depend on what
-else is in the batch.
+cumulative distribution at one uniform number, derived from the request's own seed: a sample does not depend on
+the rest of the batch.
 
 Deviation from `generate`: among equal logits at the edge of top-k exactly k are kept, where `generate` keeps all.
 """

@@ -13,8 +13,8 @@ class StopStrings:
         tokenizer: decodes; special tokens are shown, so that their texts can be stop strings too.
         stops: non-empty texts.
 
-    Decoding costs more than a decode step of a small model. So a token is looked at only if its own text, or what it
-    completes, can hold the last character of a stop string; that is found out once per token.
+    Decoding text costs more than a decode step of a small model. So a token is checked only if its own text, or the
+    text it completes, can hold the last character of a stop string; this is computed once per token id.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Adapters for engines that hold no `SharedBase`: a PEFT folder, a name and a number for every version of each.
 
-Nothing is ever replaced under a name that was used: an engine keys its prompt caches by it, so what was computed with
-one version cannot answer for the next.
+A name is never reused for other weights: an engine keys its prompt caches by the name, so cached values of one version
+cannot serve the next.
 """
 
 from __future__ import annotations
