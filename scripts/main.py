@@ -21,6 +21,8 @@ COMMANDS = {
     "evaluate": "evaluate a trained team, or the untrained base",
     "report": "make a report of runs: one HTML file with curves and conversations",
     "show": "print a recorded episode in the terminal",
+    "export": "export a trained team: PEFT folders, role prompts, model cards",
+    "collect": "collect good recorded episodes as chat JSONL for fine-tuning",
     "bench": "run a benchmark",
     "check_env": "check that an environment keeps its contract",
     "get_base": "fetch a base model that has a name, such as smollm2",

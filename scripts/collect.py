@@ -1,0 +1,156 @@
+"""Collect recorded episodes with a good score as chat JSONL for supervised fine-tuning (TRL and others)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mafrt.config.schema import at_least
+from mafrt.core.atomic_files import write_atomic
+from mafrt.core.errors import ConfigError
+from mafrt.core.reading import is_writable
+from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.report import run_folders
+
+if TYPE_CHECKING:
+    from mafrt.scripts.reporting.episodes import Recorded
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """Collect"""
+
+    runs: tuple[str, ...] = ()
+    """run folders"""
+    output: str = "collected.jsonl"
+    """file to write"""
+    overwrite: bool = False
+    """replace the file if it exists"""
+    layout: Literal["messages", "prompt_completion"] = "messages"
+    """a line holds the whole chat, or prompt and completion apart, of which TRL trains the completion only"""
+    min_score: float = 1.0
+    """least score of an episode: its outcome, or the sum of its rewards"""
+    min_paid: float | None = None
+    """least reward paid to a turn; default: any"""
+    agent: tuple[str, ...] = ()
+    """agents whose turns are taken; default: all"""
+    kind: Literal["all", "train", "sampled", "greedy"] = "train"
+    """episodes of training, or sampled or greedy ones of evaluations"""
+    per_task: int = 0
+    """max episodes of one task, the newest; 0: no limit"""
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "per_task")
+
+
+COMMAND = Command(
+    "collect",
+    "Collect the turns of recorded episodes with a good score as chat JSONL for fine-tuning.",
+    (CollectSettings,),
+    words="runs",
+)
+
+
+def collect(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv).make(CollectSettings)
+    folders = run_folders(settings.runs)
+    target = Path(settings.output).expanduser()
+    if target.exists() and not settings.overwrite:
+        raise ConfigError(f"output {target} exists; give another name, or replace it with --overwrite.")
+    if not target.parent.is_dir() or (why := "it is a folder" if target.is_dir() else is_writable(target.parent)):
+        raise ConfigError(f"output {target} cannot be written ({why if target.parent.is_dir() else 'no such folder'}).")
+    from mafrt.scripts.reporting.episodes import read_episodes
+
+    problems: list[str] = []
+    seen: set[str] = set()
+    lines: list[str] = []
+    unknown = 0
+    for folder in folders:
+        for episode in chosen(read_episodes(folder, problems), settings):
+            for turn in episode.turns:
+                if not wanted(turn, settings):
+                    continue
+                prompt = prompt_of(turn, episode)
+                if prompt is None:
+                    unknown += 1
+                    continue
+                line = json.dumps(row(turn, prompt, episode, settings.layout), ensure_ascii=False)
+                key = json.dumps([turn.get("agent"), prompt, turn["text"]])
+                if key not in seen:
+                    seen.add(key)
+                    lines.append(line)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if unknown:
+        print(
+            f"{unknown} turns are left out: their observations are not recorded (--transcript_share).", file=sys.stderr
+        )
+    if not lines:
+        raise ConfigError(
+            f"no turn passes the filters; lower --min_score ({settings.min_score:g}) or choose another --kind."
+        )
+    write_atomic(target, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    print(f"{len(lines)} different turns in {target}.")
+    return 0
+
+
+def chosen(episodes: Iterator[Recorded], settings: CollectSettings) -> list[Recorded]:
+    """Episodes with a good score, at most `per_task` of one task."""
+    good = [
+        episode
+        for episode in episodes
+        if settings.kind in ("all", episode.kind) and episode.score is not None and episode.score >= settings.min_score
+    ]
+    if not settings.per_task:
+        return good
+    taken: dict[str, int] = {}
+    kept = []
+    for episode in reversed(good):
+        task = str((episode.content.get("info") or {}).get("task") or episode.group)
+        taken[task] = taken.get(task, 0) + 1
+        if taken[task] <= settings.per_task:
+            kept.append(episode)
+    return kept[::-1]
+
+
+def wanted(turn: dict[str, Any], settings: CollectSettings) -> bool:
+    if settings.agent and turn.get("agent") not in settings.agent:
+        return False
+    if not isinstance(turn.get("text"), str) or turn.get("stop") == "length":
+        return False  # a cut answer teaches to stop in the middle
+    paid = turn.get("paid")
+    return settings.min_paid is None or (isinstance(paid, (int, float)) and paid >= settings.min_paid)
+
+
+def prompt_of(turn: dict[str, Any], episode: Recorded) -> list[dict[str, str]] | None:
+    """The chat that the agent saw, its role prompt first; None if it is not recorded."""
+    seen = turn.get("observation")
+    if isinstance(seen, str):
+        seen = [{"role": "user", "content": seen}]
+    if not isinstance(seen, list) or not all(isinstance(message, dict) for message in seen):
+        return None
+    messages = [{"role": str(m.get("role")), "content": str(m.get("content"))} for m in seen]
+    team = episode.header.get("team")
+    own = team.get(turn.get("agent")) if isinstance(team, dict) else None
+    prompt = own.get("prompt") if isinstance(own, dict) else None
+    if prompt and not (messages and messages[0]["role"] == "system"):
+        messages.insert(0, {"role": "system", "content": str(prompt)})
+    return messages
+
+
+def row(turn: dict[str, Any], prompt: list[dict[str, str]], episode: Recorded, layout: str) -> dict[str, Any]:
+    answer = [{"role": "assistant", "content": turn["text"]}]
+    chat = {"messages": prompt + answer} if layout == "messages" else {"prompt": prompt, "completion": answer}
+    return {**chat, "agent": str(turn.get("agent")), "score": episode.score, "iteration": episode.iteration}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(collect, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

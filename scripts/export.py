@@ -1,0 +1,156 @@
+"""Export a trained team: PEFT folders with role prompts and model cards, and the command that serves them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.reading import is_writable
+from mafrt.core.shipped import base_folder
+from mafrt.scripts.cli.command import Command, run_main
+
+if TYPE_CHECKING:
+    from mafrt.scripts.exporting.cards import Export
+    from mafrt.storage.load_path import Loadable
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Export"""
+
+    load_path: str | None = None
+    """a run, for its newest checkpoint, or one checkpoint"""
+    output: str | None = None
+    """folder to make; default: `export` in the run"""
+    merged: bool = False
+    """also write a whole model per adapter, with the adapter merged into the base"""
+    overwrite: bool = False
+    """replace an earlier export in that folder"""
+
+
+COMMAND = Command(
+    "export",
+    "Export a trained team as PEFT folders with role prompts, model cards and the command that serves them.",
+    (ExportSettings,),
+    words="load_path",
+)
+MARK = "mafrt_export.json"
+"""Lies in every export; a folder without it is not replaced."""
+
+
+def export(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv).make(ExportSettings)
+    if settings.load_path is None:
+        raise ConfigError("Name a run, as in mafrt export runs/NAME.")
+    from mafrt.storage.load_path import resolve
+
+    loaded = resolve(settings.load_path)
+    if loaded.run is None or not loaded.adapters or loaded.checkpoint is None:
+        raise CheckpointError(f"{settings.load_path} holds no checkpoint of a run; give a run that made one.")
+    target = Path(settings.output).expanduser() if settings.output else loaded.run / "export"
+    check_target(target, settings.overwrite)
+    facts = facts_of(loaded, target)
+    draft = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        write(draft, facts, loaded)
+        if settings.merged:
+            from mafrt.scripts.exporting.merged import write_merged
+
+            write_merged(draft / "merged", facts.base, loaded.adapters)
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    for score in facts.scores:
+        print(f"{score.name} {score}")
+    print(f"The team after iteration {facts.step} is in {target}. Serve it with vLLM:\n{facts.vllm}")
+    return 0
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """ConfigError unless the export may be written there."""
+    if (why := is_writable(target.parent)) is not None or not target.parent.is_dir():
+        raise ConfigError(
+            f"output {target} cannot be written ({why or 'its folder does not exist'}); give another one."
+        )
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / MARK).is_file():
+        raise ConfigError(f"output {target} exists and is no export; give a folder that does not exist.")
+    if not overwrite:
+        raise ConfigError(
+            f"output {target} holds an earlier export; give another folder, or replace it with --overwrite."
+        )
+
+
+def facts_of(loaded: Loadable, target: Path) -> Export:
+    """Everything that the cards say. Raises CheckpointError if the run has no record."""
+    from mafrt.engines.checks import room_for_rank
+    from mafrt.scripts.exporting.cards import Export
+    from mafrt.scripts.exporting.scores import last_scores
+    from mafrt.scripts.reporting.run_data import read_run
+    from mafrt.storage.run_record import load_record
+
+    assert loaded.run is not None and loaded.checkpoint is not None
+    run, record = read_run(loaded.run), load_record(loaded.run)
+    team = record.agents()
+    base = str(run.settings.get("model_name_or_path") or (record.base.name if record.base else "the base"))
+    ranks = {}
+    for name in team.adapters:
+        config = json.loads((loaded.adapter(name) / "adapter_config.json").read_text(encoding="utf-8"))
+        ranks[name] = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    modules = [f"{agent.name}={target.resolve() / agent.adapter}" for agent in team.agents]
+    model = str(base_folder(base) or base)
+    words = ["vllm", "serve", model, "--enable-lora", "--max-loras", str(len(team.adapters))]
+    words += ["--max-lora-rank", str(room_for_rank(max(ranks.values()))), "--lora-modules", *modules]
+    step = loaded.checkpoint.step
+    return Export(run, team, base, step, last_scores(run, step), ranks, shlex.join(words))
+
+
+def write(target: Path, facts: Export, loaded: Loadable) -> None:
+    """The folders of all adapters, the team file and the cards."""
+    from mafrt.scripts.exporting.cards import agent_card, team_card
+
+    target.mkdir(parents=True)
+    for name in facts.team.adapters:
+        shutil.copytree(loaded.adapter(name), target / name)
+        (target / name / "README.md").write_text(agent_card(facts, name), encoding="utf-8")
+    for agent in facts.team.agents:
+        path = target / agent.adapter / "role_prompt.txt"
+        if path.exists():  # agents that share an adapter have prompts of their own
+            path = target / agent.adapter / f"role_prompt_{agent.name}.txt"
+        path.write_text(agent.prompt, encoding="utf-8")
+    if (template := chat_template(facts.base)) is not None:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (target / "team.json").write_text(facts.team.to_json(), encoding="utf-8")
+    (target / "README.md").write_text(team_card(facts), encoding="utf-8")
+    (target / MARK).write_text(json.dumps({"format": 1, "step": facts.step}) + "\n", encoding="utf-8")
+
+
+def chat_template(base: str) -> str | None:
+    """The chat template of the base; None if it has none or cannot be reached."""
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(str(base_folder(base) or base)).chat_template
+    except (OSError, ValueError) as error:
+        print(f"The chat template is left out: the tokenizer of {base} cannot be loaded ({type(error).__name__}).")
+        return None
+    return found if isinstance(found, str) else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(export, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parts of an export: scores with intervals, model cards, merged models."""

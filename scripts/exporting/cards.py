@@ -1,0 +1,121 @@
+"""Model cards of an export, as Markdown with the header that model hubs read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from mafrt import __version__
+from mafrt.config.team import Team
+from mafrt.scripts.exporting.scores import Score
+from mafrt.scripts.reporting.run_data import RunData
+
+
+@dataclass(frozen=True)
+class Export:
+    """Facts that the cards of one export state."""
+
+    run: RunData
+    team: Team
+    base: str
+    """name of the base as the run named it"""
+    step: int
+    """iterations of training"""
+    scores: Sequence[Score]
+    ranks: Mapping[str, int]
+    """adapter -> rank"""
+    vllm: str
+    """command that serves all adapters"""
+
+
+def team_card(export: Export) -> str:
+    """README.md of the whole export."""
+    lines = [
+        *_header(export, ["reinforcement-learning", "multi-agent"]),
+        f"# {export.run.name}",
+        "",
+        f"A team of {len(export.team.agents)} agents with {len(export.ranks)} LoRA adapters on one frozen base, "
+        f"`{export.base}`, trained for {export.step} iterations with mafrt {__version__}.",
+        "",
+        "| agent | adapter | rank |",
+        "|---|---|---|",
+        *(f"| {agent.name} | `{agent.adapter}/` | {export.ranks[agent.adapter]} |" for agent in export.team.agents),
+        "",
+        "`team.json` is the team file with all role prompts; `chat_template.jinja` is the chat template of the base.",
+        "",
+        *_scores(export),
+        *_training(export),
+        "## Serve",
+        "",
+        *_fence(export.vllm, "bash"),
+        "",
+        "Each agent is then a model of its name. Its role prompt, in `AGENT/role_prompt.txt`, is the system message.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def agent_card(export: Export, adapter: str) -> str:
+    """README.md of one adapter's folder."""
+    agents = [agent for agent in export.team.agents if agent.adapter == adapter]
+    lines = [
+        *_header(export, ["lora", "reinforcement-learning"]),
+        f"# {adapter}",
+        "",
+        f"LoRA adapter (rank {export.ranks[adapter]}) of {', '.join(agent.name for agent in agents)} in the team "
+        f"{', '.join(export.team.names)}, on `{export.base}`.",
+        "",
+    ]
+    for agent in agents:
+        lines += [f"## Role prompt of {agent.name}", "", *_fence(agent.prompt or "(none)", "text"), ""]
+    load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{export.base}"), "{adapter}")'
+    imports = "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+    lines += ["## Load", "", *_fence(imports + load, "python"), "", *_scores(export), *_training(export)]
+    return "\n".join(lines) + "\n"
+
+
+def _header(export: Export, tags: Sequence[str]) -> list[str]:
+    base = [f"base_model: {export.base}"] if re.fullmatch(r"[\w.-]+/[\w.-]+", export.base) else []
+    return ["---", "library_name: peft", *base, "tags:", *(f"- {tag}" for tag in ("mafrt", *tags)), "---", ""]
+
+
+def _scores(export: Export) -> list[str]:
+    if not export.scores:
+        return ["## Scores", "", "The team was not evaluated.", ""]
+    rows = [f"| {score.name} | {score} | {score.tasks or '-'} | {score.iteration} |" for score in export.scores]
+    return [
+        "## Scores of the team on held-out tasks",
+        "",
+        "| metric | value (95% interval over tasks) | tasks | iteration |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _training(export: Export) -> list[str]:
+    """Algorithm, environment, data with their hashes, and the settings."""
+    record, settings = export.run.record, export.run.settings
+    lines = ["## Training", "", f"- algorithm: {settings.get('algorithm', 'unknown')}"]
+    if record is not None and record.environment is not None:
+        lines.append(f"- environment: `{record.environment.path}`")
+    for name, file in () if record is None else sorted(record.files.items()):
+        # The folder belongs to the machine of the run and not into a card.
+        lines.append(f"- {name}: `{PurePath(file.path).name}`, SHA-256 `{file.sha256}`")
+    if record is not None and not any(name.startswith("dataset") for name in record.files):
+        lines.append("- data: of the environment")
+    lines.append(f"- coach: {settings.get('coach', 'none')}")
+    shown = {name: value for name, value in settings.items() if not _is_path(value)}
+    text = "\n".join(f"{name}: {value}" for name, value in sorted(shown.items()))
+    return [*lines, "", "Settings:", "", *_fence(text, "yaml"), ""]
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and PurePath(value).is_absolute()
+
+
+def _fence(text: str, language: str) -> list[str]:
+    """A block of code whose fence is longer than any run of backticks in it."""
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return [f"{ticks}{language}", text, ticks]

@@ -1,0 +1,80 @@
+"""Held-out scores of a run with 95% intervals over tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from mafrt.scripts.reporting.episodes import Recorded
+from mafrt.scripts.reporting.run_data import RunData
+from mafrt.storage.transcript_files import read_transcript, transcript_files
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score on held-out tasks."""
+
+    name: str
+    """metric, such as eval/avg@4"""
+    iteration: int
+    value: float
+    interval: tuple[float, float] | None
+    """95%, over tasks; None: the evaluation's episodes are not recorded, or are of one task"""
+    tasks: int | None
+    """recorded tasks that the interval is over"""
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.value:.3f}"
+        return f"{self.value:.3f} ({self.interval[0]:.3f} to {self.interval[1]:.3f})"
+
+
+def last_scores(run: RunData, iteration: int) -> list[Score]:
+    """The scores of the newest evaluation up to `iteration`, and none if there was no evaluation."""
+    rows = [row for row, done in enumerate(run.evaluations.iterations) if done <= iteration]
+    if not rows:
+        return []
+    row = rows[-1]
+    done = run.evaluations.iterations[row]
+    found = []
+    for name, values in run.evaluations.columns.items():
+        value = values[row]
+        if value is None or not name.startswith(("eval/avg@", "eval/greedy")):
+            continue
+        kind = "greedy" if name == "eval/greedy" else "sampled"
+        means = task_means(run.path, done, kind)
+        found.append(Score(name, done, value, interval(means), len(means) or None))
+    return found
+
+
+def task_means(run: Path, iteration: int, kind: str) -> list[float]:
+    """Mean score of each recorded task of one evaluation."""
+    scores: dict[str, list[float]] = {}
+    for file in transcript_files(run):
+        if file.kind != "evaluation" or file.iteration != iteration:
+            continue
+        for content in read_transcript(file).episodes:
+            episode = Recorded(0, kind, iteration, content, {})
+            if str(content.get("id", "")).startswith(kind) and episode.score is not None:
+                scores.setdefault(episode.group, []).append(episode.score)
+    return [sum(values) / len(values) for values in scores.values()]
+
+
+def interval(means: list[float]) -> tuple[float, float] | None:
+    """95% interval of the mean over tasks; None for fewer than two tasks.
+
+    Wilson's interval (JASA 22, 1927) where every task is solved or not, so that 20 of 20 is not certainty; 1.96
+    standard errors to both sides otherwise.
+    """
+    n = len(means)
+    if n < 2:
+        return None
+    center, z = sum(means) / n, 1.96
+    if all(mean in (0.0, 1.0) for mean in means):
+        middle = (center + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(center * (1 - center) / n + z * z / (4 * n * n))
+        return max(0.0, middle - half), min(1.0, middle + half)
+    deviation = math.sqrt(sum((mean - center) ** 2 for mean in means) / (n - 1))
+    half = z * deviation / math.sqrt(n)
+    return center - half, center + half

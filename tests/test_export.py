@@ -1,0 +1,168 @@
+"""Taking a team home: PEFT folders with cards, merged models, and chat files that TRL trains on."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from mafrt.core.shipped import TEACHING_BASE
+from mafrt.scripts import collect, export, train_math
+from mafrt.scripts.exporting.scores import interval
+
+SHORT = [
+    "--iterations",
+    "1",
+    "--n_rollout_threads",
+    "8",
+    "--max_new_tokens",
+    "16",
+    "--coach",
+    "rules",
+    "--eval_episodes",
+    "4",
+]
+SHORT += ["--eval_samples", "1", "--ppo_epoch", "1", "--profile_path", "profiles/quickstart.json", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one iteration on the shipped base."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    assert train_math.main([*SHORT, "--run_dir", str(folder)]) == 0
+    return folder
+
+
+def test_an_export_loads_in_peft_and_says_everything(run, tmp_path, capsys):
+    target = tmp_path / "team"
+    assert export.main([str(run), "--output", str(target)]) == 0
+    out = capsys.readouterr().out
+    command = next(line for line in out.splitlines() if line.startswith("vllm serve"))
+    assert command.split()[2] == str(TEACHING_BASE) and "--max-loras 2 --max-lora-rank 8" in command
+    assert f"reasoner={target / 'reasoner'}" in command and f"actor={target / 'actor'}" in command
+
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(TEACHING_BASE)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    before = plain(ids).logits
+    model = PeftModel.from_pretrained(plain, str(target / "actor"))
+    with torch.no_grad():
+        assert (model(ids).logits - before).abs().max() > 0  # it learnt something
+    card = (target / "actor" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\n") and "You are the Actor." in card
+    assert (target / "actor" / "role_prompt.txt").read_text().startswith("You are the Actor.")
+    page = (target / "README.md").read_text()
+    assert (
+        command in page
+        and "algorithm: ppo" in page
+        and re.search(r"\| eval/greedy \| \d\.\d+ \(.* to .*\) \| 4 \| 1 \|", page)
+    )
+    assert str(run) not in page.replace(str(target), "")  # no folder of the machine but the one to serve from
+    assert "{%" in (target / "chat_template.jinja").read_text()
+    assert json.loads((target / "team.json").read_text())[0]["role"] == "reasoner"
+
+    assert export.main([str(run), "--output", str(target)]) == 2
+    assert "holds an earlier export" in capsys.readouterr().err
+    assert export.main([str(run), "--output", str(target), "--overwrite"]) == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    assert export.main([str(run), "--output", str(tmp_path / "mine"), "--overwrite"]) == 2
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_merged_models_compute_as_their_adapters(run, tmp_path):
+    target = tmp_path / "team"
+    assert export.main([str(run), "--output", str(target), "--merged"]) == 0
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([[5, 6, 7, 8]])
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TEACHING_BASE), str(target / "actor"))
+    merged = AutoModelForCausalLM.from_pretrained(target / "merged" / "actor")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "Name a run"),
+        (["nowhere"], "does not exist"),
+        (["RUN", "--output", "no/where"], "its folder does not exist"),
+    ],
+)
+def test_bad_exports_get_a_sentence(run, capsys, argv, says):
+    assert export.main([str(run) if word == "RUN" else word for word in argv]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_intervals():
+    assert interval([0.5]) is None
+    low, high = interval([1.0] * 20)
+    assert (round(low, 3), high) == (0.839, 1.0)  # Wilson: 20 / (20 + 1.96 ** 2)
+    low, high = interval([0.25, 0.75])
+    # Deviation .25 * sqrt(2); standard error .25; 1.96 of them to both sides of .5.
+    assert (low, high) == (pytest.approx(0.01), pytest.approx(0.99))
+
+
+# ------------------------------------------------------------------------------------------------------------- collect
+
+
+def collected(run, tmp_path, *flags):
+    target = tmp_path / "chat.jsonl"
+    code = collect.main([str(run), "--output", str(target), "--overwrite", *flags])
+    return code, [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+
+
+def test_collect_takes_turns_by_score_agent_and_reward(run, tmp_path, capsys):
+    code, rows = collected(run, tmp_path, "--min_score", "0", "--kind", "all")
+    assert code == 0
+    roles = [message["role"] for message in rows[0]["messages"]]
+    assert roles == ["system", "user", "assistant"] and {row["agent"] for row in rows} == {"reasoner", "actor"}
+    assert len({json.dumps(row["messages"]) for row in rows}) == len(rows)
+    _, own = collected(run, tmp_path, "--min_score", "0", "--kind", "all", "--agent", "actor")
+    assert own == [row for row in rows if row["agent"] == "actor"]
+    _, pairs = collected(run, tmp_path, "--min_score", "0", "--kind", "all", "--layout", "prompt_completion")
+    assert [row["prompt"] + row["completion"] for row in pairs] == [row["messages"] for row in rows]
+    code, _ = collected(run, tmp_path, "--min_score", "7")
+    assert code == 2 and "no turn passes the filters" in capsys.readouterr().err
+
+
+def test_collect_replaces_no_file(run, tmp_path, capsys):
+    (tmp_path / "mine.jsonl").write_text("precious")
+    assert collect.main([str(run), "--output", str(tmp_path / "mine.jsonl")]) == 2
+    assert "exists" in capsys.readouterr().err and (tmp_path / "mine.jsonl").read_text() == "precious"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["messages", "prompt_completion"])
+def test_trl_trains_on_a_collected_file(run, tmp_path, layout):
+    collected(run, tmp_path, "--min_score", "0", "--kind", "all", "--layout", layout)
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    data = load_dataset(
+        "json", data_files=str(tmp_path / "chat.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    model = AutoModelForCausalLM.from_pretrained(TEACHING_BASE, dtype=torch.float32)
+    config = SFTConfig(
+        output_dir=str(tmp_path / "sft"),
+        max_steps=8,
+        learning_rate=1e-3,
+        per_device_train_batch_size=4,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(TEACHING_BASE)
+    trainer = SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
