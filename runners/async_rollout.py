@@ -47,6 +47,7 @@ class AsyncRollout(Generic[T]):
         self.copies = {name: f"{name}@sampler" for name in adapters}
         for name, copy in self.copies.items():
             record = base.records[name]
+            # Copies are ordinary adapters of the same base, so the rollout needs no second base.
             base.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0)
         self._batch: Future[T] | None = None
         self.take()
@@ -81,6 +82,7 @@ class AsyncRollout(Generic[T]):
                 batch.set_exception(error)  # raised by `batch`
 
         self._batch = batch
+        # A daemon: a run that ends by an error must not wait for the rest of a batch.
         threading.Thread(target=work, name="sampler", daemon=True).start()
 
     def wait(self) -> None:

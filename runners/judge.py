@@ -93,6 +93,7 @@ class Judge:
             verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in unjudged])
             advance(len(unjudged))
         self.seconds += time.perf_counter() - started
+        # Verdicts are matched by position, so a missing one would shift all the others.
         if len(verdicts) != len(unjudged):
             raise CoachError(
                 f"{type(self.coach).__name__}.judge() gave {len(verdicts)} verdicts on {len(unjudged)} cases; give "
@@ -141,6 +142,7 @@ class Judge:
             if scores:
                 metrics[f"coach_score/{name}"] = sum(scores) / len(scores)
         agreement, alarm = agreement_of(episodes, self.team.names)
+        # One warning when the disagreement starts, not one per iteration.
         if alarm and not self.alarmed:
             log.warning("%s; look at its reasons in episodes.jsonl, and at --outcome_veto", alarm)
         self.alarmed = alarm is not None
@@ -162,6 +164,7 @@ class Judge:
         path = folder / COUNTS
         if path.is_file():
             stored = atomic_files.load_json(path)
+            # A change of judge in the middle of a run changes the reward; the user has to know.
             if stored.get("coach") != self.coach.name:
                 log.warning("judged by %s until now, by %s from now on", stored.get("coach"), self.coach.name)
             self.coach.restore(stored.get("counts", {}))

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import readable
 from mafrt.sandbox import Execution, Workspace
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import frames, limits, names, seccomp, workdir
 from mafrt.sandbox.inside.output import Kept
-from mafrt.sandbox.text import readable
 from mafrt.sandbox.zygote_sandbox import read_reply
 
 # --- the filter ----------------------------------------------------------------------------------------------------

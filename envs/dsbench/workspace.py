@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.text import readable_name
 from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.scoring import Score, read_score
 from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
 from mafrt.sandbox.judging import OURS, Undecided, judge, sources
-from mafrt.sandbox.text import readable_name
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox

@@ -10,6 +10,8 @@ from mafrt.algorithms.rewards import Dropped, Row
 from mafrt.algorithms.stats import mean, no_spread, standardise, std, total
 from mafrt.core.types import Turn
 
+EPS = 1e-8
+"""Added to the deviation."""
 NOISE = 0.1
 """Advantages whose deviation is below this share of the returns' own are not scaled up any further."""
 
@@ -47,9 +49,7 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
     return observed
 
 
-def normalize(
-    rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping[str, ObservedReturns], eps: float = 1e-8
-) -> None:
+def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping[str, ObservedReturns]) -> None:
     """Centre and scale the advantages of the rows in the loss; returns stay as they are.
 
     Every action token counts alike, or every turn (`by_turn`, for rules whose tokens share one advantage). Population
@@ -63,7 +63,6 @@ def normalize(
             not set another's step size; Dr. MAS's argument).
         by_turn: count turns instead of tokens.
         observed: of each agent.
-        eps: added to the deviation.
     """
     if how == "none":
         return
@@ -78,10 +77,10 @@ def normalize(
         returns = [observed[agent] for agent in {row.turn.agent for row in members} if agent in observed]
         if all(agent_returns.flat for agent_returns in returns) and returns:
             penalised = any(row.kl_rewards for row in members)
-            scaled = standardise(flat, eps=eps, floor=1.0) if penalised else [0.0] * len(flat)
+            scaled = standardise(flat, eps=EPS, floor=1.0) if penalised else [0.0] * len(flat)
         else:
             scaled = standardise(
-                flat, eps=eps, floor=NOISE * max((agent_returns.spread for agent_returns in returns), default=0.0)
+                flat, eps=EPS, floor=NOISE * max((agent_returns.spread for agent_returns in returns), default=0.0)
             )
         start = 0
         for row, own in zip(members, lists, strict=True):

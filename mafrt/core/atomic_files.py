@@ -51,6 +51,7 @@ def load_json(path: str | os.PathLike[str]) -> Any:
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file so that a kill or a full disk leaves the old content or all of the new one."""
     path = Path(path)
+    # In the same folder: a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -61,6 +62,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The rename itself is only durable once the folder is on disk.
     fsync(path.parent)
 
 

@@ -105,6 +105,7 @@ class Processes:
             return
         import torch
 
+        # One collective for all tensors: its latency dominates at the size of adapters.
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         self._collective(lambda: torch.distributed.all_reduce(flat))
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -149,6 +150,7 @@ class Processes:
         size = torch.tensor([len(message)])
         sizes = [torch.zeros_like(size) for _ in range(self.size)]
         self._collective(lambda: torch.distributed.all_gather(sizes, size, group=self._control))
+        # all_gather needs equal sizes on all processes.
         longest = max(int(length) for length in sizes)
         padded = torch.frombuffer(bytearray(message.ljust(longest, b" ")), dtype=torch.uint8)
         messages = [torch.empty_like(padded) for _ in range(self.size)]

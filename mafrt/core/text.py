@@ -18,6 +18,9 @@ DEEPEST = 100
 # Kept: tab, line feed, vertical tab, form feed, carriage return, and next line (U+0085).
 _BAD = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
+# For output of programs. Tab, line feed and carriage return are kept.
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
 
 def clean_text(text: str) -> str:
     """`text` as valid Unicode without control characters.
@@ -79,3 +82,17 @@ def error_line(error: BaseException) -> str:
         return shortened(str(error), 500)
     except Exception as failure:
         return f"(its text raises {type(failure).__name__})"
+
+
+def readable_name(name: str) -> str:
+    """A file's name for display: control characters and lone surrogates become U+FFFD."""
+    return (
+        _CONTROLS.sub(REPLACEMENT, name.encode("utf-8", "replace").decode())
+        .replace("\n", REPLACEMENT)
+        .replace("\t", REPLACEMENT)
+    )
+
+
+def readable(data: bytes) -> str:
+    """Decode UTF-8 with U+FFFD for invalid bytes and for control characters, which could drive a terminal."""
+    return _CONTROLS.sub(REPLACEMENT, data.decode("utf-8", "replace").replace("\r\n", "\n"))

@@ -135,6 +135,7 @@ class SharedBase:
                 f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
                 "expected all weights of a causal language model; take another copy, or a model with a language head"
             )
+        # A damaged download would otherwise show only as NaN losses, long after loading.
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point() and not parameter.isfinite().all():
                 raise ModelError(
@@ -143,6 +144,7 @@ class SharedBase:
                 )
         if bits:
             keep_differentiable(model)
+        # bitsandbytes places quantised layers itself and may refuse a later move.
         return cls(model if bits else model.to(device), tokenizer, path)
 
     def shard(self, make: Callable[[], Sharding]) -> None:
@@ -182,6 +184,7 @@ class SharedBase:
         """
         if self._fingerprint is not None:
             return self._fingerprint
+        # A few rows suffice to tell models apart, and cost nothing on a large base.
         rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
         shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
         return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
@@ -279,6 +282,7 @@ class SharedBase:
         """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`)."""
         if name in self.records:
             raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
+        # Adapters are never removed, so the count is a stable index.
         index = len(self.records)
         shapes = self.linear_paths()
         for path, (layer_rank, scaling) in layers.items():
@@ -369,6 +373,7 @@ class SharedBase:
         them; the others act all the same.
         """
         rows, steps = input_ids.shape
+        # Read on the host: the routing is built in Python, and a GPU index would synchronise at every forward.
         index = adapter_index.cpu()
         if index.shape not in ((rows,), (rows, steps)):
             raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
@@ -428,6 +433,7 @@ class SharedBase:
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""
+        # Decode steps repeat the same routing; building it once per batch saves most of a small step's time.
         key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
         last = self._routing  # a local reference: another thread may replace it at any moment
         if last is None or last[0] != key:
@@ -485,6 +491,7 @@ def _use_packed_attention(model: Any) -> bool:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
+    # Models without the dispatch table call their attention directly and would ignore `packing`.
     dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
     if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
         return False

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import ConfigError, SandboxError
+from mafrt.core.text import readable, readable_name
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
-from mafrt.sandbox.text import readable, readable_name
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
 from mafrt.sandbox.zygote_sandbox import DAY_S, SandboxCounts, checked_request
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.errors import DataError, SandboxError
+from mafrt.core.text import readable, readable_name
 from mafrt.sandbox import bwrap, cgroup, degraded
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import frames, limits, names
-from mafrt.sandbox.text import readable, readable_name
 from mafrt.sandbox.types import Execution
 from mafrt.sandbox.zygote_process import Options, Zygote
 

@@ -27,6 +27,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> to
 
 def critic_optimizer(parameters: Iterable[nn.Parameter], lr: float, learn: LearnConfig) -> torch.optim.Optimizer:
     """AdamW for a critic, or for the Q heads and mixer of VDN and QMIX."""
+    # No decay: it would pull the values to 0, while returns have any scale.
     return torch.optim.AdamW(parameters, lr=lr, eps=learn.opti_eps, weight_decay=0.0)
 
 

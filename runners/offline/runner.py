@@ -110,6 +110,7 @@ class Offline:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
             everything = [*self._all(), *self.held_out]
+            # Computed once: a resumed run takes the references from its checkpoint.
             if any(record.reference is None for record in everything):
                 self.learner.refer(everything)
             loop = Loop(self, self.config.run, stop, progress=self.progress)
