@@ -155,7 +155,13 @@ class Doctor:
     def _engine(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
             gap = metrics.get(f"engine_gap/{agent}")
-            if gap is not None and gap > 0.5:
+            if gap is not None and gap > 0.5 and metrics.get(f"staleness/{agent}", 0.0) > 0.0:
+                yield (
+                    f"stale_samples/{agent}",
+                    f"The samples of {agent} come from older weights: after the update their log-probabilities differ "
+                    f"by {gap:.2f} nats per token. Remedy: a lower --lr, or --async_steps 0.",
+                )
+            elif gap is not None and gap > 0.5:
                 yield (
                     f"engine_gap/{agent}",
                     f"The engine does not sample from the weights that {agent} trains: their log-probabilities differ "

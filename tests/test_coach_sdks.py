@@ -15,6 +15,7 @@ from mafrt.coach.api_coach import RemoteCoach
 from mafrt.coach.retry import Breaker, Retry
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterruptedError
+from mafrt.core.progress import reporting, stage
 from mafrt.core.types import Evidence, Scored, Unscored
 
 pytest.importorskip("openai")
@@ -73,6 +74,17 @@ def test_a_verdict_arrives(provider, coach_of):
         counts = coach.counts()
         assert (counts["calls"], counts["tokens_in"], counts["tokens_out"]) == (1, 100, 20)
         assert counts["cost"] == pytest.approx((100 * 1.0 + 20 * 10.0) / 1e6)
+
+
+def test_verdicts_are_reported_as_they_arrive(coach_of):
+    """Of six turns judged two at a time, some are done before others, and the display says so."""
+    shown = []
+    with Judge(lambda seen, n: Say(verdict(7).text, hang_s=0.3)) as judge:
+        coach = coach_of("openai", judge, coach_concurrency=2)
+        with reporting(lambda *what: shown.append(what)), stage("judging", 6):
+            coach.judge(cases(6))
+    done = [count for _, count, _ in shown]
+    assert done[0] == 0 and len(set(done)) > 2 and done == sorted(done) and set(shown[-1][::2]) == {"judging", 6}
 
 
 @pytest.mark.parametrize("provider", SPECS)

@@ -57,6 +57,7 @@ def test_a_healthy_run_has_no_findings():
         ({"truncated_share/solver": 0.8}, "truncated/solver"),
         ({"env_lost_share": 0.2}, "lost_episodes"),
         ({"engine_gap/solver": 2.0}, "engine_gap/solver"),
+        ({"engine_gap/solver": 2.0, "staleness/solver": 1.0}, "stale_samples/solver"),
         ({"ratio_mean/solver": 0.01}, "stale_samples/solver"),
         ({"ratio_mean/solver": 40.0}, "stale_samples/solver"),
         ({"rollbacks": 1.0}, "not_finite"),

@@ -24,6 +24,7 @@ from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import Rubric
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachDownError, CoachInterruptedError
+from mafrt.core.progress import parts_done
 from mafrt.core.types import Scored, Unscored, Verdict
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class RemoteCoach(Coach):
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
         """Raises CoachDownError, BudgetSpentError or CoachInterruptedError."""
-        return self._loop.run(self._judge(cases), self.interrupted)
+        judged = _Judged()
+        return self._loop.run(self._judge(cases, judged), self.interrupted, lambda: parts_done(judged.taken()))
 
     def counts(self) -> dict[str, float]:
         return self._budget.counts() | {"cached": float(self._cached), "retries": float(self._retry.retries)}
@@ -89,10 +91,12 @@ class RemoteCoach(Coach):
         if self.cache is not None:
             self.cache.close()
 
-    async def _judge(self, cases: Sequence[Case]) -> list[Verdict]:
+    async def _judge(self, cases: Sequence[Case], judged: _Judged) -> list[Verdict]:
         if self._slots is None:
             self._slots = asyncio.Semaphore(self._concurrency)
         tasks = [asyncio.ensure_future(self._one(case)) for case in cases]
+        for task in tasks:
+            task.add_done_callback(judged.add)
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -208,6 +212,20 @@ class RemoteCoach(Coach):
             return reply
 
 
+class _Judged:
+    """Number of verdicts since the last look; written by the coach's thread, read by the trainer's."""
+
+    def __init__(self) -> None:
+        self._all = self._seen = 0
+
+    def add(self, task: asyncio.Task[Verdict]) -> None:
+        self._all += 1
+
+    def taken(self) -> int:
+        before, self._seen = self._seen, self._all
+        return self._seen - before
+
+
 class _Loop:
     """An event loop in a thread of its own, begun when it is needed first."""
 
@@ -215,8 +233,11 @@ class _Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, work: Coroutine[Any, Any, T], interrupted: Callable[[], bool]) -> T:
-        """The result of `work`. When `interrupted()` becomes true it is cancelled: CoachInterruptedError."""
+    def run(self, work: Coroutine[Any, Any, T], interrupted: Callable[[], bool], waiting: Callable[[], None]) -> T:
+        """The result of `work`. When `interrupted()` becomes true it is cancelled: CoachInterruptedError.
+
+        `waiting` is called five times a second until then.
+        """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="coach", daemon=True)
@@ -224,6 +245,7 @@ class _Loop:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while not concurrent.futures.wait([future], timeout=0.2).done:
+                waiting()
                 if interrupted():
                     raise CoachInterruptedError("the run was asked to stop while it was being judged")
             return future.result()

@@ -13,6 +13,8 @@ Reporter = Callable[[str, int, int], None]
 """`(stage, done, total)`: called when a stage begins (done 0) and after every part of it."""
 
 _REPORTER: ContextVar[Reporter | None] = ContextVar("reporter", default=None)
+_ADVANCE: ContextVar[Callable[[int], None] | None] = ContextVar("advance", default=None)
+"""Of the innermost stage."""
 
 
 @contextmanager
@@ -42,4 +44,14 @@ def stage(name: str, total: int) -> Iterator[Callable[[int], None]]:
             reporter(name, done, total)
 
     advance(0)
-    yield advance
+    token = _ADVANCE.set(advance)
+    try:
+        yield advance
+    finally:
+        _ADVANCE.reset(token)
+
+
+def parts_done(parts: int) -> None:
+    """Report completed parts of the innermost stage of this thread, from code that did not begin it."""
+    if parts and (advance := _ADVANCE.get()) is not None:
+        advance(parts)
