@@ -133,61 +133,6 @@ def _blocks(segment: Segment, most: int) -> Iterator[Segment]:
         yield Segment(segment.adapter, start, stop)
 
 
-@dataclass(frozen=True)
-class Packing:
-    """The real tokens of a padded `[B, T]` batch, row after row, as one long row of N tokens.
-
-    Rows are sorted by adapter, so that every adapter's tokens are one segment, and then by length.
-    """
-
-    take: Tensor
-    """`[N]`: where the tokens are in the flattened batch."""
-    index: Tensor
-    """`[N]` on the CPU: their adapters."""
-    runs: tuple[tuple[int, int], ...]
-    """(rows, length) of consecutive rows of equal length."""
-
-
-def pack(real: Tensor, index: Tensor, device: torch.device) -> Packing:
-    """`real` `[B, T]` bool (True for a real token) and `index` `[B]` or `[B, T]`, both on the CPU."""
-    lengths = real.sum(1)
-    owner = index if index.dim() == 1 else index.amax(1)
-    order = torch.argsort(lengths, stable=True)
-    order = order[torch.argsort(owner[order], stable=True)]
-    row, column = real[order].nonzero(as_tuple=True)
-    row = order[row]
-    sizes, counts = torch.unique_consecutive(lengths[order], return_counts=True)
-    runs = tuple((count, size) for count, size in zip(counts.tolist(), sizes.tolist(), strict=True) if size)
-    take = (row * real.shape[1] + column).to(device)
-    return Packing(take, index[row] if index.dim() == 1 else index[row, column], runs)
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    packing: Packing | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Hugging Face's `sdpa` attention, row by row where the batch is packed: no padding and no mask.
-
-    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`.
-    """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    if packing is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    sizes = [count * length for count, length in packing.runs]
-    out = []
-    parts_of = (t.split(sizes, 2) for t in (query, key, value))
-    for (count, length), *parts in zip(packing.runs, *parts_of, strict=True):
-        q, k, v = (part[0].unflatten(1, (count, length)).transpose(0, 1) for part in parts)
-        out.append(sdpa_attention_forward(module, q, k, v, None, **kwargs)[0].flatten(0, 1))
-    return torch.cat(out).unsqueeze(0), None
-
-
 class LoraContext:
     """The routing of the current forward, shared by all layers of one base. None: the bare base."""
 

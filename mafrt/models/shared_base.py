@@ -28,11 +28,10 @@ from mafrt.models.multi_lora import (
     AdapterRouting,
     LoraContext,
     StackedLoRALinear,
-    pack,
-    packed_attention,
     route_adapters,
     set_checkpointing,
 )
+from mafrt.models.packing import pack, packed_attention
 from mafrt.models.peft_format import AdapterShape, matches
 from mafrt.models.sharding import Sharding
 
@@ -188,6 +187,11 @@ class SharedBase:
         rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
         shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
         return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
+
+    @property
+    def packs(self) -> bool:
+        """Whether whole sequences are computed without padding and equal beginnings once (`mafrt.models.packing`)."""
+        return self._packs
 
     @property
     def hidden_size(self) -> int:
@@ -381,10 +385,11 @@ class SharedBase:
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
         learn = None if train is None else frozenset(self._record(name).index for name in train)
         flat_mask = attention_mask is not None and attention_mask.dim() == 2
+        shares = position_ids is None
         if position_ids is None and attention_mask is not None and flat_mask:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
-            return self._forward_packed(input_ids, attention_mask, index, position_ids, learn)
+            return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
         with self.context.use(self._routing_for(index, rows, steps, learn)):
             return self._run(
                 lambda: (
@@ -407,14 +412,18 @@ class SharedBase:
         index: Tensor,
         position_ids: Tensor | None,
         learn: frozenset[int] | None,
+        *,
+        shares: bool,
     ) -> Tensor:
         """`forward` without computing the padding, whose positions are returned as zeros."""
         rows, steps = input_ids.shape
         real = torch.ones(rows, steps, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
-        packing = pack(real, index, input_ids.device)
+        # A prefix is shared only where positions count the tokens, so that equal beginnings have equal positions.
+        ids = input_ids.cpu() if shares else None
+        packing = pack(real, index, input_ids.device, ids)
         positions = torch.arange(steps, device=input_ids.device) if position_ids is None else position_ids
         hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
-        if not packing.runs:
+        if not packing.blocks:
             return hidden.view(rows, steps, -1)
         with self.context.use(self._make_routing(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
             packed = self._run(
@@ -429,7 +438,7 @@ class SharedBase:
                     ).last_hidden_state
                 )
             )
-        return hidden.index_copy(0, packing.take, packed[0]).view(rows, steps, -1)
+        return hidden.index_copy(0, packing.places, packed[0][packing.source]).view(rows, steps, -1)
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""

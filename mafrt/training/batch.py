@@ -30,6 +30,8 @@ class Batch:
     turns: Sequence[Turn]
     input_ids: Tensor
     """[B, T] int64"""
+    attention_mask: Tensor
+    """[B, T] int64, 1 for a real token and 0 for padding, which stands on the right"""
     adapter_index: Tensor
     """[B] int64 on the CPU, -1 for none"""
     predict: Tensor
@@ -67,6 +69,7 @@ def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id:
     return Batch(
         turns=list(turns),
         input_ids=ids.to(device),
+        attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
         adapter_index=torch.tensor([adapter_index(turn) for turn in turns]),
         predict=torch.cat(predict).to(device),
         targets=torch.cat(targets).to(device),

@@ -302,7 +302,9 @@ class Learner:
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""
-        states = self.base.forward(batch.input_ids, None, batch.adapter_index, train=train)
+        # Padding on the right changes nothing before it; a mask lets a base that packs leave it out.
+        mask = batch.attention_mask if self.base.packs else None
+        states = self.base.forward(batch.input_ids, mask, batch.adapter_index, train=train)
         rows = states.reshape(-1, states.shape[-1])[batch.predict]
         temperature = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
         return self.base.token_logprobs(

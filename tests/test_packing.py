@@ -1,0 +1,116 @@
+"""Rows that begin alike compute their beginning once; states and gradients are those of row-by-row passes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from helpers_models import ALL, add_random_adapter, tiny_base
+
+from mafrt.models import packing as packing_module
+from mafrt.models.packing import MOST_TOKENS, pack
+from mafrt.models.shared_base import SharedBase
+
+
+def make_rows(seed=0, tasks=3, samples=4, prompt=24):
+    """Rows of `samples` answers to each of `tasks` prompts, shuffled, of unequal length."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(tasks):
+        asked = [rng.randrange(5, 90) for _ in range(prompt + rng.randrange(6))]
+        rows += [asked + [rng.randrange(5, 90) for _ in range(rng.randint(1, 9))] for _ in range(samples)]
+    rng.shuffle(rows)
+    return rows
+
+
+def padded(rows, side="right"):
+    width = max(map(len, rows))
+    pads = [[0] * (width - len(row)) for row in rows]
+    ids = [row + pad if side == "right" else pad + row for row, pad in zip(rows, pads, strict=True)]
+    real = [
+        [1] * len(row) + pad if side == "right" else pad + [1] * len(row) for row, pad in zip(rows, pads, strict=True)
+    ]
+    return torch.tensor(ids), torch.tensor(real)
+
+
+def team_base(kind="qwen3"):
+    base = tiny_base(kind)
+    for number, name in enumerate(("ann", "bob")):
+        add_random_adapter(base, name, 2 + number, 8.0, ALL, seed=number)
+    return base
+
+
+def states_and_grads(base: SharedBase, batches):
+    """Hidden states of the real tokens, row by row, and the adapters' gradients of a fixed function of them."""
+    for name in base.adapters:
+        for parameter in base.adapter_parameters(name):
+            parameter.grad = None
+    found = []
+    for ids, real, index in batches:
+        hidden = base.forward(ids, real, index, train=["ann", "bob"])
+        weight = torch.linspace(-1, 1, hidden.shape[-1])
+        for row, mask in zip(hidden, real.bool(), strict=True):
+            own = row[mask]
+            if own.requires_grad:  # the bare base alone has no adapter to learn
+                (own * weight * torch.linspace(0.5, 2, len(own)).unsqueeze(1)).sum().backward(retain_graph=True)
+            found.append(own.detach())
+    return found, [p.grad.clone() for name in base.adapters for p in base.adapter_parameters(name)]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_states_and_gradients_equal_those_of_row_by_row_passes(kind, side):
+    base, rows = team_base(kind), make_rows()
+    tasks = sorted({tuple(row[:20]) for row in rows})
+    index = torch.tensor([(0, 1, -1)[tasks.index(tuple(row[:20]))] for row in rows])
+    ids, real = padded(rows, side)
+    together = states_and_grads(base, [(ids, real, index)])
+    alone = [
+        (torch.tensor([row]), torch.ones(1, len(row), dtype=torch.long), index[n : n + 1]) for n, row in enumerate(rows)
+    ]
+    one_by_one = states_and_grads(base, alone)
+    for ours, theirs in zip(together[0], one_by_one[0], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(together[1], one_by_one[1], strict=True):
+        # The terms of a gradient cancel, so rounding shows against the largest entry.
+        assert float((ours - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def test_a_beginning_is_computed_once():
+    rows = [[*range(100, 120), 1, 2], [*range(100, 120), 3], [*range(200, 220), 4], [*range(100, 120), 3]]
+    ids, real = padded(rows)
+    found = pack(real.bool(), torch.tensor([0, 0, 0, 1]), torch.device("cpu"), ids)
+    # 20 + 2 + 1 of the family, 21 of the other task, 21 of the other adapter, whose equal row is not shared.
+    assert len(found.take) == 23 + 21 + 21 and found.index.tolist() == [0] * 44 + [1] * 21
+    assert [(count, length, mask is not None) for count, length, mask in found.blocks] == [
+        (1, 23, True),
+        (1, 21, False),
+        (1, 21, False),
+    ] or len(found.blocks) == 2  # equal lengths may lie in one block
+    mask = found.blocks[0][2]
+    assert mask is not None and int(mask.sum()) == 20 * 21 // 2 + 3 * 20 + (1 + 1 + 2)
+    back = ids.flatten()[found.take][found.source]
+    assert torch.equal(back, ids.flatten()[found.places]) and len(found.places) == int(real.sum())
+
+
+def test_what_is_not_shared(monkeypatch):
+    device, alike = torch.device("cpu"), [[*range(40), n] for n in range(3)]
+    ids, real = padded(alike)
+    assert len(pack(real.bool(), torch.zeros(3, dtype=torch.long), device, ids).take) == 43
+    assert len(pack(real.bool(), torch.zeros(3, dtype=torch.long), device).take) == 123  # no ids given
+    per_token = torch.zeros(3, 41, dtype=torch.long)
+    assert len(pack(real.bool(), per_token, device, ids).take) == 123  # adapters that differ within a row
+    short = [[1, 2, 3, *range(50 * n, 50 * n + 40)] for n in range(1, 4)]
+    assert len(pack(*(padded(short)[1].bool(), torch.zeros(3, dtype=torch.long)), device, padded(short)[0]).take) == 129
+    assert MOST_TOKENS >= 1024
+    monkeypatch.setattr(packing_module, "MOST_TOKENS", 42)
+    assert len(pack(real.bool(), torch.zeros(3, dtype=torch.long), device, ids).take) == 42 + 41
+
+
+def test_rows_without_tokens_and_single_tokens():
+    device = torch.device("cpu")
+    found = pack(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), device, torch.zeros(2, 3, dtype=torch.long))
+    assert found.blocks == () and len(found.take) == 0
+    found = pack(torch.ones(2, 1, dtype=torch.bool), torch.tensor([0, 0]), device, torch.ones(2, 1, dtype=torch.long))
+    assert [block[:2] for block in found.blocks] == [(2, 1)]
