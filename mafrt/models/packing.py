@@ -53,8 +53,8 @@ def pack(
         ids: `[B, T]` token ids; given, and with one adapter per row, common beginnings are computed once.
         least_shared: tokens of the shortest prefix that is shared.
     """
-    lengths = real.sum(1).tolist()
-    owner = (index if index.dim() == 1 else index.amax(1)).tolist()
+    lengths = [int(length) for length in real.sum(1).tolist()]
+    owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     steps = real.shape[1]
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
     families = [[row] for row in range(len(lengths)) if lengths[row]]
