@@ -80,7 +80,7 @@ def pack(
             start = len(take) + (shared if number == 0 else 0)
             source += range(start, start + len(flat) - shared)
             take += own
-            adapters += [index[row].item()] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()
+            adapters += [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()
             sizes.append(len(flat) - shared)
         if len(rows) > 1:
             blocks.append((1, len(take) - first, _mask(sizes).to(device)))
