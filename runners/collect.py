@@ -6,6 +6,7 @@ A batch is a pure function of the weights, the iteration, the position in the da
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,44 +41,36 @@ class CollectedBatch(NamedTuple):
     """position in the data after the batch"""
 
 
+@dataclass(eq=False, repr=False)
 class Collector:
-    """Plays and judges the batches of a run.
+    """Plays and judges the batches of a run."""
 
-    Args:
-        env: spawns one environment per slot of this process.
-        base: the shared base; it has the adapters of the team.
-        config: all settings.
-        rule: decides on dynamic sampling and the cast.
-        player: plays with the current adapters; evaluations share it.
-        context: credit context, which tells groups without spread.
-        judge: judges each batch; None without a coach.
-        async_rollout: samples one step behind the learner; None: play synchronously.
-        interrupted: whether the run was asked to stop.
-    """
+    env: Env
+    """spawns one environment per slot of this process"""
+    base: SharedBase
+    """has the adapters of the team"""
+    config: TrainConfig
+    rule: Rule
+    """decides on dynamic sampling and the cast"""
+    player: Player
+    """plays with the current adapters; evaluations share it"""
+    context: CreditContext
+    """credit context, to find groups without spread"""
+    judge: Judge | None
+    """judges each batch; None without a coach"""
+    async_rollout: AsyncRollout[CollectedBatch] | None
+    """samples one step behind the learner; None: play synchronously"""
+    interrupted: Callable[[], bool]
+    """whether the run was asked to stop"""
 
-    def __init__(
-        self,
-        env: Env,
-        base: SharedBase,
-        config: TrainConfig,
-        rule: Rule,
-        player: Player,
-        context: CreditContext,
-        judge: Judge | None,
-        async_rollout: AsyncRollout[CollectedBatch] | None,
-        interrupted: Callable[[], bool],
-    ) -> None:
-        play = config.play
-        self.env, self.base, self.config, self.rule = env, base, config, rule
-        self.player, self.context, self.judge = player, context, judge
-        self.async_rollout, self.interrupted = async_rollout, interrupted
+    def __post_init__(self) -> None:
+        play, processes = self.config.play, self.base.processes
         self.blocks = play.n_rollout_threads // play.n_samples
         # Batches that are played in a thread of their own must not share a process group with the learner.
-        self.processes = base.processes.beside() if async_rollout else base.processes
-        self.envs = [env.spawn() for _ in own_slots(base.processes, play.n_rollout_threads, play.n_samples)]
-        self.order = (
-            StratifiedOrder(strata_of(env, play.stratify), config.run.seed, self.blocks) if play.stratify else None
-        )
+        self.processes = processes.beside() if self.async_rollout else processes
+        self.envs = [self.env.spawn() for _ in own_slots(processes, play.n_rollout_threads, play.n_samples)]
+        strata = strata_of(self.env, play.stratify) if play.stratify else None
+        self.order = None if strata is None else StratifiedOrder(strata, self.config.run.seed, self.blocks)
 
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
         """The batch of `iteration`, played now, or taken from the background rollout.

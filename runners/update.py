@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms, engines
@@ -28,39 +28,30 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 
+@dataclass(eq=False, repr=False)
 class Updater:
-    """Updates the scheduled adapters from a batch.
+    """Updates the scheduled adapters from a batch."""
 
-    Args:
-        base: the shared base; it has the adapters of the team.
-        team: its agents.
-        config: all settings.
-        rule: the algorithm and its schedule.
-        sampling: sampling parameters of each agent.
-        engine: sampled the batch; if it is not the base itself, log-probs are recomputed.
-        context: of `algorithms.assign`, the part that is constant over iterations.
-        judge: judged the batch; None without a coach.
-    """
+    base: SharedBase
+    """has the adapters of the team"""
+    team: Team
+    config: TrainConfig
+    rule: Rule
+    sampling: Mapping[str, SamplingParams]
+    """by agent"""
+    engine: Engine
+    """sampled the batch; if it is not the base itself, log-probs are recomputed"""
+    context: CreditContext
+    """the constant part of the context of `algorithms.assign`"""
+    judge: Judge | None
+    """judged the batch; None without a coach"""
 
-    def __init__(
-        self,
-        base: SharedBase,
-        team: Team,
-        config: TrainConfig,
-        rule: Rule,
-        sampling: Mapping[str, SamplingParams],
-        engine: Engine,
-        context: CreditContext,
-        judge: Judge | None,
-    ) -> None:
+    def __post_init__(self) -> None:
         from mafrt.runners.build import make_critic, make_kl_control, make_learner
 
-        self.base, self.team, self.config, self.rule, self.sampling = base, team, config, rule, sampling
-        self.context, self.judge = context, judge
-        self.critic = make_critic(base, team, config, rule)
-        self.learner = make_learner(base, team, config, rule, sampling)
-        self.kl = make_kl_control(rule.settings)
-        self.engine = engine
+        self.critic = make_critic(self.base, self.team, self.config, self.rule)
+        self.learner = make_learner(self.base, self.team, self.config, self.rule, self.sampling)
+        self.kl = make_kl_control(self.rule.settings)
 
     @property
     def kl_coef(self) -> float | None:

@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -32,33 +33,24 @@ class Clock:
         await asyncio.sleep(seconds)
 
 
+@dataclass(eq=False)
 class Retry:
-    """Tries a call until it succeeds, cannot succeed, or `deadline_s` is over.
+    """Tries a call until it succeeds, cannot succeed, or `deadline_s` is over."""
 
-    Args:
-        deadline_s: for all tries and the waits between them; no wait is begun that would end after it.
-        first_s: ceiling of the first wait; it doubles from one to the next.
-        ceiling_s: of every wait.
-        honour_s: longest `Retry-After` that is waited for; more than that is cut to it.
-        clock: where the time comes from.
-        jitter: draws from 0..1.
-    """
-
-    def __init__(
-        self,
-        deadline_s: float,
-        *,
-        first_s: float = 1.0,
-        ceiling_s: float = 30.0,
-        honour_s: float = 120.0,
-        clock: Clock | None = None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self.deadline_s, self.first_s, self.ceiling_s, self.honour_s = deadline_s, first_s, ceiling_s, honour_s
-        self.clock = clock or Clock()
-        self.jitter = jitter
-        self.retries = 0
-        """tries beyond the first, of all calls"""
+    deadline_s: float
+    """for all tries and the waits between them; a wait that would end after it is not started"""
+    _: KW_ONLY
+    first_s: float = 1.0
+    """ceiling of the first wait; doubles with every wait"""
+    ceiling_s: float = 30.0
+    """max of every ceiling"""
+    honour_s: float = 120.0
+    """max wait for a `Retry-After`"""
+    clock: Clock = field(default_factory=Clock)
+    jitter: Callable[[], float] = random.random
+    """draws from 0..1"""
+    retries: int = field(default=0, init=False)
+    """tries beyond the first, of all calls"""
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
         """The result of the first try that succeeds. Raises the last CallFailedError, or any other error at once."""
@@ -93,32 +85,27 @@ class Retry:
         return min(self.first_s * 2.0 ** (state.attempt_number - 1), self.ceiling_s) * self.jitter()
 
 
+@dataclass(eq=False)
 class Breaker:
-    """Keeps callers from a judge that fails every time.
+    """Circuit breaker: keeps callers from a judge that fails every time."""
 
-    Args:
-        deadline_s: how long it may fail without a success before it counts as down.
-        threshold: failures in a row that open the circuit.
-        cool_s: time until the first probe; it doubles from one to the next, up to `coolest_s`.
-        clock: where the time comes from.
-    """
+    deadline_s: float
+    """max seconds of failures without a success before the judge counts as down"""
+    _: KW_ONLY
+    threshold: int = 8
+    """failures in a row that open the circuit"""
+    cool_s: float = 1.0
+    """time until the first probe; doubles with every probe"""
+    coolest_s: float = 30.0
+    """max time between probes"""
+    clock: Clock = field(default_factory=Clock)
+    failures: int = field(default=0, init=False)
+    since: float | None = field(default=None, init=False)
+    """start of the failures in a row"""
+    last: str = field(default="", init=False)
 
-    def __init__(
-        self,
-        deadline_s: float,
-        *,
-        threshold: int = 8,
-        cool_s: float = 1.0,
-        coolest_s: float = 30.0,
-        clock: Clock | None = None,
-    ) -> None:
-        self.deadline_s, self.threshold, self.first_cool_s, self.coolest_s = deadline_s, threshold, cool_s, coolest_s
-        self.clock = clock or Clock()
-        self.failures = 0
-        self.since: float | None = None
-        """when the failures in a row began"""
-        self.last = ""
-        self._cool_s, self._until, self._probing = cool_s, 0.0, False
+    def __post_init__(self) -> None:
+        self._cool_s, self._until, self._probing = self.cool_s, 0.0, False
 
     @property
     def open(self) -> bool:
@@ -140,7 +127,7 @@ class Breaker:
             await self.clock.sleep(min(max(self._until - now, 0.05), 1.0))
 
     def succeeded(self) -> None:
-        self.failures, self.since, self._cool_s, self._probing = 0, None, self.first_cool_s, False
+        self.failures, self.since, self._cool_s, self._probing = 0, None, self.cool_s, False
 
     def failed(self, why: str) -> None:
         now = self.clock.now()

@@ -20,7 +20,7 @@ from mafrt.config.train_config import LearnConfig
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.value_head import ValueHead, load_critic, save_critic
-from mafrt.training.batch import collate, micro_batches
+from mafrt.training.base_pass import base_pass, exchange
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
 
@@ -128,37 +128,23 @@ class Critic:
         features: list[Tensor | None] = [None] * len(turns)
         own: list[int] = []
         rows = [replace(turn, prompt_ids=ids) for turn, ids in zip(turns, prompts, strict=True)]
-        for part in micro_batches(rows, self.learn.micro_batch_tokens, self.base):
-            batch = collate([rows[row] for row in part.rows], lambda _: -1, self.base.pad_id, self.base.device)
-            states = self.base.forward(batch.input_ids, None, batch.adapter_index)
-            hidden = states.reshape(-1, states.shape[-1])[batch.predict]
-            if values and not part.dummy:
+        max_tokens, asked = self.learn.micro_batch_tokens, temperatures if reference else None
+        for indices, batch, states in base_pass(self.base, rows, max_tokens, asked):
+            own += indices
+            if values:
+                hidden = states[batch.predict]
                 pieces = hidden.split([len(turn.action_ids) for turn in batch.turns])
                 token_values = batch.scatter(self.head(hidden.float()))
-                for row, turn_values, piece in zip(part.rows, token_values, pieces, strict=True):
-                    turns[row].values = turn_values
+                for index, turn_values, piece in zip(indices, token_values, pieces, strict=True):
+                    rows[index].values = turn_values
                     # Only the first position is kept at action level; a clone frees the rest of the batch.
-                    features[row] = piece if self.level == "token" else piece[:1].clone()
-            if reference:  # also for a dummy: the head may be sharded, which makes this call collective
-                temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
-                logprobs, _ = self.base.token_logprobs(hidden, batch.targets, temperature=temperature)
-                for row, ref_logprobs in zip(part.rows, batch.scatter(logprobs), strict=True):
-                    turns[row].ref_logprobs = ref_logprobs
-            own += [] if part.dummy else part.rows
-        if self.base.processes.size > 1:
-            self._exchange(own, turns, values=values, reference=reference)
+                    features[index] = piece if self.level == "token" else piece[:1].clone()
+        fields = [name for name, filled in (("values", values), ("ref_logprobs", reference)) if filled]
+        exchange(self.base.processes, own, rows, fields)
+        for turn, row in zip(turns, rows, strict=True):
+            for name in fields:
+                setattr(turn, name, getattr(row, name))
         return features if values else []
-
-    def _exchange(self, own: Sequence[int], turns: Sequence[Turn], *, values: bool, reference: bool) -> None:
-        """Exchange values and reference log-probabilities with the other processes, and fill them in."""
-        computed = [
-            [row, turns[row].values if values else None, turns[row].ref_logprobs if reference else None] for row in own
-        ]
-        for row, token_values, ref_logprobs in (item for part in self.base.processes.gather(computed) for item in part):
-            if values:
-                turns[row].values = token_values
-            if reference:
-                turns[row].ref_logprobs = ref_logprobs
 
     def update(self, features: Features, iteration: int) -> dict[str, float]:
         """Fit the head to the returns. Returns `value_loss` (mean over the first pass) and `grad_norm/critic`."""

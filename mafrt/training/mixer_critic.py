@@ -42,7 +42,7 @@ from mafrt.core.errors import CheckpointError
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.q_mixer import TeamValue, follow, target_of
-from mafrt.training.batch import collate, micro_batches
+from mafrt.training.base_pass import base_pass, exchange
 from mafrt.training.critic_input import central_prompts
 from mafrt.training.optimizers import critic_optimizer, load_moments
 
@@ -199,32 +199,20 @@ class MixerCritic:
         """
         features = torch.zeros(len(rows), 2 * self.base.hidden_size)
         own: list[int] = []
-        processes = self.base.processes
-        for part in micro_batches(rows, self.learn.micro_batch_tokens, self.base):
-            batch = collate([rows[row] for row in part.rows], lambda _: -1, self.base.pad_id, self.base.device)
-            states = self.base.forward(batch.input_ids, None, batch.adapter_index)
-            states = states.reshape(-1, states.shape[-1])
+        for indices, batch, states in base_pass(self.base, rows, self.learn.micro_batch_tokens, temperatures):
             lengths = torch.tensor([len(turn.action_ids) for turn in batch.turns], device=states.device)
             before = states[batch.predict[lengths.cumsum(0) - lengths]].float()
             action = torch.zeros_like(before).index_add(0, batch.row, states[batch.predict + 1].float())
             both = torch.cat([_normalised(before), _normalised(action / lengths[:, None])], -1)
-            if temperatures is not None:
-                temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
-                logprobs, _ = self.base.token_logprobs(states[batch.predict], batch.targets, temperature=temperature)
-                for row, ref_logprobs in zip(part.rows, batch.scatter(logprobs), strict=True):
-                    rows[row].ref_logprobs = ref_logprobs
-            if not part.dummy:
-                features[part.rows] = both.cpu()
-                own += part.rows
+            features[indices] = both.cpu()
+            own += indices
+        processes = self.base.processes
         if processes.size > 1:
             # Each row is zero in all processes but one, so the sum exchanges the features.
             features = features.to(self.base.device)
             processes.sum([features])
             features = features.cpu()
-            if temperatures is not None:
-                computed = [[row, rows[row].ref_logprobs] for row in own]
-                for row, ref_logprobs in (item for part in processes.gather(computed) for item in part):
-                    rows[row].ref_logprobs = ref_logprobs
+        exchange(processes, own, rows, [] if temperatures is None else ["ref_logprobs"])
         return list(features)
 
     def update(self, features: MixedFeatures, iteration: int) -> dict[str, float]:
