@@ -47,10 +47,11 @@ def test_rules_are_read_off_the_evidence_and_nothing_is_made_up():
 # ----------------------------------------------------------------------------------------------------------- rubrics
 
 
-def test_every_shipped_rubric_is_sound_and_every_math_workflow_has_one():
-    from mafrt.envs.math.workflows.registry import WORKFLOWS
+def test_every_shipped_rubric_is_sound_and_the_rubrics_of_workflows_ship():
+    from mafrt.envs.workflows.registry import RUBRICS, WORKFLOWS
 
-    assert {"general", *WORKFLOWS} <= set(shipped_rubrics())
+    assert set(RUBRICS) <= set(WORKFLOWS.names())
+    assert {"general", *RUBRICS} <= set(shipped_rubrics())
     for name in shipped_rubrics():
         rubric = load_rubric(name)
         assert len(rubric.version) == 12 and rubric.text.count("{{said}}") == 1

@@ -226,7 +226,7 @@ def test_bounded_environments_stay_in_the_process_and_say_so_themselves():
 
 def test_a_workflow_of_one_s_own_is_not_taken_for_a_bounded_one(monkeypatch):
     from mafrt.envs.math import MathEnv
-    from mafrt.envs.math.workflows.registry import WORKFLOWS, Chain
+    from mafrt.envs.workflows.registry import WORKFLOWS, Chain
 
     class Mine(Chain):
         pass

@@ -17,7 +17,7 @@ from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.math import build as math
 from mafrt.envs.math.config import MathSettings, WorkflowSettings
-from mafrt.envs.math.workflows.registry import WORKFLOWS, make_workflow, register_workflow
+from mafrt.envs.workflows.registry import WORKFLOWS, make_workflow, register_workflow
 
 BUILDS = {
     "math": (math, {**asdict(MathSettings()), **asdict(WorkflowSettings())}),
@@ -51,10 +51,10 @@ def test_a_file_is_divided_and_it_is_said(tmp_path: Path) -> None:
 
 
 OWN = """
-from mafrt.envs.math.workflows.chain import Chain
+from mafrt.envs.workflows.chain import Chain
 
 class Blind(Chain):
-    def observations(self, state):
+    def observe(self, state):
         return {} if state.over else {self.names[state.position]: f"Problem: {state.problem}"}
 
 class NoWorkflow:
@@ -90,7 +90,7 @@ def test_a_workflow_of_ones_own_is_one_file(own: Path) -> None:
     [
         ("my_flow:Blnd", "did you mean 'Blind'"),
         ("my_flw:Blind", "there is no module 'my_flw'"),
-        ("my_flow:NoWorkflow", "made a NoWorkflow, which is no workflow: it lacks observations, advance"),
+        ("my_flow:NoWorkflow", "made a NoWorkflow, which is no workflow; inherit from"),
         ("my_flow:Broken", r"could not be built: KeyError: 'sides' \(.*my_flow.py, line 14\)"),
         ("chian", "did you mean 'chain'"),
         ("my_flow:", "both parts are needed"),

@@ -20,7 +20,7 @@ from mafrt.environment.checker import check_env
 from mafrt.environment.registry import make_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task
-from mafrt.envs.math.workflows.registry import WORKFLOWS, MathState, make_workflow, transcript
+from mafrt.envs.workflows.registry import WORKFLOWS, TaskState, make_workflow, transcript
 
 DOCS = Path(__file__).parent.parent / "docs" / "environments.md"
 PROFILES = Path(__file__).parent.parent / "profiles"
@@ -170,27 +170,28 @@ texts = st.text(max_size=30)
 def test_the_chain_s_functions_are_pure(said, problem):
     """States stay as they were, and equal moves from equal states give equal states."""
     flow = make_workflow("chain", Team.of(["a", "b"]), 3, True)
-    states = [MathState(problem)]
+    states = [TaskState(problem)]
     for text in said:
         state = states[-1]
-        ((name, observation),) = flow.observations(state).items()
+        ((name, observation),) = flow.observe(state).items()
         assert observation == transcript(state) and observation.startswith(f"Problem: {problem}")
-        after = flow.advance(state, {name: text})
-        assert after == flow.advance(state, {name: text}) and after.said == (*state.said, (name, text))
+        after = flow.transition(state, {name: text})
+        assert after == flow.transition(state, {name: text}) and after.said == (*state.said, (name, text))
         if flow.answers(after) is not None:
             assert flow.answers(after) == {"b": text}
             after = flow.judged(after, 0.0)
         states.append(after)
         if after.over:
             break
-    assert states[0] == MathState(problem)
+    assert states[0] == TaskState(problem)
     assert states[-1].over == (len(said) >= 6)
     with pytest.raises(FrozenInstanceError):
         states[0].round = 1  # type: ignore[misc]
 
 
 def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    pages = (DOCS, DOCS.parent / "workflows.md")
+    blocks = [b for page in pages for b in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)]
     workflow = next(b for b in blocks if "WORKFLOWS[" in b)
     use = (
         workflow + "\nfrom mafrt.environment.checker import check_env\nfrom mafrt.envs.math import MathEnv, Task\n"

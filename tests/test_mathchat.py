@@ -15,8 +15,8 @@ from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
-from mafrt.envs.math.workflows.base import part_seen
-from mafrt.envs.math.workflows.solver_verifier import verdict_of
+from mafrt.envs.workflows.solver_verifier import verdict_of
+from mafrt.envs.workflows.views import VIEWS
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 from mafrt.sandbox import Execution
@@ -149,9 +149,10 @@ def test_who_sees_what_is_a_setting(sees, executor, again, verifier):
 
 def test_the_previous_agent_in_a_chain():
     said = (("a", "1"), ("b", "2"), ("judge", "no"), ("a", "3"), ("tool", "4"), ("a", "5"))
-    assert part_seen(said, "previous") == said[3:]
-    assert part_seen(said[:3], "previous") == said[1:3]  # a sees b and the judge
-    assert part_seen((), "previous") == () and part_seen(said, "problem") == ()
+    names, previous = ("a", "b"), VIEWS["previous"]
+    assert previous(said, "b", names) == said[3:]
+    assert previous(said[:3], "a", names) == said[1:3]  # a sees b and the judge
+    assert previous((), "a", names) == () and VIEWS["problem"](said, "a", names) == ()
     team = Team.of(["a", "b", "c"])
     seen, _ = play(MathEnv(tasks=TASKS, team=team, sees="previous"), ["1", "2", "3"])
     assert [o for _, o in seen] == [PROBLEM, f"{PROBLEM}\na: 1", f"{PROBLEM}\nb: 2"]
@@ -306,7 +307,7 @@ def test_settings_are_checked():
             "judges without answering",
         ),
         ({"team": Team.of(["a", "tool"])}, "no agent may be called 'tool'"),
-        ({"sees": "nothing"}, "choose one of all, previous, problem"),
+        ({"sees": "nothing"}, "There is no view 'nothing'"),
         ({"tool_turns": 2}, "workflow 'chain' has no setting tool_turns"),
         ({"team": MATHCHAT, "workflow": "mathchat", "tool_turns": 0}, "tool_turns must be a whole number"),
     ]:

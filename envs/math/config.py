@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,14 @@ class WorkflowSettings:
     answer_field: str | None = None
     """field of a record that holds the answer; default: found by its usual names"""
     workflow: str = "chain"
-    """order of turns and observations: chain, mathchat, solver_verifier, or package.module:Class"""
+    """order of turns and observations: a name (docs/workflows.md), or package.module:Class"""
     horizon: int = 1
     """rounds that the team has for a problem; each agent speaks once in a round"""
-    sees: Literal["all", "previous", "problem"] | None = None
-    """visible transcript: all turns, previous (the agent before), or only the problem; default: all"""
+    sees: str | None = None
+    """view of the transcript: all, previous, predecessors, own, own+predecessors, problem, or module:function"""
     tool_turns: int | None = None
     """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""
+    judge: bool | None = None
+    """debate: the last agent takes no part, and decides; default: off, the majority decides"""
+    routes: str | None = None
+    """router: YAML file of the agents' successors, by their words"""

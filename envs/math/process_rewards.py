@@ -14,12 +14,13 @@ The steps between have their reason: a program that runs is nearer to a right on
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
-from mafrt.envs.math.workflows.base import Right
 
 _NUMBER = r"-?\d{1,12}(?:\.\d{1,9})?"
 _STATED = re.compile(rf"=\s*({_NUMBER})(?![\d.]*\d|\s*[-+*/^=])")
@@ -39,6 +40,42 @@ MOST_BITS = 256
 """Of the result of a plan that is carried out; a longer one is no answer."""
 _EXPRESSION = re.compile(r"(?!.*(?<!\\)\b[A-Za-z]{4}).{1,200}")
 """A line that may be an answer by itself: no words in it but LaTeX commands."""
+
+
+Right = Callable[[str], bool]
+"""Whether the answer that a text gives is the right one."""
+
+
+@dataclass(frozen=True)
+class MathRules:
+    """The scores of this module for one problem, as workflows ask for them (`mafrt.envs.workflows.state.Rules`)."""
+
+    right: Right
+    problem: str
+
+    def answer(self, text: str) -> Scored:
+        return answer(text, self.right, self.problem)
+
+    def plan(self, text: str) -> Scored | None:
+        return plan(text, self.right)
+
+    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
+        return verdict(said, proposed_right)
+
+    def program(self, ran: Ran) -> Scored:
+        return program(ran, self.right)
+
+    def bad_call(self, why: str) -> Scored:
+        return bad_call(why)
+
+    def report(self, text: str, printed: str | None) -> Scored:
+        return report(text, printed, self.right)
+
+    def prints_right(self, ran: Ran) -> bool:
+        return prints_right(ran, self.right)
+
+    def followed(self, right: bool, what: str) -> Scored:
+        return followed(right, what)
 
 
 def plan(text: str, right: Right) -> Scored | None:

@@ -68,6 +68,8 @@ class AgentSpec:
     """Whether this agent's answer counts when the task is verified."""
     adapter: str = ""
     """The adapter it speaks with; its own name unless given. Several agents may share one."""
+    sees: str | None = None
+    """Its view of the transcript, in workflows that take one."""
     freeze: bool = False
     """Whether it acts and never learns."""
     lora: LoraSpec | None = None
@@ -107,6 +109,8 @@ class AgentSpec:
             raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
         if not isinstance(self.freeze, bool):
             raise ConfigError(f"{where}freeze must be true or false, found {self.freeze!r}")
+        if self.sees is not None and (not isinstance(self.sees, str) or not self.sees):
+            raise ConfigError(f"{where}sees must be the name of a view, found {self.sees!r}")
         self._check_lora(where)
         self._check_learning(where)
         _number(f"{where}temperature", self.temperature, least=0.0)

@@ -11,7 +11,7 @@ from mafrt.core.shipped import SHIPPED
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.envs.math import MathEnv, load_tasks, verify
-from mafrt.envs.math.workflows.base import MathState
+from mafrt.envs.workflows.state import TaskState
 
 CHAIN = Team.load(SHIPPED / "profiles" / "quickstart.json")
 ROLE = "You are the Solver. Propose a boxed answer."
@@ -65,8 +65,8 @@ class RetryEnv(MathEnv):
         result = super().step(actions)
         if result.info.get("outcome") != 0.0 or self.step_count + 1 >= self.TRIES * len(self.agents):
             return result
-        self.state = MathState(self.task.problem)
-        return StepResult(self.workflow.observations(self.state), {}, False, False, {})
+        self.state = TaskState(self.task.problem)
+        return StepResult(self.workflow.observe(self.state), {}, False, False, {})
 
 
 class SolverPairEnv(Env):

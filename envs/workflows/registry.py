@@ -9,10 +9,11 @@ from typing import Any
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, MafrtError
-from mafrt.envs.math.workflows.base import INCORRECT, JUDGE, SEES, SPEAKS_AS, MathState, Workflow, transcript
-from mafrt.envs.math.workflows.chain import Chain
-from mafrt.envs.math.workflows.mathchat import MathChat
-from mafrt.envs.math.workflows.solver_verifier import SolverVerifier
+from mafrt.envs.workflows.chain import Chain
+from mafrt.envs.workflows.mathchat import MathChat
+from mafrt.envs.workflows.solver_verifier import SolverVerifier
+from mafrt.envs.workflows.state import INCORRECT, JUDGE, SPEAKS_AS, TaskState, Workflow
+from mafrt.envs.workflows.views import transcript
 
 __all__ = [
     "INCORRECT",
@@ -20,8 +21,8 @@ __all__ = [
     "WORKFLOWS",
     "Chain",
     "MathChat",
-    "MathState",
     "SolverVerifier",
+    "TaskState",
     "Workflow",
     "make_workflow",
     "register_workflow",
@@ -37,19 +38,29 @@ class Workflows(Registry):
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
+    def all(self) -> Iterator[tuple[str, Any]]:
+        """Name and class of all that are registered."""
+        return ((name, self.resolve(name)) for name in self.names())
+
 
 WORKFLOWS = Workflows(
     "workflow",
     {
-        "chain": "mafrt.envs.math.workflows.chain:Chain",
-        "mathchat": "mafrt.envs.math.workflows.mathchat:MathChat",
-        "solver_verifier": "mafrt.envs.math.workflows.solver_verifier:SolverVerifier",
+        "single": "mafrt.envs.workflows.chain:Single",
+        "multi_turn": "mafrt.envs.workflows.chain:MultiTurn",
+        "chain": "mafrt.envs.workflows.chain:Chain",
+        "mathchat": "mafrt.envs.workflows.mathchat:MathChat",
+        "solver_verifier": "mafrt.envs.workflows.solver_verifier:SolverVerifier",
+        "vote": "mafrt.envs.workflows.simultaneous:Vote",
+        "debate": "mafrt.envs.workflows.simultaneous:Debate",
+        "summary": "mafrt.envs.workflows.simultaneous:Summary",
+        "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
+        "router": "mafrt.envs.workflows.router:Router",
     },
 )
 """By name. A class or function is called with team, horizon, judge_lines, and the options that were given."""
-SHIPPED = WORKFLOWS.names()
-METHODS = ("observations", "advance", "answers", "judged")
-"""Every workflow has them, and `max_steps`."""
+RUBRICS = ("chain", "mathchat", "solver_verifier")
+"""Workflows with criteria of their own for a coach; the others are judged by the general ones."""
 
 
 def register_workflow(name: str, factory: Callable[..., Workflow]) -> None:
@@ -79,12 +90,15 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
             "set it for the one whose \\boxed{} answer counts"
         )
     given = {option: value for option, value in options.items() if value is not None}
-    if given.get("sees", "all") not in SEES:
-        raise ConfigError(f"sees is {given['sees']!r}; choose one of {', '.join(SEES)}")
     takes = inspect.signature(factory).parameters
     for option in given:
         if option not in takes:
-            raise ConfigError(f"workflow {name!r} has no setting {option}; leave it out, or take 'mathchat'")
+            users = [other for other, kind in WORKFLOWS.all() if option in inspect.signature(kind).parameters]
+            raise ConfigError(
+                f"workflow {name!r} has no setting {option}; leave it out, or take one that has: {', '.join(users)}"
+            )
+    if "sees" not in takes and (own := [agent.name for agent in team.agents if agent.sees is not None]):
+        raise ConfigError(f"agent {own[0]!r} has a view of its own (sees), which workflow {name!r} does not use")
     try:
         workflow = factory(team, horizon, judge_lines, **given)
     except MafrtError:
@@ -93,10 +107,9 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
         raise ConfigError(
             f"workflow {name!r} could not be built: {type(error).__name__}: {error}{user_line(error)}"
         ) from error
-    missing = [method for method in METHODS if not callable(getattr(workflow, method, None))]
-    if missing or not isinstance(getattr(workflow, "max_steps", None), int):
+    if not isinstance(workflow, Workflow) or not isinstance(getattr(workflow, "max_steps", None), int):
         raise ConfigError(
-            f"{name!r} made a {type(workflow).__name__}, which is no workflow: it lacks "
-            f"{', '.join(missing or ['max_steps'])}; see mafrt.envs.math.workflows.base.Workflow"
+            f"{name!r} made a {type(workflow).__name__}, which is no workflow; inherit from "
+            "mafrt.envs.workflows.registry.Workflow, and set max_steps"
         )
     return workflow

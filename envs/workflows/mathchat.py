@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mafrt.config.team import Team
@@ -9,9 +10,9 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
 from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
-from mafrt.envs.math import process_rewards
-from mafrt.envs.math.workflows.base import TOOL, MathState, Right, Sees, part_seen, written
-from mafrt.envs.math.workflows.chain import Chain
+from mafrt.envs.workflows.chain import Chain
+from mafrt.envs.workflows.state import TOOL, Rules, TaskState
+from mafrt.envs.workflows.views import written
 
 
 class MathChat(Chain):
@@ -32,7 +33,9 @@ class MathChat(Chain):
 
     uses_tools = True
 
-    def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: Sees = "all", tool_turns: int = 2) -> None:
+    def __init__(
+        self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None, tool_turns: int = 2
+    ) -> None:
         super().__init__(team, horizon, judge_lines, sees)
         if len(self.names) != 3 or self.names[-1] not in self.answering:
             raise ConfigError(
@@ -45,20 +48,20 @@ class MathChat(Chain):
         self.tool_turns = tool_turns
         self.max_steps = horizon * (tool_turns + 2)
 
-    def observations(self, state: MathState) -> dict[str, Observation]:
+    def observe(self, state: TaskState) -> dict[str, Observation]:
         if state.over or not state.turns:
-            return super().observations(state)
+            return super().observe(state)
         # Its own words and the tool's answers are a conversation; what came before them is what it was asked.
         begun = len(state.said) - 2 * state.turns
         chat: list[Message] = [
-            {"role": "user", "content": written(state.problem, part_seen(state.said[:begun], self.sees))}
+            {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], self.executor))}
         ]
         for role, text in state.said[begun:]:
             chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})
         return {self.executor: chat}
 
-    def advance(self, state: MathState, actions: dict[str, str]) -> MathState:
-        after = super().advance(state, actions)
+    def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
+        after = super().transition(state, actions)
         if self.names[state.position] != self.executor:
             return after
         called = find_code(actions[self.executor])
@@ -67,7 +70,7 @@ class MathChat(Chain):
         waiting = replace(after, position=state.position, turns=state.turns + 1)
         return self.answered(waiting, called.why) if isinstance(called, BadCall) else replace(waiting, pending=called)
 
-    def answered(self, state: MathState, output: str) -> MathState:
+    def answered(self, state: TaskState, output: str) -> TaskState:
         """The tool has answered: the Code Executor goes on, or has had its turns."""
         done = state.turns >= self.tool_turns
         return replace(
@@ -78,20 +81,18 @@ class MathChat(Chain):
             turns=0 if done else state.turns,
         )
 
-    def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
         (name, text), *answered = after.said[len(before.said) :]
         if name != self.executor:
-            return super().evidence(before, after, ran, right)
+            return super().evidence(before, after, ran, rules)
         output = answered[0][1] if answered and answered[0][0] == TOOL else None
         if output is None:
             printed = before.said[-1][1] if before.turns else None
-            return {name: Evidence(rules=process_rewards.report(text, printed, right))}
+            return {name: Evidence(rules=rules.report(text, printed))}
         if ran is None:
-            return {name: Evidence(output, process_rewards.bad_call(output), {"status": "no call"})}
-        by_agent = {name: Evidence(output, process_rewards.program(ran, right), {"status": ran.status})}
+            return {name: Evidence(output, rules.bad_call(output), {"status": "no call"})}
+        by_agent = {name: Evidence(output, rules.program(ran), {"status": ran.status})}
         plan = next(said for role, said in reversed(before.said) if role == self.planner)
-        if process_rewards.plan(plan, right) is None:
-            by_agent[self.planner] = Evidence(
-                rules=process_rewards.followed(process_rewards.prints_right(ran, right), "the program")
-            )
+        if rules.plan(plan) is None:
+            by_agent[self.planner] = Evidence(rules=rules.followed(rules.prints_right(ran), "the program"))
         return by_agent

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence
 from mafrt.environment.python_tool import Ran
-from mafrt.envs.math import process_rewards
-from mafrt.envs.math.workflows.base import MathState, Right, Sees
-from mafrt.envs.math.workflows.chain import Chain
+from mafrt.envs.workflows.chain import Chain
+from mafrt.envs.workflows.state import Rules, TaskState
 
 _VERDICT = re.compile(r"\bverdict\W{0,5}(approve|reject)", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ class SolverVerifier(Chain):
     that was rejected was right. A text without a verdict approves nothing.
     """
 
-    def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: Sees = "all") -> None:
+    def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:
         super().__init__(team, horizon, judge_lines, sees)
         if len(self.names) < 2 or self.names[-1] in self.answering:
             raise ConfigError(
@@ -37,8 +37,8 @@ class SolverVerifier(Chain):
                 f"judges without answering itself, found {', '.join(self.names)}; take profiles/solver_verifier.json"
             )
 
-    def advance(self, state: MathState, actions: dict[str, str]) -> MathState:
-        after = super().advance(state, actions)
+    def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
+        after = super().transition(state, actions)
         if after.position < len(self.names):
             return after
         approved = verdict_of(actions[self.names[-1]]) == "approve"
@@ -46,13 +46,13 @@ class SolverVerifier(Chain):
             return after
         return replace(after, round=state.round + 1, position=0)
 
-    def judged(self, state: MathState, score: float) -> MathState:
+    def judged(self, state: TaskState, score: float) -> TaskState:
         return replace(state, round=state.round + 1, over=True)
 
-    def evidence(self, before: MathState, after: MathState, ran: Ran | None, right: Right) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
         name, text = after.said[len(before.said)]
         if name != self.names[-1]:
-            return super().evidence(before, after, ran, right)
+            return super().evidence(before, after, ran, rules)
         latest = dict(before.said)
-        proposed = any(right(latest[n]) for n in self.answering)
-        return {name: Evidence(rules=process_rewards.verdict(verdict_of(text), proposed))}
+        proposed = any(rules.right(latest[n]) for n in self.answering)
+        return {name: Evidence(rules=rules.verdict(verdict_of(text), proposed))}

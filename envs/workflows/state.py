@@ -1,0 +1,125 @@
+"""State of an episode on one task, and the base class of workflows. Everything here is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from mafrt.config.team import Team
+from mafrt.core.types import Evidence, Observation, Scored
+from mafrt.environment.python_tool import Ran
+
+JUDGE = "judge"
+TOOL = "tool"
+SPEAKS_AS = (JUDGE, TOOL)
+"""Names under which the environment itself speaks."""
+INCORRECT = "The answer is incorrect."
+
+Key = Callable[[str], "str | None"]
+"""The answer that a text gives, in a form in which equal answers are equal; None if it gives none."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """Everything an episode has come to; never changed, only replaced."""
+
+    problem: str
+    said: tuple[tuple[str, str], ...] = ()
+    """(role, text) in speaking order; the judge's and the tool's lines are among them."""
+    round: int = 0
+    """Rounds that are complete."""
+    position: int = 0
+    """Index of the agent who speaks next within the round."""
+    over: bool = False
+    turns: int = 0
+    """Turns the next speaker has just had: it continues after its tool's answer."""
+    pending: str | None = None
+    """A program to run before the next turn."""
+
+
+class Rules(Protocol):
+    """Scores of turns by rules, as the task source has them; None where only the outcome can tell."""
+
+    def right(self, text: str) -> bool:
+        """Whether the answer that a text gives is the right one."""
+        ...
+
+    def answer(self, text: str) -> Scored | None: ...
+    def plan(self, text: str) -> Scored | None: ...
+    def verdict(self, said: str | None, proposed_right: bool) -> Scored | None: ...
+    def program(self, ran: Ran) -> Scored | None: ...
+    def bad_call(self, why: str) -> Scored | None: ...
+    def report(self, text: str, printed: str | None) -> Scored | None: ...
+    def prints_right(self, ran: Ran) -> bool: ...
+    def followed(self, right: bool, what: str) -> Scored | None: ...
+
+
+class Workflow:
+    """Base class of workflows: who speaks next, and with which observation.
+
+    A subclass defines `observe` and `transition`, both pure, and sets `max_steps`. By default the texts of the agents
+    with `with_answer` are graded when `finished` says so, and the episode is then over. A subclass is made from the
+    team, the number of rounds, whether a failed round is followed by a judge's line, and the options that its
+    constructor names.
+    """
+
+    bounded: bool = True
+    """Whether its methods return in bounded time; a pattern or function of the user's own may not."""
+    uses_tools: ClassVar[bool] = False
+    """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
+
+    def __init__(self, team: Team, horizon: int, judge_lines: bool) -> None:
+        self.team, self.horizon, self.judge_lines = team, horizon, judge_lines
+        self.names: tuple[str, ...] = team.names
+        self.answering: tuple[str, ...] = tuple(a.name for a in team.agents if a.with_answer)
+        self.max_steps = getattr(type(self), "max_steps", None) or horizon * len(self.names)
+        """most steps that an episode can take"""
+
+    def observe(self, state: TaskState) -> dict[str, Observation]:
+        """Observations of the agents that speak next; empty when the episode is over."""
+        raise NotImplementedError(f"{type(self).__name__} lacks observe(self, state); define it")
+
+    def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
+        """The state after `actions` were said."""
+        raise NotImplementedError(f"{type(self).__name__} lacks transition(self, state, actions); define it")
+
+    def answers(self, state: TaskState) -> dict[str, str] | None:
+        """The texts to grade now (agent -> text), or None if it is not time to."""
+        if state.position < len(self.names):
+            return None
+        latest = dict(state.said)
+        return {name: latest[name] for name in self.answering if name in latest}
+
+    def decide(self, answers: Mapping[str, str], key: Key) -> dict[str, str]:
+        """Of the answers to grade those that count; by default all, and the score is the share of right ones."""
+        return dict(answers)
+
+    def judged(self, state: TaskState, score: float) -> TaskState:
+        """The state after the verdict on `answers`: over, or at the start of the next round."""
+        return replace(state, round=state.round + 1, over=True)
+
+    def answered(self, state: TaskState, output: str) -> TaskState:
+        """The state after the pending program has run and printed `output`."""
+        return replace(state, said=(*state.said, (TOOL, output)), pending=None)
+
+    def measures(self, state: TaskState, key: Key) -> dict[str, float]:
+        """Further numbers of a finished episode, averaged over episodes in evaluations."""
+        return {}
+
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+        """Evidence about the turns between two states (agent -> evidence), for `--coach rules`.
+
+        By default answers are scored as answers, and other turns by the team's result. An agent whose evidence has no
+        score is scored when the episode ends.
+        """
+        found: dict[str, Evidence] = {}
+        for name, text in after.said[len(before.said) :]:
+            if name in self.names:
+                found[name] = Evidence(rules=rules.answer(text) if name in self.answering else None)
+        return found
+
+
+def latest(state: TaskState) -> dict[str, str]:
+    """Agent -> its latest text."""
+    return {name: text for name, text in state.said if name not in SPEAKS_AS}

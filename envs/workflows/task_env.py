@@ -1,0 +1,142 @@
+"""`TaskEnv`: a task source, a workflow and a team put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence, Observation, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.cloning import fork_sharing, spawn_sharing
+from mafrt.environment.python_tool import PythonTool, Ran
+from mafrt.envs.workflows.registry import make_workflow
+from mafrt.envs.workflows.state import Rules, TaskState
+
+REWARDS = ("outcome_only", "last", "each")
+
+
+class TaskEnv(Env):
+    """A team works on tasks in the order that a workflow gives.
+
+    The score of a round is the mean grade of the answers that the workflow lets decide. An episode ends when the
+    workflow says so; its last score is `info["outcome"]`. A subclass is a task source: it defines `task_count`,
+    `choose`, `grade`, and what its rules and answers are.
+
+    `rewards` selects the rewards of `step` besides the outcome, in the step that ends the episode: `outcome_only` none
+    (the outcome reaches the turns through the credit settings), `last` the score to the last agent (MARFT's own way),
+    `each` the score to every agent. With the latter two, the run's `outcome_weight` should be 0, or the score counts
+    twice.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        workflow: str,
+        horizon: int = 1,
+        judge_lines: bool = True,
+        rewards: str = "outcome_only",
+        sandbox: str = "bwrap",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build the workflow.
+
+        `judge_lines`: whether a failed round is followed by the line `judge: The answer is incorrect.`
+        `sandbox`: where programs run: `bwrap`, `fusion:URL` or `degraded`.
+        `options`: further settings of the workflow; None for its own default.
+        Raises ConfigError for a setting, SandboxError if a sandbox is needed and not there.
+        """
+        if rewards not in REWARDS:
+            raise ConfigError(unknown("rewards setting", str(rewards), REWARDS))
+        self.team, self.rewards = team, rewards
+        self.workflow = make_workflow(workflow, team, horizon, judge_lines, **(options or {}))
+        self.agents = team.names
+        self.num_tasks = self.task_count()
+        self.max_steps = self.workflow.max_steps
+        self.blocking = self.workflow.uses_tools
+        self.tool = PythonTool(sandbox) if self.blocking else None
+        # A workflow of the user's own, or a pattern of theirs, may hang; the rest has deadlines.
+        shipped = all(type(part).__module__.startswith("mafrt.envs.") for part in (self, self.workflow))
+        self.bounded = self.workflow.bounded and shipped
+
+    spawn, fork = spawn_sharing, fork_sharing
+
+    # ---------------------------------------------------------------------------------------------- the task source
+
+    def task_count(self) -> int:
+        """Number of tasks. Called once, by the constructor."""
+        raise NotImplementedError
+
+    def choose(self, index: int) -> tuple[str, dict[str, Any]]:
+        """Take up a task. Returns the text of the problem, and an info dict with `task`, its id."""
+        raise NotImplementedError
+
+    def grade(self, texts: Sequence[str]) -> list[float]:
+        """The grade of each text as an answer to the present task."""
+        raise NotImplementedError
+
+    def key(self, text: str) -> str | None:
+        """The answer that a text gives, in a form in which equal answers are equal; None if it gives none."""
+        raise NotImplementedError
+
+    def rules(self) -> Rules:
+        """Scores of turns by rules, for the present task."""
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------------------------- the episode
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        chosen = (options or {}).get("task")
+        assert self.num_tasks is not None
+        problem, info = self.choose(self.rng.randrange(self.num_tasks) if chosen is None else chosen)
+        self.state = TaskState(problem)
+        self.unscored: frozenset[str] = frozenset()
+        """agents whose latest turn is scored by the result"""
+        return self.workflow.observe(self.state), {**info, "problem": problem}
+
+    def transition(self, state: TaskState, actions: dict[str, str]) -> TaskState:
+        """Append the turns to the transcript and advance to the next agents."""
+        return self.workflow.transition(state, actions)
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        before, ran = self.state, None
+        after = self.transition(before, actions)
+        if after.pending is not None:
+            assert self.tool is not None  # only workflows that use tools leave a program
+            ran = self.tool.run(after.pending)
+            after = self.workflow.answered(after, self.tool.says(ran))
+        self.state = after
+        evidence = self._evidence(before, after, ran)
+        answers = self.workflow.answers(after)
+        if answers is None:
+            info: dict[str, Any] = {"state": after, "evidence": evidence}
+            return StepResult(self.workflow.observe(after), {}, False, False, info)
+        decisive = self.workflow.decide(answers, self.key)
+        correct = dict(zip(decisive, self.grade(list(decisive.values())), strict=True))
+        score = sum(correct.values()) / len(correct) if correct else 0.0
+        self.state = self.workflow.judged(after, score)
+        over = self.state.over
+        for agent in self.unscored:
+            evidence[agent] = Evidence(rules=self.rules().followed(score > 0, "the team's answer"))
+        self.unscored = frozenset()
+        info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
+        info["evidence"] = evidence
+        if over and (measures := self.workflow.measures(self.state, self.key)):
+            info["measures"] = measures
+        return StepResult(self.workflow.observe(self.state), self._rewards(score, over), over, False, info)
+
+    def _evidence(self, before: TaskState, after: TaskState, ran: Ran | None) -> dict[str, Evidence]:
+        """The workflow's evidence about the latest turns; turns without a score wait for the result."""
+        found = self.workflow.evidence(before, after, ran, self.rules())
+        scored = {agent for agent, evidence in found.items() if evidence.rules is not None}
+        self.unscored = (self.unscored | found.keys()) - scored
+        return found
+
+    def _rewards(self, score: float, over: bool) -> dict[str, float]:
+        if not over or self.rewards == "outcome_only":
+            return {}
+        return dict.fromkeys(self.agents if self.rewards == "each" else self.agents[-1:], score)
