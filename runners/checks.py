@@ -18,6 +18,8 @@ from mafrt.rollout.prompts import encode_prompt
 
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
+_CHECKED_COSTLY = 4
+"""the same for environments whose `reset` is costly"""
 
 
 def check_team(env: Env, team: Team) -> None:
@@ -96,7 +98,7 @@ def check_window(window: int | None, trained: int) -> int:
 def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
     """Encode the first prompts of the tasks. Raises PromptTooLongError, naming the first task that does not fit."""
     count = env.num_tasks or 1
-    step = max(1, -(-count // _CHECKED))
+    step = max(1, -(-count // (_CHECKED_COSTLY if env.unwrapped.costly_reset else _CHECKED)))
     probe = session_of(env).spawn()
     for task in range(0, count, step):
         observations, info = probe.reset(seed=0, options={"task": task} if env.num_tasks else None)

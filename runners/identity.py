@@ -33,6 +33,8 @@ FILE_SETTINGS = (
     "eval_dataset_path",
     "data_root",
     "task_metrics",
+    "tasks_path",
+    "eval_tasks_path",
     "records_path",
     "eval_records_path",
     "coach_rubric",
@@ -140,6 +142,9 @@ def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
         for number, path in enumerate(paths):
             if isinstance(path, str) and (record := file_record(shipped(path))) is not None:
                 files[f"{name}[{number}]" if several else name] = record
+    program = args.get("program")
+    if isinstance(program, str) and (record := file_record(program.partition(":")[0])) is not None:
+        files["program"] = record
     rubric = None if env is None else getattr(_plain(env), "rubric", None)
     if isinstance(rubric, str) and (record := file_record(rubric)) is not None:
         files["rubric"] = record

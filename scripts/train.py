@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
@@ -17,6 +18,9 @@ from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train
+
+if TYPE_CHECKING:
+    from mafrt.environment.base import Env
 
 SAMPLES = 3
 """Episodes that are played before training to see whether the environment ever pays."""
@@ -34,6 +38,8 @@ def prepare(settings: Settings) -> PreparedRun:
     from mafrt.environment.sample import payment_problem, sample_episode
     from mafrt.environment.workers import check_guarded, guarded
 
+    if settings["program"] is not None or settings["command"] is not None:
+        return prepare_program(settings)
     name = settings["env"]
     recorded = None if settings.record is None else settings.record.environment
     if recorded is not None:
@@ -41,7 +47,9 @@ def prepare(settings: Settings) -> PreparedRun:
             return rebuild(Path(settings["load_path"]))
         add_source_folder(recorded.path, recorded.file)
     if name is None:
-        raise ConfigError(f"Name an environment: --env {' or '.join(env_names())}, or --env package.module:Class.")
+        raise ConfigError(
+            f"Name an environment: --env {' or '.join(env_names())}, --env package.module:Class, or a --program."
+        )
     team = load_team(settings)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     notes: list[str] = []
@@ -57,6 +65,30 @@ def prepare(settings: Settings) -> PreparedRun:
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
+
+
+def prepare_program(settings: Settings) -> PreparedRun:
+    """The environment that runs the user's own program."""
+    from mafrt.environment.registry import make_env
+
+    if settings["env"] is not None:
+        raise ConfigError(f"--env {settings['env']} and a program exclude each other; leave one of them out.")
+    team = load_team(settings)
+    given = {
+        "program": settings["program"],
+        "command": settings["command"],
+        "agents": None if team is None else list(team.names),
+        "timeout_s": settings["program_timeout_s"],
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+
+    def build(tasks: str | None) -> Env:
+        return make_env("program", **given, **({} if tasks is None else {"tasks": tasks}))
+
+    env = build(settings["tasks_path"])
+    eval_env = None if settings["eval_tasks_path"] is None else build(settings["eval_tasks_path"])
+    short = re.sub(r"[^A-Za-z0-9_.-]+", "_", (settings["program"] or "program").rpartition(":")[2])
+    return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, ())
 
 
 def run(argv: Sequence[str]) -> int:

@@ -36,6 +36,8 @@ class Env:
     """Criteria of a coach: a file, or the name of a rubric that ships. None: the general one."""
     blocking: bool = False
     """Whether `step` waits for something outside, such as a sandbox: siblings are then stepped in threads."""
+    costly_reset: bool = False
+    """Whether `reset` starts something outside, such as a program: prompts of a few tasks only are checked first."""
     bounded: bool = False
     """Whether `reset` and `step` always return in bounded time, because all they wait for has a deadline of its own.
     Bounded environments run in the trainer's process; others run in worker processes (`mafrt.environment.workers`)."""

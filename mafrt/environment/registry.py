@@ -19,6 +19,7 @@ ENVIRONMENTS = Registry(
         "math": "mafrt.envs.math:MathEnv",
         "code": "mafrt.envs.code:CodeEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
+        "program": "mafrt.envs.program:ProgramEnv",
     },
     EnvError,
 )

@@ -97,6 +97,16 @@ class EnvSettings:
     """arguments that differ where it is played for evaluation"""
     check_env: bool = True
     """before training, play it with scripted agents and refuse it if it breaks the contract"""
+    program: str | None = None
+    """agents that already exist: file.py:function, called as function(task, base_url) for each episode"""
+    command: str | None = None
+    """the same as a command, with OPENAI_BASE_URL and MAFRT_TASK in its environment"""
+    tasks_path: str | None = None
+    """tasks of the program, JSONL with one object a line; default: a task is a seed"""
+    eval_tasks_path: str | None = None
+    """tasks of its evaluations; default: those of training"""
+    program_timeout_s: float = 60.0
+    """timeout in seconds of the program between two calls"""
 
 
 @dataclass(frozen=True)

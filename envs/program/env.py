@@ -1,0 +1,243 @@
+"""`ProgramEnv`: the user's own agent program as an environment.
+
+The program calls an address like OpenAI's; `model` names the agent. Each call is an observation of that agent, and the
+agent's answer goes back as the completion. So a call becomes a turn with the token ids that were fed and sampled, and
+algorithms, coaches, schedules, evaluations and resume work as with any environment. A program that edits, drops or
+reorders its history changes the observation of its next call and nothing of the turns before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import secrets
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.reading import parse_json, read_text
+from mafrt.core.text import clean_deep, shortened
+from mafrt.core.types import Observation, StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+from mafrt.environment.chat_api.server import ChatServer
+from mafrt.envs.program.episode import Ended, ProgramEpisode, Waiting
+from mafrt.envs.program.runner import command_runner, function_runner, kill, start_error
+
+log = logging.getLogger(__name__)
+
+_ENDED = ApiError(410, "the episode has ended, so its calls are not answered any more", "episode_ended")
+_TOO_LONG = ApiError(
+    400,
+    "the prompt is longer than the context window leaves room for, or the episode was given up",
+    "context_length_exceeded",
+)
+
+
+class ProgramServer:
+    """One address for all episodes of this process; it starts with the first episode."""
+
+    def __init__(self) -> None:
+        self.episodes: dict[str, ProgramEpisode] = {}
+        self.late_calls = 0
+        """calls after the end of their episode"""
+        self._server: ChatServer | None = None
+        self._lock = threading.Lock()
+
+    def open(self, episode: ProgramEpisode) -> str:
+        """The base URL of a new episode."""
+        with self._lock:
+            if self._server is None:
+                self._server = ChatServer(self)
+            self.episodes[episode.key] = episode
+        return f"{self._server.url}/episodes/{episode.key}/v1"
+
+    def forget(self, episode: ProgramEpisode) -> None:
+        self.episodes.pop(episode.key, None)
+
+    def models(self, key: str) -> list[str]:
+        return list(self._episode(key).agents)
+
+    def begin(self, key: str, call: ChatCall) -> Future[ChatReply]:
+        return self._episode(key).begin(call)
+
+    def reward(self, key: str, body: Any) -> None:
+        self._episode(key).post(body)
+
+    def _episode(self, key: str) -> ProgramEpisode:
+        episode = self.episodes.get(key)
+        if episode is None:
+            self.late_calls += 1
+            if self.late_calls == 1:
+                log.warning("a program calls after the end of its episode; such calls are refused")
+            raise _ENDED
+        return episode
+
+
+SERVER = ProgramServer()
+
+
+class ProgramEnv(Env):
+    """Runs the user's program for each episode.
+
+    Args:
+        program: `my_agents.py:run_episode` or `package.module:function`, called as `function(task, base_url)`.
+        command: a command in place of a function.
+        agents: the models that it may call; by default those that the function or its module names.
+        tasks: JSONL file with one task (an object) a line; without one, a task is `{"seed": N}`.
+        timeout_s: seconds in which the program must make its next call or end.
+        settle_s: seconds in which further calls count as made side by side.
+    """
+
+    bounded = True
+    blocking = True
+    costly_reset = True
+    max_steps = 64
+
+    def __init__(
+        self,
+        program: str | None = None,
+        command: str | None = None,
+        agents: tuple[str, ...] | list[str] | None = None,
+        tasks: str | None = None,
+        timeout_s: float = 60.0,
+        settle_s: float = 0.005,
+    ) -> None:
+        if (program is None) == (command is None):
+            raise ConfigError("give either a program, such as my_agents.py:run_episode, or a command.")
+        if not timeout_s > 0 or not settle_s >= 0:
+            raise ConfigError("timeout_s must be above 0 and settle_s at least 0.")
+        named: tuple[str, ...] = ()
+        if program is not None:
+            self._start, named = function_runner(program)
+        else:
+            assert command is not None
+            self._start = command_runner(command, 10 * timeout_s)
+        self.program, self.timeout_s, self.settle_s = program or command or "", timeout_s, settle_s
+        self.agents = tuple(agents or named)
+        if not self.agents:
+            raise ConfigError(
+                f"the agents of {self.program} are not known; give a team file (--profile_path), or name them in the "
+                'module: AGENTS = ("solver", "checker").'
+            )
+        self.tasks = None if tasks is None else read_tasks(tasks)
+        self.num_tasks = None if self.tasks is None else len(self.tasks)
+        self._begin_playing()
+
+    def _begin_playing(self) -> None:
+        self._episode: ProgramEpisode | None = None
+        self._calls: dict[str, Waiting] = {}
+
+    @property
+    def class_name(self) -> str:
+        return f"program {self.program}"
+
+    def spawn(self) -> ProgramEnv:
+        """A sibling that shares tasks and program."""
+        sibling = object.__new__(type(self))
+        vars(sibling).update({**vars(self), "rng": random.Random()})
+        sibling._begin_playing()
+        return sibling
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        self._give_up()
+        drawn = self.rng.randrange(2**31)
+        if self.tasks is None:
+            name, task = f"seed {drawn}", {"seed": drawn}
+        else:
+            place = options["task"] if options else drawn % len(self.tasks)
+            name, task = f"task {place}", {**self.tasks[place], "seed": drawn}
+        episode = ProgramEpisode(f"{next(_NUMBERS)}-{secrets.token_urlsafe(12)}", self.agents)
+        self._episode = episode
+        self._start(episode, task, SERVER.open(episode))
+        calls = self._next()
+        if isinstance(calls, Ended):
+            self._finish()
+            if calls.error is not None:
+                raise start_error(calls.error)
+            asked = f"; it asked for {', '.join(map(repr, episode.unknown))}" if episode.unknown else ""
+            raise EnvError(f"the program ended without a call to an agent{asked}")
+        shown = {key: value for key, value in task.items() if key != "seed" or self.tasks is None}
+        return self._seen(calls), {"task": name, "problem": shortened(json.dumps(shown, ensure_ascii=False), 2000)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        episode = self._episode
+        assert episode is not None
+        for agent, text in actions.items():
+            call = self._calls.pop(agent)
+            if not call.answer.done():  # a client that has gone cancels its call
+                call.answer.set_result(ChatReply(text))
+        calls = self._next()
+        if not isinstance(calls, Ended):
+            if self.step_count + 1 >= (self.max_steps or self.step_count + 2):
+                self._give_up()
+                return StepResult({}, {}, False, True, {})
+            return StepResult(self._seen(calls), {}, False, False, {})
+        self._finish()
+        if calls.error is not None:
+            raise start_error(calls.error)
+        reward = episode.reward(calls.returned)
+        info: dict[str, Any] = {} if reward.outcome is None else {"outcome": reward.outcome}
+        return StepResult({}, reward.rewards, True, False, info)
+
+    def close(self) -> None:
+        self._give_up()
+
+    def _next(self) -> dict[str, Waiting] | Ended:
+        assert self._episode is not None
+        try:
+            calls = self._episode.next_calls(self.timeout_s, self.settle_s)
+        except EnvError:
+            self._give_up()
+            raise
+        self._calls = {} if isinstance(calls, Ended) else dict(calls)
+        return calls
+
+    @staticmethod
+    def _seen(calls: dict[str, Waiting]) -> dict[str, Observation]:
+        return {agent: list(call.messages) for agent, call in calls.items()}
+
+    def _finish(self, why: ApiError = _ENDED) -> None:
+        """Refuse further calls of the episode."""
+        if self._episode is not None:
+            self._episode.end(why, self._calls)
+            SERVER.forget(self._episode)
+            self._episode, self._calls = None, {}
+
+    def _give_up(self) -> None:
+        """End an episode whose program still runs; its calls get the API's error, and a command is killed."""
+        process = None if self._episode is None else self._episode.process
+        self._finish(_TOO_LONG)
+        if process is not None and process.poll() is None:
+            kill(process)
+
+
+_NUMBERS = itertools.count()
+
+
+def read_tasks(path: str) -> list[dict[str, Any]]:
+    """The objects of a JSONL file. Raises ConfigError that names the line."""
+    try:
+        lines = read_text(Path(path).expanduser()).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tasks {path} cannot be read ({error}); give a JSONL file.") from None
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            task = clean_deep(parse_json(line))
+        except ValueError as error:
+            raise ConfigError(f"tasks {path}, line {number}: is no JSON ({error}).") from None
+        if not isinstance(task, dict):
+            raise ConfigError(f"tasks {path}, line {number}: expected an object, found {type(task).__name__}.")
+        tasks.append(task)
+    if not tasks:
+        raise ConfigError(f"tasks {path} holds no tasks; give a JSONL file with one object a line.")
+    return tasks

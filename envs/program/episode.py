@@ -1,0 +1,184 @@
+"""One run of the user's program: its calls, which wait for answers, and its end."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from mafrt.config.resolve import is_users
+from mafrt.core.errors import EnvError
+from mafrt.core.text import brief
+from mafrt.core.types import Message
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+
+
+@dataclass
+class Waiting:
+    """A call that waits for its answer."""
+
+    agent: str
+    messages: list[Message]
+    answer: Future[ChatReply] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program."""
+
+    returned: Any = None
+    error: str | None = None
+    """why it failed, with file and line; None if it did not"""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The task's verdict for the team, rewards of single agents, or both."""
+
+    outcome: float | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+
+
+class ProgramEpisode:
+    """The mailbox between a running program and the environment.
+
+    Args:
+        key: names the episode in the address.
+        agents: models that it may call.
+    """
+
+    def __init__(self, key: str, agents: tuple[str, ...]) -> None:
+        self.key, self.agents = key, agents
+        self.events: queue.Queue[Waiting | Ended] = queue.Queue()
+        self.thread: threading.Thread | None = None
+        """of a program that is a function"""
+        self.process: subprocess.Popen[bytes] | None = None
+        """of a program that is a command"""
+        self.over: ApiError | None = None
+        """why further calls are refused; None while calls are taken"""
+        self.posted: list[Any] = []
+        self.unknown: list[str] = []
+        """models that it asked for and that are no agents"""
+        self._held: list[Waiting] = []
+        """calls of agents that already have one being answered"""
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------- the server's side
+
+    def begin(self, call: ChatCall) -> Future[ChatReply]:
+        """Take a call. Raises ApiError for an unknown model, and after the end."""
+        with self._lock:
+            if self.over is not None:
+                raise self.over
+            if call.model not in self.agents:
+                self.unknown.append(call.model)
+                raise ApiError(
+                    404, f"there is no agent {call.model!r}; there are {', '.join(self.agents)}", "model_not_found"
+                )
+            waiting = Waiting(call.model, call.messages)
+            self.events.put(waiting)
+            return waiting.answer
+
+    def post(self, body: Any) -> None:
+        """Take a posted reward. Raises ApiError after the end."""
+        with self._lock:
+            if self.over is not None:
+                raise self.over
+            self.posted.append(body)
+
+    # -------------------------------------------------------------------- the environment's side
+
+    def next_calls(self, timeout_s: float, settle_s: float) -> dict[str, Waiting] | Ended:
+        """The calls that are answered next, one for each agent, or the end of the program.
+
+        Waits up to `timeout_s` for the first event, then `settle_s` for calls made side by side.
+
+        Raises:
+            EnvError: the program neither called nor ended in time.
+        """
+        calls: dict[str, Waiting] = {}
+        held, self._held = self._held, []
+        for waiting in held:
+            self._sort(waiting, calls)
+        deadline = time.monotonic() + (settle_s if calls else timeout_s)
+        while True:
+            try:
+                event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                if calls:
+                    return {name: calls[name] for name in self.agents if name in calls}
+                raise EnvError(
+                    f"the program made no call and did not end within {timeout_s:g} s{self.where()}"
+                ) from None
+            if isinstance(event, Ended):
+                self._held += calls.values()  # of threads that the program has left behind
+                return event
+            self._sort(event, calls)
+            deadline = time.monotonic() + settle_s
+
+    def _sort(self, waiting: Waiting, calls: dict[str, Waiting]) -> None:
+        if waiting.agent in calls:
+            self._held.append(waiting)
+        else:
+            calls[waiting.agent] = waiting
+
+    def end(self, why: ApiError, pending: dict[str, Waiting] | None = None) -> None:
+        """Refuse all calls from now on, those that wait included."""
+        with self._lock:
+            self.over = self.over or why
+        waiting = [*(pending or {}).values(), *self._held]
+        while True:
+            try:
+                event = self.events.get_nowait()
+            except queue.Empty:
+                break
+            waiting += [event] if isinstance(event, Waiting) else []
+        for call in waiting:
+            if not call.answer.done():
+                call.answer.set_exception(why)
+
+    def where(self) -> str:
+        """` (FILE, line N)` where the program's thread stands in the user's own code; empty if it is not known."""
+        frame = sys._current_frames().get(self.thread.ident or -1) if self.thread is not None else None
+        stack = [] if frame is None else traceback.extract_stack(frame)
+        for entry in reversed(stack):
+            if is_users(entry.filename):
+                return f" ({entry.filename}, line {entry.lineno})"
+        return ""
+
+    def reward(self, returned: Any) -> Reward:
+        """The reward of an episode that has ended. Raises EnvError if there is none, or more than one."""
+        given = [*self.posted, *([] if returned is None else [returned])]
+        if not given:
+            raise EnvError("the program gave no reward; return a number, or post one to BASE_URL/reward")
+        if len(given) > 1:
+            raise EnvError(f"the program gave {len(given)} rewards; return one or post one, not both")
+        return read_reward(given[0], self.agents)
+
+
+def read_reward(given: Any, agents: tuple[str, ...]) -> Reward:
+    """A number (the team's outcome), or an object with `reward` for the team, `rewards` by agent, or both."""
+    if _is_number(given):
+        return Reward(float(given))
+    if isinstance(given, dict) and given.keys() <= {"reward", "rewards"} and given:
+        outcome, rewards = given.get("reward"), given.get("rewards") or {}
+        numbers = isinstance(rewards, dict) and all(n in agents and _is_number(v) for n, v in rewards.items())
+        if numbers and (outcome is None or _is_number(outcome)):
+            return Reward(None if outcome is None else float(outcome), {n: float(v) for n, v in rewards.items()})
+    raise EnvError(
+        f'the reward must be a number or an object with "reward" and "rewards" (agent -> number; agents are '
+        f"{', '.join(agents)}), found {brief(given)}"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not isinstance(value, (str, bool)) and abs(float(value)) < float("inf")
+    except (TypeError, ValueError):
+        return False

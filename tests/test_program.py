@@ -1,0 +1,243 @@
+"""Agents that already exist: the user's program against the chat API, its failures, and training through it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import toy
+from helpers_models import tiny_base
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.environment.chat_api.protocol import ApiError, parse_call
+from mafrt.environment.registry import make_env
+from mafrt.envs.program.env import read_tasks
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.storage.load_path import resolve
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+def line_of(words: str) -> int:
+    return next(n for n, line in enumerate(PROGRAMS.read_text().splitlines(), 1) if words in line)
+
+
+def program(name: str, **more):
+    return make_env("program", program=f"{PROGRAMS}:{name}", **more)
+
+
+def played(name: str, answer: str = "answer", **more):
+    """All observations and the last result of one episode in which every agent gives the same answer."""
+    env = program(name, **more)
+    seen, _ = env.reset(seed=1)
+    shown = [seen]
+    while True:
+        result = env.step(dict.fromkeys(seen, answer))
+        if result.terminated or result.truncated:
+            return shown, result
+        seen = result.observations
+        shown.append(seen)
+
+
+# ---------------------------------------------------------------------------------------------------------- what works
+
+
+def test_calls_are_observations_and_answers_completions():
+    shown, result = played("two_calls", answer="1a")
+    assert [list(seen) for seen in shown] == [["first"], ["second"]]
+    assert shown[1]["second"] == [{"role": "user", "content": "go on 1a"}]
+    assert result.info["outcome"] == 0.5  # half of 1a1a are digits
+
+
+def test_rewards_may_be_posted():
+    _, result = played("posts")
+    assert result.info["outcome"] == 0.5 and result.rewards == {"first": 0.25}
+
+
+def test_calls_side_by_side_are_answered_together():
+    shown, result = played("side_by_side", settle_s=0.3)
+    assert sorted(shown[0]) == ["first", "second"] and list(shown[1]) == ["first"]  # one call of an agent at a time
+    assert result.rewards == {"first": 3.0, "second": 1.0} and "outcome" not in result.info
+
+
+def test_streams():
+    assert played("streams")[1].info["outcome"] == 1.0
+
+
+def test_tools_travel_as_text():
+    env = program("tools")
+    seen, _ = env.reset(seed=1)
+    system, user = seen["first"]
+    assert '"name": "add"' in system["content"] and user == {"role": "user", "content": "2+3"}
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    seen = env.step({"first": called}).observations
+    assert seen["first"][2:] == [{"role": "assistant", "content": called}, {"role": "tool", "content": "5"}]
+    assert env.step({"first": "answer"}).info["outcome"] == 1.0
+
+
+def test_a_command_is_a_program_too(tmp_path):
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import json, os\nfrom openai import OpenAI\n"
+        "llm = OpenAI()\n"
+        "task = json.loads(os.environ['MAFRT_TASK'])\n"
+        "reply = llm.chat.completions.create(model='solver', messages=[{'role': 'user', 'content': task['q']}])\n"
+        "print(json.dumps({'reward': float(reply.choices[0].message.content == task['a'])}))\n"
+    )
+    (tmp_path / "tasks.jsonl").write_text('{"q": "2+2", "a": "4"}\n\n{"q": "1+1", "a": "2"}\n')
+    env = make_env(
+        "program", command=f"{sys.executable} {script}", agents=["solver"], tasks=str(tmp_path / "tasks.jsonl")
+    )
+    assert env.num_tasks == 2
+    seen, info = env.reset(seed=1, options={"task": 1})
+    assert seen["solver"][0]["content"] == "1+1" and '"a": "2"' in info["problem"]
+    assert env.step({"solver": "2"}).info["outcome"] == 1.0
+    script.write_text("raise SystemExit('out of luck')")
+    with pytest.raises(EnvError, match="the program ended with code 1: out of luck"):
+        env.reset(seed=1, options={"task": 0})
+
+
+# ------------------------------------------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "raises",
+            f"the program raised KeyError: 'lost' ({PROGRAMS}, line {line_of('the line that the error names')})",
+        ),
+        ("exits", f"the program raised SystemExit: 3 ({PROGRAMS}, line {line_of('raise SystemExit')})"),
+        ("hangs", f"did not end within 0.5 s ({PROGRAMS}, line {line_of('the line where it hangs')})"),
+        ("never_calls", "the program ended without a call to an agent"),
+        ("unknown_model", "ended without a call to an agent; it asked for 'gpt-5'"),
+        ("no_reward", "the program gave no reward"),
+        ("two_rewards", "the program gave 2 rewards"),
+        ("bad_reward", "the reward must be a number or an object"),
+    ],
+)
+def test_a_program_that_fails_loses_its_episode_with_a_sentence(name, says):
+    with pytest.raises(EnvError) as error:
+        played(name, timeout_s=0.5 if name == "hangs" else 20)
+    assert says in str(error.value)
+
+
+def test_calls_after_the_end_are_refused(caplog):
+    from programs import LATE
+
+    assert played("calls_late")[1].info["outcome"] == 0.5
+    deadline = time.monotonic() + 10
+    while not LATE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "410" in LATE[0] and "the episode has ended" in LATE[0]
+
+
+def test_an_episode_that_is_given_up_gets_the_standard_error():
+    """A prompt beyond the window ends an episode without a step; the next reset tells its program."""
+    env = program("raises")
+    env.reset(seed=1)
+    waiting = next(iter(env.unwrapped._calls.values()))
+    env.reset(seed=2)
+    error = waiting.answer.exception(timeout=5)
+    assert isinstance(error, ApiError) and (error.status, error.code) == (400, "context_length_exceeded")
+    env.close()
+
+
+def test_an_episode_without_end_is_truncated():
+    shown, result = played("forever")
+    assert result.truncated and len(shown) == 64
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ([], "expected a JSON object"),
+        ({}, "'model' must be the name of an agent"),
+        ({"model": "a"}, "'messages' must be a list"),
+        ({"model": "a", "messages": [{"role": "boss"}]}, "messages[0] must be an object whose 'role'"),
+        ({"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images and sound"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 2}, "'n' must be 1"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "'max_tokens' must be"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, "'temperature' must be"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "stop": [1]}, "'stop' must be"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "tools": "all"}, "'tools' must be"),
+    ],
+)
+def test_bad_requests_name_the_field(body, says):
+    with pytest.raises(ApiError) as error:
+        parse_call(body)
+    assert error.value.status == 400 and says in str(error.value)
+
+
+def test_the_server_refuses_what_is_no_request():
+    env = program("raises")
+    env.reset(seed=1)
+    from mafrt.envs.program.env import SERVER
+
+    base = SERVER.open(env.unwrapped._episode)
+    with httpx.Client() as http:
+        assert http.post(f"{base}/chat/completions", content=b"{").status_code == 400
+        assert http.post(f"{base}/chat/completions", content=b"x" * (9 * 2**20)).status_code == 413
+        assert http.get(base.replace("/episodes/", "/episodes/x")).status_code == 404
+        wrong = base.replace("/episodes/", "/episodes/x")
+        assert http.get(f"{wrong}/models").json()["error"]["code"] == "episode_ended"
+        assert [model["id"] for model in http.get(f"{base}/models").json()["data"]] == ["first", "second"]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "give either a program"),
+        ({"program": "nothing.py:run"}, "there is no file nothing.py"),
+        ({"program": f"{PROGRAMS}:ask"}, "must take (task, base_url)"),
+        ({"program": f"{PROGRAMS}:two_calls", "command": "x"}, "give either a program"),
+        ({"command": "python x.py"}, "the agents of python x.py are not known"),
+        ({"program": f"{PROGRAMS}:two_calls", "tasks": "none.jsonl"}, "tasks none.jsonl cannot be read"),
+    ],
+)
+def test_bad_settings_get_a_sentence(settings, says):
+    with pytest.raises((ConfigError, EnvError)) as error:
+        make_env("program", **settings)
+    assert says in str(error.value)
+
+
+def test_bad_tasks_name_their_line(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"a": 1}\n[2]\n')
+    with pytest.raises(ConfigError, match="line 2: expected an object, found list"):
+        read_tasks(str(tmp_path / "t.jsonl"))
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+def trainer(folder=None, load_path=None, **changes):
+    env = program("two_calls")
+    config = toy.settings(n_rollout_threads=32, ppo_epoch=1, num_mini_batch=1, **changes)
+    resume = resolve(load_path) if load_path else None
+    return OnPolicy(env, Team.of(env.agents), tiny_base(), config, run_dir=folder, resume=resume)
+
+
+@pytest.mark.slow
+def test_a_program_trains_and_a_resumed_run_is_the_same(tmp_path):
+    summary = trainer(tmp_path / "whole", iterations=12, lr=5e-2).run()
+    assert summary.after["eval/avg@2"] > summary.before["eval/avg@2"] + 0.1
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    # Log-probs through the API are the trainer's: the ratio of the first pass is 1.
+    assert all(
+        line[f"ratio_mean/{agent}"] == pytest.approx(1, abs=1e-4) for line in lines for agent in ("first", "second")
+    )
+    trainer(tmp_path / "part", iterations=5, lr=5e-2).run()
+    trainer(tmp_path / "part", tmp_path / "part" / "checkpoints" / "step_000004", iterations=12, lr=5e-2).run()
+    assert (tmp_path / "part" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_failing_episodes_are_counted(tmp_path):
+    env = program("raises")
+    with pytest.raises(EnvError, match="episodes were lost"):
+        OnPolicy(env, Team.of(env.agents), tiny_base(), toy.settings(n_rollout_threads=8, iterations=1)).run()
