@@ -61,7 +61,8 @@ def prepare(settings: Settings) -> PreparedRun:
             samples = [sample_episode(env, seed) for seed in range(SAMPLES)]
             if (problem := payment_problem(samples)) is not None:
                 notes.append(f"Careful: {problem}.")
-    differing = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
+    given = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
+    differing = {**env.unwrapped.held_out, **given}
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))

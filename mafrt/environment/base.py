@@ -12,7 +12,8 @@ in Gymnasium: the session seeds `rng`, counts steps, truncates at `max_steps`, c
 from __future__ import annotations
 
 import random
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Observation, StepResult
@@ -32,6 +33,8 @@ class Env:
     """Number of tasks that `options={"task": i}` chooses from; None: the environment draws its own."""
     max_steps: int | None = 64
     """Turn limit: after so many calls of `step` the session truncates the episode. None: no limit."""
+    held_out: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the constructor that give held-out instances; evaluations use them unless they are given others."""
     rubric: str | None = None
     """Criteria of a coach: a file, or the name of a rubric that ships. None: the general one."""
     blocking: bool = False

@@ -20,6 +20,9 @@ ENVIRONMENTS = Registry(
         "code": "mafrt.envs.code:CodeEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
         "program": "mafrt.envs.program:ProgramEnv",
+        "referential": "mafrt.envs.games:Referential",
+        "plan_path": "mafrt.envs.games:PlanPath",
+        "sudoku": "mafrt.envs.games:Sudoku",
     },
     EnvError,
 )

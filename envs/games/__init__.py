@@ -1,0 +1,8 @@
+"""Small worlds that are generated from a seed and have to be learnt: docs/games.md."""
+
+from mafrt.envs.games.base import Game, baseline_scores, play
+from mafrt.envs.games.plan_path import PlanPath
+from mafrt.envs.games.referential import Referential
+from mafrt.envs.games.sudoku import Sudoku
+
+__all__ = ["Game", "PlanPath", "Referential", "Sudoku", "baseline_scores", "play"]

@@ -1,0 +1,80 @@
+"""Parts that all games share: instances from a seed, held-out instances by construction, and scripted players."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, StepResult
+from mafrt.environment.base import Env
+
+SPLITS = ("train", "test")
+HELD_OUT = 4
+"""one instance in so many is held out"""
+MOST_DRAWS = 10_000
+PLAYERS = ("optimal", "random", "constant")
+Player = Literal["optimal", "random", "constant"]
+
+
+def split_of(key: str) -> str:
+    """Split of an instance: a hash of what it consists of, so that no instance is in both."""
+    return SPLITS[hashlib.sha256(key.encode()).digest()[0] % HELD_OUT == 0]
+
+
+class Game(Env):
+    """A game whose instances are drawn from a seed, with a solver that knows the best moves.
+
+    A subclass defines `draw`, `start`, `step` and `move`.
+    """
+
+    held_out: ClassVar[Mapping[str, Any]] = {"split": "test"}
+    bounded = True
+
+    def __init__(self, split: str = "train") -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"split is {split!r}; choose {' or '.join(SPLITS)}.")
+        self.split = split
+
+    def draw(self, rng: random.Random) -> str:
+        """Draw an instance into the game's fields; returns its key, which is equal for equal instances only."""
+        raise NotImplementedError
+
+    def start(self) -> dict[str, Observation]:
+        """Observations of the agents that act first."""
+        raise NotImplementedError
+
+    def move(self, player: Player, agent: str, rng: random.Random) -> str:
+        """The text that a scripted player says for `agent` now; `optimal` looks at the whole state."""
+        raise NotImplementedError
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        for _ in range(MOST_DRAWS):
+            key = self.draw(self.rng)
+            if split_of(key) == self.split:
+                return self.start(), {"task": key}
+        raise ConfigError(f"{type(self).__name__} has no instance in the split {self.split!r}; choose a larger game.")
+
+
+def play(game: Game, player: Player, seed: int) -> float:
+    """Outcome of one episode of a scripted player."""
+    rng = random.Random(f"{player}-{seed}")
+    game.rng.seed(seed)
+    acting, _ = game.reset()
+    while True:
+        result: StepResult = game.step({agent: game.move(player, agent, rng) for agent in acting})
+        if result.terminated or result.truncated:
+            return float(result.info["outcome"])
+        acting = result.observations
+
+
+def baseline_scores(game: Game, episodes: int = 200, seed: int = 1) -> dict[str, float]:
+    """Player -> mean outcome over `episodes` instances of the game's split."""
+    return {
+        player: sum(play(game, player, seed + number) for number in range(episodes)) / episodes  # type: ignore[arg-type]
+        for player in PLAYERS
+    }

@@ -1,0 +1,105 @@
+"""`plan_path`: a planner sees a grid with walls and says a route; a mover, who sees no walls, walks it.
+
+An instance is the grid with start and goal; the solver is a breadth-first search. Held-out instances are other grids.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, StepResult
+from mafrt.envs.games.base import Game, Player
+
+Place = tuple[int, int]
+STEPS: dict[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+_STEP = re.compile(r"\b(?:up|down|left|right)\b")
+
+
+class PlanPath(Game):
+    """Planner and mover; the outcome is 1 at the goal, else half of the share of the way that was covered.
+
+    Args:
+        size: rows and columns of the grid, 2 to 8.
+        walls: cells that block; a route around them always exists.
+        split: `train` or `test`.
+    """
+
+    agents = ("planner", "mover")
+    max_steps = 2
+
+    def __init__(self, size: int = 3, walls: int = 2, split: str = "train") -> None:
+        super().__init__(split)
+        if not 2 <= size <= 8 or not 0 <= walls <= size * size // 2:
+            raise ConfigError(f"size is {size} and walls is {walls}; choose a size of 2 to 8 and at most half of it.")
+        self.size, self.walls = size, walls
+
+    def draw(self, rng: random.Random) -> str:
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        while True:
+            chosen = rng.sample(cells, self.walls + 2)
+            self.here, self.goal, self.blocked = chosen[0], chosen[1], frozenset(chosen[2:])
+            route = self.route(self.here)
+            if route is not None:
+                self.way = len(route)
+                self.plan = ""
+                return f"{self.size} {self.here} {self.goal} {sorted(self.blocked)}"
+
+    def route(self, start: Place) -> list[str] | None:
+        """The shortest route from `start` to the goal, by name of the steps; None if there is none."""
+        found: dict[Place, list[str]] = {start: []}
+        queue = deque([start])
+        while queue:
+            place = queue.popleft()
+            if place == self.goal:
+                return found[place]
+            for name in STEPS:
+                there = self._after(place, name)
+                if there not in found:
+                    found[there] = [*found[place], name]
+                    queue.append(there)
+        return None
+
+    def _after(self, place: Place, step: str) -> Place:
+        """Where a step leads: a wall or the border leaves the walker where it is."""
+        there = (place[0] + STEPS[step][0], place[1] + STEPS[step][1])
+        inside = 0 <= there[0] < self.size and 0 <= there[1] < self.size
+        return there if inside and there not in self.blocked else place
+
+    def drawing(self) -> str:
+        """The grid, a line per row: S start, G goal, # wall, . free."""
+
+        def sign(cell: Place) -> str:
+            return "S" if cell == self.here else "G" if cell == self.goal else "#" if cell in self.blocked else "."
+
+        return "\n".join(" ".join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+
+    def start(self) -> dict[str, Observation]:
+        return {"planner": f"{self.drawing()}\nSay the way from S to G: up, down, left, right."}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        if "planner" in actions:
+            self.plan = actions["planner"]
+            return StepResult({"mover": f"The plan: {self.plan}\nSay your steps."}, {}, False, False, {})
+        place = self.here
+        nearest = self.way
+        taken = _STEP.findall(actions["mover"].lower())[: 2 * self.way + 2]
+        for name in taken:
+            place = self._after(place, name)
+            nearest = min(nearest, len(self.route(place) or ()) if place != self.goal else 0)
+            if place == self.goal:
+                break
+        reached = place == self.goal
+        outcome = 1.0 if reached else 0.5 * (1 - nearest / self.way)
+        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"reached": float(reached)}})
+
+    def move(self, player: Player, agent: str, rng: random.Random) -> str:
+        if agent == "planner" and player == "optimal":
+            return " ".join(self.route(self.here) or ())
+        if agent == "mover" and player == "optimal":
+            return self.plan
+        if player == "constant":
+            return "right down right down"
+        return " ".join(rng.choice(list(STEPS)) for _ in range(4))

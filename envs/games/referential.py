@@ -1,0 +1,80 @@
+"""`referential`: a scout sees the target number and may say one word; a guesser sees the word and picks a number.
+
+Digits and number words do not get through, so words mean nothing until scout and guesser agree on a code that no prompt
+can know (Lewis 1969; Lazaridou 2017, 1612.07182). An instance is a target, the numbers on offer and their order;
+held-out instances are other such lists.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, StepResult
+from mafrt.envs.games.base import Game, Player
+
+WORDS = ("Ben", "Tom", "Zoe", "Mia", "Sam", "Leo", "Ana", "Raj", "Mei")
+"""words of the scripted players; an agent may say any word"""
+LONGEST_WORD = 12
+NUMBER_WORDS = frozenset(
+    ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "first", "second", "third")
+)
+SILENCE = "nothing"
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[A-Za-z]+")
+
+
+def heard(text: str) -> str:
+    """The first word of a scout's text as the guesser sees it; `nothing` for none, or for one that names a number."""
+    found = _WORD.search(text)
+    word = found[0][:LONGEST_WORD].lower() if found else SILENCE
+    return SILENCE if word in NUMBER_WORDS else word
+
+
+class Referential(Game):
+    """Scout and guesser; the outcome is 1 if the guesser names the target.
+
+    Args:
+        things: numbers that the code has to tell apart, from 1 on: 2 to 9.
+        offered: numbers that the guesser chooses from, the target among them.
+        split: `train` or `test`.
+    """
+
+    agents = ("scout", "guesser")
+    max_steps = 2
+
+    def __init__(self, things: int = 4, offered: int = 4, split: str = "train") -> None:
+        super().__init__(split)
+        if not 2 <= offered <= things <= 9:
+            raise ConfigError(f"things is {things} and offered is {offered}; choose 2 <= offered <= things <= 9.")
+        self.things, self.offered = things, offered
+
+    def draw(self, rng: random.Random) -> str:
+        self.choices = rng.sample(range(1, self.things + 1), self.offered)
+        self.target = rng.choice(self.choices)
+        self.signal = SILENCE
+        return f"{self.target} of {self.choices}"
+
+    def start(self) -> dict[str, Observation]:
+        return {"scout": f"The number is {self.target}. Say one word, without a number."}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        if "scout" in actions:
+            self.signal = heard(actions["scout"])
+            seen = f"The scout said {self.signal}. Pick one number: {', '.join(map(str, self.choices))}."
+            return StepResult({"guesser": seen}, {}, False, False, {})
+        found = _NUMBER.search(actions["guesser"])
+        right = float(found is not None and found[0] == str(self.target))
+        valid = float(self.signal != SILENCE and found is not None and found[0] in map(str, self.choices))
+        return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}})
+
+    def move(self, player: Player, agent: str, rng: random.Random) -> str:
+        words = WORDS[: self.things]
+        if agent == "scout":
+            code = words[self.target - 1] if player == "optimal" else words[0]
+            return rng.choice(words) if player == "random" else code
+        if player == "optimal":
+            known = [word.lower() for word in words]
+            return str(known.index(self.signal) + 1 if self.signal in known else self.choices[0])
+        return str(rng.choice(self.choices) if player == "random" else 1)

@@ -1,0 +1,123 @@
+"""`sudoku`: 4x4 puzzles; one agent names an empty cell that is easy, the other fills it, until all are full.
+
+Puzzles are made from a full grid by emptying cells while the solution stays unique. Held-out ones have other solutions.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, StepResult
+from mafrt.envs.games.base import Game, Player
+
+Grid = tuple[int, ...]
+"""16 cells, row by row; 0 is empty"""
+_DIGIT = re.compile(r"[1-4]")
+
+
+def free(grid: Grid, cell: int) -> list[int]:
+    """Digits that neither row, column nor box of the cell holds."""
+    row, column = divmod(cell, 4)
+    box = (row // 2, column // 2)
+    taken = {
+        grid[other]
+        for other in range(16)
+        if other // 4 == row or other % 4 == column or (other // 8, other % 4 // 2) == box
+    }
+    return [digit for digit in range(1, 5) if digit not in taken]
+
+
+def solutions(grid: Grid, most: int = 2) -> list[Grid]:
+    """Up to `most` full grids that fit."""
+    empty = [cell for cell in range(16) if not grid[cell]]
+    if not empty:
+        return [grid]
+    cell = min(empty, key=lambda place: len(free(grid, place)))
+    found: list[Grid] = []
+    for digit in free(grid, cell):
+        found += solutions((*grid[:cell], digit, *grid[cell + 1 :]), most - len(found))
+        if len(found) >= most:
+            break
+    return found
+
+
+class Sudoku(Game):
+    """Chooser and filler; the outcome is 1 for a full grid, else the share of the empty cells that were filled rightly.
+
+    The first wrong digit ends the episode.
+
+    Args:
+        empty: cells to fill, 1 to 10.
+        split: `train` or `test`.
+    """
+
+    agents = ("chooser", "filler")
+    max_steps = 20
+
+    def __init__(self, empty: int = 2, split: str = "train") -> None:
+        super().__init__(split)
+        if not 1 <= empty <= 10:
+            raise ConfigError(f"empty is {empty}; choose a value in [1, 10].")
+        self.empty = empty
+
+    def draw(self, rng: random.Random) -> str:
+        while True:
+            self.solution = self._full(rng)
+            grid = list(self.solution)
+            for cell in rng.sample(range(16), 16):
+                if grid.count(0) == self.empty:
+                    break
+                kept, grid[cell] = grid[cell], 0
+                if len(solutions(tuple(grid))) > 1:
+                    grid[cell] = kept
+            if grid.count(0) == self.empty:
+                self.grid: Grid = tuple(grid)
+                self.cell, self.right = -1, 0
+                return "".join(map(str, self.solution))
+
+    @staticmethod
+    def _full(rng: random.Random) -> Grid:
+        grid: Grid = (0,) * 16
+        for cell in rng.sample(range(16), 16):
+            options = [d for d in free(grid, cell) if solutions((*grid[:cell], d, *grid[cell + 1 :]), 1)]
+            grid = (*grid[:cell], rng.choice(options), *grid[cell + 1 :])
+        return grid
+
+    def drawing(self, marked: int = -1) -> str:
+        """The grid, a line per row; `_` is empty and `?` the marked cell."""
+        signs = ["?" if cell == marked else str(digit or "_") for cell, digit in enumerate(self.grid)]
+        return "\n".join(" ".join(signs[row : row + 4]) for row in range(0, 16, 4))
+
+    def start(self) -> dict[str, Observation]:
+        return {"chooser": f"{self.drawing()}\nName the row and the column of an empty cell, each from 1 to 4."}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        if "chooser" in actions:
+            numbers = [int(found) for found in _DIGIT.findall(actions["chooser"])[:2]]
+            self.cell = 4 * (numbers[0] - 1) + numbers[1] - 1 if len(numbers) == 2 else -1
+            if self.cell < 0 or self.grid[self.cell]:
+                return self._end()
+            seen = f"{self.drawing(self.cell)}\nWhich digit from 1 to 4 stands at the question mark?"
+            return StepResult({"filler": seen}, {}, False, False, {})
+        found = _DIGIT.search(actions["filler"])
+        if found is None or int(found[0]) != self.solution[self.cell]:
+            return self._end()
+        self.grid = (*self.grid[: self.cell], int(found[0]), *self.grid[self.cell + 1 :])
+        self.right += 1
+        return StepResult(self.start(), {}, False, False, {}) if 0 in self.grid else self._end()
+
+    def _end(self) -> StepResult:
+        solved = float(self.right == self.empty)
+        return StepResult({}, {}, True, False, {"outcome": self.right / self.empty, "measures": {"solved": solved}})
+
+    def move(self, player: Player, agent: str, rng: random.Random) -> str:
+        if agent == "chooser":
+            if player == "constant":
+                return "1 1"
+            cell = rng.choice([cell for cell in range(16) if not self.grid[cell]])
+            return f"{cell // 4 + 1} {cell % 4 + 1}"
+        if player == "optimal":
+            return str(self.solution[self.cell])
+        return "1" if player == "constant" else str(rng.randint(1, 4))

@@ -1,0 +1,134 @@
+"""Generated games: instances from a seed, held out by construction, solvable, and paid as their rules say."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from mafrt.core.errors import ConfigError
+from mafrt.environment.checker import check_env
+from mafrt.environment.registry import make_env
+from mafrt.envs.games import Game, PlanPath, Referential, Sudoku, baseline_scores, play
+from mafrt.envs.games.base import SPLITS, split_of
+from mafrt.envs.games.legal_play import write_legal_play
+from mafrt.envs.games.referential import heard
+from mafrt.envs.games.sudoku import free, solutions
+
+GAMES: dict[str, type[Game]] = {"referential": Referential, "plan_path": PlanPath, "sudoku": Sudoku}
+
+
+@pytest.mark.parametrize("name", list(GAMES))
+def test_the_contract_holds_and_the_name_is_registered(name):
+    env = make_env(name)
+    assert type(env.unwrapped) is GAMES[name] and env.unwrapped.held_out == {"split": "test"}
+    check_env(env)
+
+
+@pytest.mark.parametrize("name", list(GAMES))
+def test_the_solver_wins_and_random_and_constant_players_do_not(name):
+    scores = baseline_scores(GAMES[name](split="test"), episodes=60)
+    assert scores["optimal"] == 1.0
+    assert max(scores["random"], scores["constant"]) < 0.7
+
+
+@pytest.mark.parametrize("name", list(GAMES))
+def test_held_out_instances_are_never_drawn_in_training(name):
+    keys = {}
+    for split in SPLITS:
+        game = GAMES[name](split=split)
+        keys[split] = set()
+        for seed in range(80):
+            game.rng.seed(seed)
+            key = game.reset()[1]["task"]
+            assert split_of(key) == split
+            keys[split].add(key)
+            game.rng.seed(seed)
+            assert game.reset()[1]["task"] == key
+    assert not keys["train"] & keys["test"] and len(keys["test"]) > 3
+
+
+def test_referential_by_hand():
+    game = Referential(things=3, offered=3)
+    game.rng.seed(1)
+    acting, _ = game.reset()
+    assert acting == {"scout": f"The number is {game.target}. Say one word, without a number."}
+    seen = game.step({"scout": "7! Ben, it is"}).observations["guesser"]
+    assert seen.startswith("The scout said ben. Pick one number: ")
+    result = game.step({"guesser": f"I take {game.target}, not 9"})
+    assert result.terminated and result.info == {"outcome": 1.0, "measures": {"valid": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "said, seen", [("three", "nothing"), ("3", "nothing"), ("", "nothing"), ("Tom", "tom"), ("x" * 90, "x" * 12)]
+)
+def test_numbers_do_not_get_through(said, seen):
+    assert heard(said) == seen
+
+
+def test_plan_path_by_hand():
+    game = PlanPath(size=2, walls=1)
+    game.here, game.goal, game.blocked = (0, 0), (1, 1), frozenset({(0, 1)})
+    game.way = len(game.route(game.here))
+    assert game.route(game.here) == ["down", "right"] and game.drawing() == "S #\n. G"
+    game.step({"planner": "down right"})
+    assert game.step({"mover": "Right, down."}).info["outcome"] == 0.25  # a wall, then half of the way
+    assert game.step({"mover": "down right up"}).info == {"outcome": 1.0, "measures": {"reached": 1.0}}
+    assert game.step({"mover": "downright"}).info["outcome"] == 0.0
+
+
+def test_sudoku_by_hand():
+    grid = (1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1)
+    emptied = (0, *grid[1:15], 0)
+    assert free(emptied, 0) == [1] and solutions(emptied) == [grid]
+    game = Sudoku(empty=2)
+    game.solution, game.grid, game.right = grid, emptied, 0
+    assert "? 2 3 4" in game.step({"chooser": "row 1, column 1"}).observations["filler"]
+    after = game.step({"filler": "1"})
+    assert not after.terminated and game.grid[0] == 1
+    game.step({"chooser": "4 4"})
+    assert game.step({"filler": "2"}).info == {"outcome": 0.5, "measures": {"solved": 0.0}}
+    game.grid = emptied
+    assert game.step({"chooser": "1 2"}).terminated  # not empty
+    assert game.step({"chooser": "none"}).terminated
+
+
+def test_every_puzzle_has_one_solution():
+    game = Sudoku(empty=6)
+    for seed in range(12):
+        game.draw(random.Random(seed))
+        assert game.grid.count(0) == 6 and solutions(game.grid) == [game.solution]
+
+
+@pytest.mark.parametrize("name", list(GAMES))
+def test_legal_random_play_knows_the_moves_and_not_the_game(name, tmp_path):
+    game = GAMES[name]()
+    count = write_legal_play(game, tmp_path / "legal.jsonl", episodes=30)
+    records = [json.loads(line) for line in (tmp_path / "legal.jsonl").read_text().splitlines()]
+    assert len(records) == count >= 60 and {r["agent"] for r in records} == set(game.agents)
+    assert all(record["response"] for record in records)
+    again = tmp_path / "again.jsonl"
+    write_legal_play(game, again, episodes=30)
+    assert again.read_text() == (tmp_path / "legal.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Referential(things=10),
+        lambda: Referential(things=3, offered=4),
+        lambda: PlanPath(size=9),
+        lambda: PlanPath(walls=-1),
+        lambda: Sudoku(empty=11),
+        lambda: Sudoku(split="dev"),
+    ],
+)
+def test_settings_out_of_range_are_one_sentence(make):
+    with pytest.raises(ConfigError, match=r" is .*; choose "):
+        make()
+
+
+def test_play_is_a_function_of_the_seed():
+    game = Referential()
+    assert [play(game, "random", seed) for seed in range(20)] == [play(Referential(), "random", s) for s in range(20)]
