@@ -15,8 +15,8 @@ SPLITS = ("train", "test")
 HELD_OUT = 4
 """one instance in so many is held out"""
 MOST_DRAWS = 10_000
-PLAYERS = ("optimal", "random", "constant")
 Player = Literal["optimal", "random", "constant"]
+PLAYERS: tuple[Player, ...] = ("optimal", "random", "constant")
 
 
 def split_of(key: str) -> str:
@@ -74,7 +74,8 @@ def play(game: Game, player: Player, seed: int) -> float:
 
 def baseline_scores(game: Game, episodes: int = 200, seed: int = 1) -> dict[str, float]:
     """Player -> mean outcome over `episodes` instances of the game's split."""
-    return {
-        player: sum(play(game, player, seed + number) for number in range(episodes)) / episodes  # type: ignore[arg-type]
-        for player in PLAYERS
-    }
+    found: dict[str, float] = {}
+    for player in PLAYERS:
+        scores = [play(game, player, seed + number) for number in range(episodes)]
+        found[player] = sum(scores) / episodes
+    return found
