@@ -69,7 +69,7 @@ def play(game: Game, player: Player, seed: int) -> float:
         result: StepResult = game.step({agent: game.move(player, agent, rng) for agent in acting})
         if result.terminated or result.truncated:
             return float(result.info["outcome"])
-        acting = result.observations
+        acting = dict(result.observations)
 
 
 def baseline_scores(game: Game, episodes: int = 200, seed: int = 1) -> dict[str, float]:
