@@ -21,6 +21,8 @@ COMMANDS = {
     "evaluate": "evaluate a trained team, or the untrained base",
     "report": "make a report of runs: one HTML file with curves and conversations",
     "show": "print a recorded episode in the terminal",
+    "chat": "talk to a trained team in the terminal",
+    "serve_team": "serve a trained team behind an OpenAI-compatible address",
     "export": "export a trained team: PEFT folders, role prompts, model cards",
     "collect": "collect good recorded episodes as chat JSONL for fine-tuning",
     "bench": "run a benchmark",

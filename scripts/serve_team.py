@@ -1,0 +1,84 @@
+"""Serve a trained team behind an OpenAI-compatible address: a model per agent, and one for the workflow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
+
+TOKEN = "MAFRT_SERVE_TOKEN"
+"""Environment variable of the token that clients give as their API key."""
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Server"""
+
+    load_path: str | None = None
+    """the run, for its newest checkpoint, or one checkpoint"""
+    host: str = "127.0.0.1"
+    """address to listen on; any but loopback needs a token in MAFRT_SERVE_TOKEN"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one"""
+    max_calls: int = 256
+    """max calls in flight; further ones get status 429"""
+    call_timeout_s: float = 600.0
+    """max seconds of one call"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+        if self.max_calls < 1 or not self.call_timeout_s > 0:
+            raise ConfigError("max_calls must be 1 or more and call_timeout_s above 0.")
+
+
+COMMAND = Command(
+    "serve_team",
+    "Serve a trained team behind an OpenAI-compatible address: a model per agent, and `team` for its workflow.",
+    (ServeSettings, ModelSettings, SampleSettings, EngineConfig),
+    epilog="A run brings its own base, team and sampling; --config and flags win over them.",
+    words="load_path",
+)
+
+
+def serve(argv: Sequence[str]) -> int:
+    from mafrt.environment.chat_api.server import LOOPBACK, ChatServer, Limits
+    from mafrt.scripts.serving.answers import TeamAnswers
+    from mafrt.scripts.serving.trained_team import load_team, read_source
+    from mafrt.scripts.serving.workflow import workflow_of
+
+    source = read_source(COMMAND, argv)
+    asked = source.settings.make(ServeSettings)
+    token = os.environ.get(TOKEN) or None
+    if asked.host not in LOOPBACK and token is None:
+        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    answers = TeamAnswers()
+    limits = Limits(calls=asked.max_calls, timeout_s=asked.call_timeout_s)
+    server = ChatServer(answers, host=asked.host, port=asked.port, token=token, limits=limits)
+    team = None
+    try:
+        team = load_team(source)
+        answers.ready(team, None if source.loaded.run is None else workflow_of(source.loaded.run))
+        print(f"Models {', '.join(answers.models(''))} at {server.url}/v1; Ctrl-C ends it.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.wait()
+    finally:
+        server.close()
+        if team is not None:
+            team.close()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(serve, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

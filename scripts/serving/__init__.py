@@ -1,0 +1,1 @@
+"""A trained team that answers: in the terminal, and behind the chat API."""

@@ -1,0 +1,104 @@
+"""The chat API's side of a trained team: a model per agent, and `team` for the whole workflow."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from mafrt.core.seeding import seed_of
+from mafrt.core.types import Completion
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+from mafrt.environment.tool_calls import visible
+from mafrt.scripts.serving.trained_team import TrainedTeam
+
+if TYPE_CHECKING:
+    from mafrt.envs.math import MathEnv
+
+TEAM = "team"
+"""Name of the model that plays the workflow."""
+_EPISODES = 32
+"""Workflows that are played side by side."""
+
+
+class TeamAnswers:
+    """Answers calls once `ready` was called; before, with status 503."""
+
+    def __init__(self) -> None:
+        self.team: TrainedTeam | None = None
+        self.env: MathEnv | None = None
+        self._pool = ThreadPoolExecutor(_EPISODES)
+        self._calls = itertools.count()
+
+    def ready(self, team: TrainedTeam, env: MathEnv | None) -> None:
+        self.env, self.team = env, team
+
+    def models(self, key: str) -> list[str]:
+        self._refuse(key)
+        if self.team is None:
+            return []
+        workflow = [TEAM] if self.env is not None and TEAM not in self.team.team.names else []
+        return [*self.team.team.names, *workflow]
+
+    def begin(self, key: str, call: ChatCall) -> Future[ChatReply]:
+        names = self.models(key)
+        if self.team is None:
+            raise ApiError(503, "the team is being loaded; try again in a moment")
+        if call.model not in names:
+            raise ApiError(404, f"there is no model {call.model!r}; there are {', '.join(names)}", "model_not_found")
+        seed = seed_of(
+            call.seed if call.seed is not None else 0, "call", 0 if call.seed is not None else next(self._calls)
+        )
+        if call.model not in self.team.team.names:
+            return self._pool.submit(self._workflow, call, seed)
+        if (call.temperature is not None and call.temperature > 2) or (
+            call.top_p is not None and not 0 < call.top_p <= 1
+        ):
+            raise ApiError(400, "'temperature' must be at most 2 and 'top_p' in (0, 1]")
+        request = self.team.request(
+            call.model,
+            call.messages,
+            seed,
+            max_new_tokens=call.max_tokens,
+            temperature=call.temperature,
+            top_p=call.top_p,
+            stop=call.stop or None,
+        )
+        answer: Future[ChatReply] = Future()
+        prompt_tokens = len(request.prompt_ids)
+        self.team.queue.submit(request).add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens))
+        return answer
+
+    def reward(self, key: str, body: Any) -> None:
+        raise ApiError(404, "a served team is not trained, so it takes no rewards")
+
+    def _workflow(self, call: ChatCall, seed: int) -> ChatReply:
+        from mafrt.scripts.serving.workflow import play_problem
+
+        assert self.team is not None and self.env is not None
+        problem = call.messages[-1]["content"]
+        if not problem.strip():
+            raise ApiError(400, "the last message, which is the problem, is empty")
+        episode = play_problem(self.team, self.env, problem, seed)
+        if episode is None:
+            raise ApiError(400, "the problem is too long for the context window", "context_length_exceeded")
+        last = episode.turns[-1]
+        tokens = sum(len(turn.action_ids) for turn in episode.turns)
+        prompts = sum(len(turn.prompt_ids) for turn in episode.turns)
+        return ChatReply(visible(last.text), last.stop == "length", prompts, tokens)
+
+    @staticmethod
+    def _refuse(key: str) -> None:
+        if key:
+            raise ApiError(404, "there are no episodes here; the address ends in /v1")
+
+
+def _pass_on(done: Future[Completion], answer: Future[ChatReply], prompt_tokens: int) -> None:
+    """Turn the engine's completion, or its error, into the reply; a call that was abandoned takes none."""
+    if not answer.set_running_or_notify_cancel():
+        return
+    if (error := done.exception()) is not None:
+        answer.set_exception(error)
+        return
+    made = done.result()
+    answer.set_result(ChatReply(made.text, made.stop == "length", prompt_tokens, len(made.ids)))

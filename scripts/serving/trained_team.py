@@ -1,0 +1,107 @@
+"""A trained team in memory: base, adapters, engine, and how each agent samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.schema import describe
+from mafrt.config.team import Team
+from mafrt.config.train_config import EngineConfig, TrainConfig
+from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.types import Observation, Request, SamplingParams
+from mafrt.environment.chat_api.protocol import ApiError
+from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
+from mafrt.scripts.cli.settings import SampleSettings
+from mafrt.scripts.serving.engine_queue import EngineQueue
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+    from mafrt.storage.load_path import Loadable
+
+
+@dataclass(frozen=True)
+class Source:
+    """The run that is to be served, checked and not yet loaded."""
+
+    settings: Settings
+    loaded: Loadable
+    team: Team
+
+
+@dataclass
+class TrainedTeam:
+    """Ready to answer."""
+
+    team: Team
+    base: SharedBase
+    queue: EngineQueue
+    sampling: Mapping[str, SamplingParams]
+    window: int
+    reasoning: str
+
+    def request(self, agent: str, seen: Observation, seed: int, **changes: Any) -> Request:
+        """The request of an agent that sees `seen`. `changes` replace its sampling where they are not None.
+
+        Raises:
+            ApiError: the prompt leaves no room for an answer (400).
+        """
+        from mafrt.rollout.prompts import encode_prompt
+
+        ids = encode_prompt(self.base.tokenizer, self.team.agent(agent).prompt, seen)
+        room = self.window - len(ids)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"the prompt has {len(ids)} tokens and the context window {self.window}; shorten the messages",
+                "context_length_exceeded",
+            )
+        how = replace(self.sampling[agent], **{name: value for name, value in changes.items() if value is not None})
+        how = replace(how, max_new_tokens=min(how.max_new_tokens, room))
+        return Request(ids, self.team.agent(agent).adapter, how, seed)
+
+    def close(self) -> None:
+        from mafrt import engines
+
+        self.queue.close()
+        engines.close(self.queue.engine)
+
+
+def read_source(command: Command, argv: Sequence[str]) -> Source:
+    """Settings and team of the run that is named, with the run's own base and sampling below the flags.
+
+    Raises:
+        ConfigError: no run is named.
+        CheckpointError: it has no adapters.
+    """
+    settings = command.read(argv)
+    if settings["load_path"] is None:
+        raise ConfigError(f"Name a run, as in mafrt {command.name} runs/NAME.")
+    loaded = resolve(settings)
+    stored, record = stored_args(loaded)
+    if loaded is None or record is None or not loaded.adapters:
+        raise CheckpointError(f"{settings['load_path']} holds no checkpoint of a run; give a run that made one.")
+    own = {"load_path", "seed", *describe(EngineConfig)}
+    below = {name: value for name, value in stored.items() if name not in own}
+    return Source(command.read(argv, below=below, record=record), loaded, record.agents())
+
+
+def load_team(source: Source) -> TrainedTeam:
+    """Load the base and the adapters, and start the engine."""
+    from mafrt.runners.build import make_engine, sampling_of
+    from mafrt.runners.checks import check_window
+
+    settings, team = source.settings, source.team
+    config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
+    work_offline_if_unreachable(settings["model_name_or_path"])
+    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
+    base = load_base(settings)
+    for name in team.adapters:
+        base.load_adapter(name, source.loaded.adapter(name))
+    window = check_window(config.play.context_window, base.context_window)
+    engine = make_engine(base, config, window)
+    sampling = {name: sampling_of(config, team, name) for name in team.names}
+    queue = EngineQueue(engine, rows=config.play.max_batch_rows)
+    return TrainedTeam(team, base, queue, sampling, window, config.play.reasoning)

@@ -1,0 +1,46 @@
+"""The team's workflow on a problem of the user's: all agents speak in turn, as in training."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mafrt.core.errors import MafrtError
+from mafrt.core.types import Episode
+from mafrt.scripts.cli.recorded_run import rebuild
+from mafrt.scripts.serving.trained_team import TrainedTeam
+
+if TYPE_CHECKING:
+    from mafrt.envs.math import MathEnv
+    from mafrt.rollout.live import Start
+
+
+def workflow_of(run: Path) -> MathEnv | None:
+    """The run's environment, if it poses problems that a user can pose too; None for others."""
+    from mafrt.envs.math import MathEnv
+
+    try:
+        env = rebuild(run).env.unwrapped
+    except MafrtError:
+        return None
+    return env if isinstance(env, MathEnv) else None
+
+
+def play_problem(team: TrainedTeam, env: MathEnv, problem: str, seed: int) -> Episode | None:
+    """One episode about `problem`; None if it was cut because a prompt was too long."""
+    from mafrt.environment.session import session_of
+    from mafrt.envs.math.tasks import Task
+    from mafrt.rollout.live import Start
+    from mafrt.rollout.player import Player
+
+    own = copy.copy(env.spawn())
+    own.tasks = (Task("asked", problem, "0"),)
+    player = Player(team.queue, team.base.tokenizer, team.team, team.sampling, team.window, team.reasoning)
+    starts = iter([Start("asked", "asked", reset_seed=seed, seed=seed, task=0)])
+
+    def next_start(_slot: int, _finished: Episode | None) -> Start | None:
+        return next(starts, None)
+
+    episodes, _ = player.play([session_of(own)], next_start)
+    return episodes[0] if episodes and episodes[0].turns else None

@@ -1,0 +1,201 @@
+"""A trained team that answers: the chat API with the stock openai client, and the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers_models import add_random_adapter, tiny_base
+from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
+
+from mafrt.config.team import AgentSpec, Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.environment.chat_api.server import ChatServer, Limits
+from mafrt.envs.math import MathEnv
+from mafrt.rollout.prompts import encode_prompt
+from mafrt.scripts import chat, serve_team, train_math
+from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.engine_queue import EngineQueue
+from mafrt.scripts.serving.trained_team import TrainedTeam
+
+TEAM = Team((AgentSpec("reasoner", prompt="Plan."), AgentSpec("actor", prompt="Solve.", with_answer=True)))
+ASK = [{"role": "user", "content": "2+2"}]
+
+
+class Counted(LocalEngine):
+    """Notes the size of every batch."""
+
+    sizes: list[int]
+
+    def generate(self, requests):
+        self.sizes = [*getattr(self, "sizes", []), len(requests)]
+        return super().generate(requests)
+
+
+def trained_team(new_tokens=8) -> TrainedTeam:
+    base = tiny_base()
+    for seed, name in enumerate(TEAM.adapters):
+        add_random_adapter(base, name, seed=seed)
+    sampling = {name: SamplingParams(max_new_tokens=new_tokens) for name in TEAM.names}
+    return TrainedTeam(TEAM, base, EngineQueue(Counted(base), settle_s=0.02), sampling, 128, "auto")
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A server of a tiny team, its team, and a client."""
+    answers, team = TeamAnswers(), trained_team()
+    server = ChatServer(answers)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        with pytest.raises(APIStatusError) as error:
+            client.chat.completions.create(model="actor", messages=ASK)
+        assert error.value.status_code == 503
+        answers.ready(team, MathEnv(team=TEAM))
+        yield server, team, client
+    server.close()
+    team.close()
+
+
+def test_models_are_the_agents_and_the_team(served):
+    _, _, client = served
+    assert [model.id for model in client.models.list()] == ["reasoner", "actor", "team"]
+
+
+def test_an_answer_is_the_engines(served):
+    _, team, client = served
+    reply = client.chat.completions.create(model="actor", messages=ASK, seed=7)
+    again = client.chat.completions.create(model="actor", messages=ASK, seed=7)
+    other = client.chat.completions.create(model="reasoner", messages=ASK, seed=7)
+    assert reply.choices[0].message.content == again.choices[0].message.content != other.choices[0].message.content
+    ids = encode_prompt(team.base.tokenizer, "Solve.", ASK)
+    greedy = client.chat.completions.create(model="actor", messages=ASK, temperature=0, max_tokens=3)
+    [made] = team.queue.generate([team.request("actor", ASK, 0, temperature=0.0, max_new_tokens=3)])
+    assert greedy.choices[0].message.content == made.text
+    assert greedy.usage.prompt_tokens == len(ids) and greedy.usage.completion_tokens == len(made.ids) <= 3
+
+
+def test_streaming(served):
+    _, _, client = served
+    whole = client.chat.completions.create(model="actor", messages=ASK, seed=3)
+    chunks = list(client.chat.completions.create(model="actor", messages=ASK, seed=3, stream=True))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_calls_at_the_same_time_share_batches(served):
+    _, team, client = served
+    team.queue.engine.sizes = []
+    with ThreadPoolExecutor(24) as pool:
+        asks = [pool.submit(client.chat.completions.create, model=m, messages=ASK) for m in ("actor", "reasoner") * 12]
+        assert all(ask.result().choices for ask in asks)
+    assert sum(team.queue.engine.sizes) == 24 and len(team.queue.engine.sizes) < 24
+
+
+def test_the_team_plays_its_workflow(served):
+    _, _, client = served
+    reply = client.chat.completions.create(model="team", messages=ASK, seed=1)
+    assert reply.usage.completion_tokens > 0
+    with pytest.raises(BadRequestError, match="too long"):
+        client.chat.completions.create(model="team", messages=[{"role": "user", "content": "9" * 500}])
+
+
+def test_errors_have_the_shape_that_clients_know(served):
+    _, _, client = served
+    with pytest.raises(NotFoundError, match="there are reasoner, actor, team"):
+        client.chat.completions.create(model="gpt-5", messages=ASK)
+    with pytest.raises(BadRequestError) as error:
+        client.chat.completions.create(model="actor", messages=[{"role": "user", "content": "9" * 500}])
+    assert error.value.code == "context_length_exceeded"
+    with pytest.raises(BadRequestError, match="temperature"):
+        client.chat.completions.create(model="actor", messages=ASK, temperature=9)
+
+
+def test_a_token_and_a_bound_on_calls(served):
+    _, team, _ = served
+    answers = TeamAnswers()
+    answers.ready(team, None)
+    server = ChatServer(answers, token="s3cret", limits=Limits(calls=1))
+    try:
+        with pytest.raises(AuthenticationError):
+            OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="s3cret", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["reasoner", "actor"]
+        server.in_flight = 1
+        with pytest.raises(RateLimitError):
+            client.chat.completions.create(model="actor", messages=ASK)
+    finally:
+        server.close()
+    with pytest.raises(ConfigError, match="a token is needed"):
+        ChatServer(answers, host="0.0.0.0")
+
+
+def test_an_engine_that_fails_answers_with_an_error_and_goes_on():
+    class Fails:
+        def generate(self, requests):
+            raise RuntimeError("out of memory")
+
+    queue = EngineQueue(Fails())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            queue.generate([None])
+    queue.close()
+
+
+# ------------------------------------------------------------------------------------------------------ the commands
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serve") / "run"
+    argv = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "12", "--eval_episodes", "0"]
+    argv += ["--profile_path", "profiles/quickstart.json", "--threads", "1", "--coach", "rules"]
+    assert train_math.main([*argv, "--run_dir", str(folder)]) == 0
+    return folder
+
+
+def test_chat_in_the_terminal(run, monkeypatch, capsys):
+    lines = "Tom has 3 pens and gets 4 more. How many?\n/agent actor\n2 + 2\n/agent nobody\n/what\n/quit\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert chat.main([str(run), "--threads", "1"]) == 0
+    out, errors = capsys.readouterr()
+    assert "You talk to team; there are reasoner, actor, team." in out
+    assert len(re.findall(r"^(?:team> )?reasoner: ", out, re.MULTILINE)) == 1 and out.count("actor: ") == 2
+    assert "There is no agent 'nobody'" in errors
+
+
+@pytest.mark.slow
+def test_serve_team_as_a_command(run, monkeypatch, capsys):
+    """The command itself, in a thread; the test's client finds the address in its output."""
+    monkeypatch.delenv(serve_team.TOKEN, raising=False)
+    argv = [str(run), "--port", "0", "--threads", "1"]
+    threading.Thread(target=serve_team.main, args=(argv,), daemon=True).start()
+    text, deadline = "", time.monotonic() + 60
+    while "Models" not in text and time.monotonic() < deadline:
+        time.sleep(0.1)
+        text += capsys.readouterr().out
+    address = re.search(r"Models reasoner, actor, team at (\S+);", text)[1]
+    with OpenAI(base_url=address, api_key="x") as client:
+        reply = client.chat.completions.create(model="team", messages=[{"role": "user", "content": "2 + 2?"}])
+        assert reply.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "Name a run"),
+        (["RUN", "--host", "0.0.0.0"], "set a token in MAFRT_SERVE_TOKEN"),
+        (["RUN", "--port", "99999"], "port is 99999"),
+        (["nowhere"], "does not exist"),
+    ],
+)
+def test_bad_servers_get_a_sentence_before_a_model_is_loaded(run, monkeypatch, capsys, argv, says):
+    monkeypatch.delenv(serve_team.TOKEN, raising=False)
+    assert serve_team.main([str(run) if word == "RUN" else word for word in argv]) == 2
+    out, errors = capsys.readouterr()
+    assert says in errors and "Loading" not in out
