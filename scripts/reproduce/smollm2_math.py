@@ -1,0 +1,173 @@
+"""Reinforcement learning on a pretrained model: does it add what imitation does not?
+
+SmolLM2-135M-Instruct first imitates solved story problems (the start, shared by all arms). From the same adapters, per
+seed: reinforcement learning (configs/smollm2_math.yaml), and imitation of the right ones among as many episodes that
+the start itself plays (rejection sampling). Settings are chosen on stories:validation; the table is of stories:test.
+Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mafrt.core.shipped import SHIPPED
+from mafrt.scripts.reproduce._figure import need_matplotlib
+
+CONFIGS = SHIPPED / "configs"
+ARMS = ("reinforcement learning", "rejection sampling")
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+"""Student's t, 97.5%, by degrees of freedom (seeds less one)"""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Held-out scores of one set of adapters."""
+
+    sampled: float
+    greedy: float
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--iterations", type=int, default=20, help="of reinforcement learning")
+    parser.add_argument("--demonstrations", type=int, default=480, help="solved problems of the warm start")
+    parser.add_argument("--tasks", type=int, default=400, help="held-out problems")
+    parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--output", type=Path, default=Path("runs/reproduce/smollm2_math"))
+    return parser.parse_args(argv)
+
+
+def write_demonstrations(path: Path, count: int) -> None:
+    """Plans and solutions of the last `count` training problems, as records for train_sft."""
+    from mafrt.envs.math.stories import distinct
+    from mafrt.envs.math.workflows.base import written
+
+    lines = []
+    for story in distinct("train")[-count:]:
+        asked, planned = written(story.problem, ()), written(story.problem, (("reasoner", story.plan),))
+        lines.append({"agent": "reasoner", "prompt": asked, "response": story.plan})
+        lines.append({"agent": "actor", "prompt": planned, "response": story.solution})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def run(main: Callable[[list[str]], int], *words: object) -> None:
+    """One mafrt command; SystemExit if it fails."""
+    if main([str(word) for word in words]):
+        raise SystemExit(2)
+
+
+def warm_start(out: Path, demonstrations: int) -> Path:
+    """The adapters that all arms start from."""
+    from mafrt.scripts import train_sft
+
+    if not (out / "start/adapters").is_dir():
+        write_demonstrations(out / "demonstrations.jsonl", demonstrations)
+        records = out / "demonstrations.jsonl"
+        config = CONFIGS / "smollm2_start.yaml"
+        run(train_sft.main, "--config", config, "--records_path", records, "--run_dir", out / "start")
+    return out / "start/adapters"
+
+
+def train(out: Path, arm: str, seed: int, iterations: int, start: Path) -> Path:
+    """The adapters of one arm with one seed."""
+    from mafrt.scripts import train_math, train_sft
+
+    math = ("--config", CONFIGS / "smollm2_math.yaml", "--load_path", start, "--seed", seed, "--iterations", iterations)
+    if arm == ARMS[0]:
+        folder = out / f"rl_{seed}"
+        if not (folder / "summary.json").is_file():
+            run(train_math.main, *math, "--run_dir", folder)
+        return folder / "best"
+    played, folder = out / f"played_{seed}", out / f"imitation_{seed}"
+    if not (played / "summary.json").is_file():
+        run(train_math.main, *math, "--run_dir", played, "--freeze", "all", "--eval_episodes", 0)
+    if not (folder / "adapters").is_dir():
+        words = ("--config", CONFIGS / "smollm2_start.yaml", "--lr", 1e-4, "--seed", seed, "--records_path", "none")
+        run(train_sft.main, *words, "--episodes_path", played, "--load_path", start, "--run_dir", folder)
+    return folder / "adapters"
+
+
+def evaluate(out: Path, name: str, adapters: Path, args: argparse.Namespace) -> Scores:
+    """Scores on stories:test."""
+    from mafrt.scripts import evaluate as command
+
+    path = out / f"{name}.json"
+    if not path.is_file():
+        words = ["--load_path", adapters, "--model_name_or_path", "smollm2"]
+        words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", "stories:test"]
+        words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", 28, "--output", path]
+        run(command.main, *words)
+    found = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return Scores(found[f"eval/avg@{args.samples}"], found["eval/greedy"])
+
+
+def interval(values: Sequence[float]) -> str:
+    """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:+.3f} (one seed: no interval)"
+    half = T_975.get(len(values) - 1, 2.5) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:
+    """A Markdown table: scores, and gains over the start with intervals clustered by seed."""
+    lines = ["| arm | seeds | sampled | greedy | gain sampled | gain greedy |", "|---|---|---|---|---|---|"]
+    lines.append(f"| start | - | {start.sampled:.3f} | {start.greedy:.3f} | | |")
+    for name, found in arms.items():
+        sampled, greedy = [run.sampled for run in found], [run.greedy for run in found]
+        cells = [f"{statistics.fmean(sampled):.3f}", f"{statistics.fmean(greedy):.3f}"]
+        cells += [interval([value - start.sampled for value in sampled])]
+        cells += [interval([value - start.greedy for value in greedy])]
+        lines.append(f"| {name} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def figure(out: Path, seeds: Sequence[int]) -> str | None:
+    """Validation scores over reinforcement learning, a curve per seed; None without runs."""
+    from mafrt.scripts.reproduce._figure import curves
+
+    found: dict[str, list[list[float]]] = {"sampled": [], "greedy": []}
+    steps: list[int] = []
+    for seed in seeds:
+        path = out / f"rl_{seed}" / "evaluations.jsonl"
+        if path.is_file():
+            lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            steps = [line["iteration"] for line in lines]
+            found["sampled"].append([line["eval/avg@1"] for line in lines])
+            found["greedy"].append([line["eval/greedy"] for line in lines])
+    if not steps:
+        return None
+    return curves("SmolLM2 on story problems", found, "validation score", steps=steps)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    need_matplotlib()
+    out = args.output
+    out.mkdir(parents=True, exist_ok=True)
+    adapters = warm_start(out, args.demonstrations)
+    start = evaluate(out, "start_test", adapters, args)
+    found: dict[str, list[Scores]] = {arm: [] for arm in args.arms}
+    for seed in args.seeds:
+        for arm in args.arms:
+            trained = train(out, arm, seed, args.iterations, adapters)
+            found[arm].append(evaluate(out, f"{arm.replace(' ', '_')}_{seed}_test", trained, args))
+    text = table(start, found)
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    if (svg := figure(out, args.seeds)) is not None:
+        (out / "curves.svg").write_text(svg, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
