@@ -40,6 +40,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--demonstrations", type=int, default=480, help="solved problems of the warm start")
     parser.add_argument("--tasks", type=int, default=400, help="held-out problems")
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
+    parser.add_argument("--model_name_or_path", default="smollm2", help="the base")
+    parser.add_argument("--episodes", type=int, default=64, help="of each iteration")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/smollm2_math"))
     return parser.parse_args(argv)
@@ -48,7 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def write_demonstrations(path: Path, count: int) -> None:
     """Plans and solutions of the last `count` training problems, as records for train_sft."""
     from mafrt.envs.math.stories import distinct
-    from mafrt.envs.math.workflows.base import written
+    from mafrt.envs.workflows.views import written
 
     lines = []
     for story in distinct("train")[-count:]:
@@ -64,23 +66,27 @@ def run(main: Callable[[list[str]], int], *words: object) -> None:
         raise SystemExit(2)
 
 
-def warm_start(out: Path, demonstrations: int) -> Path:
+def warm_start(args: argparse.Namespace) -> Path:
     """The adapters that all arms start from."""
     from mafrt.scripts import train_sft
 
+    out: Path = args.output
     if not (out / "start/adapters").is_dir():
-        write_demonstrations(out / "demonstrations.jsonl", demonstrations)
         records = out / "demonstrations.jsonl"
-        config = CONFIGS / "smollm2_start.yaml"
-        run(train_sft.main, "--config", config, "--records_path", records, "--run_dir", out / "start")
+        write_demonstrations(records, args.demonstrations)
+        words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
+        run(train_sft.main, *words, "--records_path", records, "--run_dir", out / "start")
     return out / "start/adapters"
 
 
-def train(out: Path, arm: str, seed: int, iterations: int, start: Path) -> Path:
+def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
     """The adapters of one arm with one seed."""
     from mafrt.scripts import train_math, train_sft
 
-    math = ("--config", CONFIGS / "smollm2_math.yaml", "--load_path", start, "--seed", seed, "--iterations", iterations)
+    out: Path = args.output
+    common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
+    sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
+    math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes)
     if arm == ARMS[0]:
         folder = out / f"rl_{seed}"
         if not (folder / "summary.json").is_file():
@@ -90,18 +96,18 @@ def train(out: Path, arm: str, seed: int, iterations: int, start: Path) -> Path:
     if not (played / "summary.json").is_file():
         run(train_math.main, *math, "--run_dir", played, "--freeze", "all", "--eval_episodes", 0)
     if not (folder / "adapters").is_dir():
-        words = ("--config", CONFIGS / "smollm2_start.yaml", "--lr", 1e-4, "--seed", seed, "--records_path", "none")
-        run(train_sft.main, *words, "--episodes_path", played, "--load_path", start, "--run_dir", folder)
+        words = ("--config", CONFIGS / "smollm2_start.yaml", *common, "--lr", 1e-4, "--episodes_path", played)
+        run(train_sft.main, *words, "--records_path", "none", "--run_dir", folder)
     return folder / "adapters"
 
 
-def evaluate(out: Path, name: str, adapters: Path, args: argparse.Namespace) -> Scores:
+def evaluate(name: str, adapters: Path, args: argparse.Namespace) -> Scores:
     """Scores on stories:test."""
     from mafrt.scripts import evaluate as command
 
-    path = out / f"{name}.json"
+    path = args.output / f"{name}.json"
     if not path.is_file():
-        words = ["--load_path", adapters, "--model_name_or_path", "smollm2"]
+        words = ["--load_path", adapters, "--model_name_or_path", args.model_name_or_path]
         words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", "stories:test"]
         words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", 28, "--output", path]
         run(command.main, *words)
@@ -154,13 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     need_matplotlib()
     out = args.output
     out.mkdir(parents=True, exist_ok=True)
-    adapters = warm_start(out, args.demonstrations)
-    start = evaluate(out, "start_test", adapters, args)
+    adapters = warm_start(args)
+    start = evaluate("start_test", adapters, args)
     found: dict[str, list[Scores]] = {arm: [] for arm in args.arms}
     for seed in args.seeds:
         for arm in args.arms:
-            trained = train(out, arm, seed, args.iterations, adapters)
-            found[arm].append(evaluate(out, f"{arm.replace(' ', '_')}_{seed}_test", trained, args))
+            trained = train(args, arm, seed, adapters)
+            found[arm].append(evaluate(f"{arm.replace(' ', '_')}_{seed}_test", trained, args))
     text = table(start, found)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     if (svg := figure(out, args.seeds)) is not None:

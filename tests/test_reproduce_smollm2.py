@@ -1,0 +1,46 @@
+"""The experiment on SmolLM2: its records, its table, and the whole chain of commands on the teaching base."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mafrt.scripts.reproduce import smollm2_math
+from mafrt.scripts.reproduce.smollm2_math import Scores, interval, table, write_demonstrations
+
+
+def test_records_of_the_warm_start(tmp_path):
+    write_demonstrations(tmp_path / "d.jsonl", 5)
+    records = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
+    assert [record["agent"] for record in records] == ["reasoner", "actor"] * 5
+    for plan, solution in zip(records[::2], records[1::2], strict=True):
+        assert solution["prompt"] == f"{plan['prompt']}\nreasoner: {plan['response']}"
+        assert "\\boxed{" in solution["response"]
+
+
+def test_intervals_are_clustered_by_seed():
+    # Mean .2, deviation .1, three seeds: 4.303 * .1 / sqrt(3) = .248.
+    assert interval([0.1, 0.2, 0.3]) == "+0.200 (-0.048 to +0.448)"
+    assert interval([0.1]) == "+0.100 (one seed: no interval)"
+
+
+def test_the_table_shows_gains_over_the_start():
+    text = table(Scores(0.4, 0.5), {"rl": [Scores(0.5, 0.7), Scores(0.6, 0.7)]})
+    assert text.splitlines()[2:] == [
+        "| start | - | 0.400 | 0.500 | | |",
+        "| rl | 2 | 0.550 | 0.700 | +0.150 (-0.485 to +0.785) | +0.200 (+0.200 to +0.200) |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):
+    words = ["--model_name_or_path", "teaching-base", "--seeds", "1", "--iterations", "1", "--episodes", "8"]
+    words += ["--demonstrations", "16", "--tasks", "2", "--samples", "1", "--arms", "reinforcement learning"]
+    assert smollm2_math.main([*words, "--output", str(tmp_path / "out")]) == 0
+    first = (tmp_path / "out/table.md").read_text()
+    assert "| reinforcement learning | 1 |" in first and (tmp_path / "out/curves.svg").read_text().startswith("<?xml")
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+    assert smollm2_math.main([*words, "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/table.md").read_text() == first
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
