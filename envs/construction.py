@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mafrt.core.errors import ConfigError
 from mafrt.environment.base import Env
 
 T = TypeVar("T")
@@ -29,6 +31,19 @@ def hold_out(tasks: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Tasks to train on and, from the end, a tenth that is held out; a file too small for that holds out none."""
     count = min(HELD_OUT_MOST, int(len(tasks) * HELD_OUT_SHARE))
     return tasks[: len(tasks) - count], tasks[len(tasks) - count :]
+
+
+def subset(tasks: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
+    """A random subset of `limit` tasks in their order, drawn with `seed`; all for None.
+
+    Raises:
+        ConfigError: `limit` is below 1, or there are fewer tasks.
+    """
+    if limit is None:
+        return tasks
+    if not 1 <= limit <= len(tasks):
+        raise ConfigError(f"train_limit is {limit}; choose a value in [1, {len(tasks)}], the number of tasks.")
+    return [tasks[index] for index in sorted(random.Random(f"subset:{seed}").sample(range(len(tasks)), limit))]
 
 
 def held_out_note(source: str, train: int, held_out: int) -> str:

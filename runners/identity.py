@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FILE_SETTINGS = (
     "dataset_path",
     "eval_dataset_path",
+    "reward",
+    "routes",
     "data_root",
     "task_metrics",
     "tasks_path",
@@ -140,6 +142,8 @@ def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
         several = isinstance(value, (list, tuple))
         paths: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
         for number, path in enumerate(paths):
+            if isinstance(path, str) and ".py:" in path:  # a function in a file
+                path = path.rpartition(":")[0]
             if isinstance(path, str) and (record := file_record(shipped(path))) is not None:
                 files[f"{name}[{number}]" if several else name] = record
     program = args.get("program")

@@ -20,7 +20,7 @@ from mafrt.core.reading import is_writable
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import build_env
-from mafrt.envs.math.config import WorkflowSettings
+from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import (

@@ -14,6 +14,7 @@ from mafrt.scripts.cli.command import run_main
 COMMANDS = {
     "train": "train a team on any environment",
     "train_math": "train a team to solve math problems",
+    "train_tasks": "train a team on tasks of your own, graded by a function of your own",
     "train_code": "train a team to write programs that pass tests",
     "train_dsbench": "train a team to solve tabular modelling tasks with code",
     "train_sft": "fine-tune a team on answers to imitate, from files or recorded episodes",

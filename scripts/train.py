@@ -95,6 +95,9 @@ def prepare_program(settings: Settings) -> PreparedRun:
 def run(argv: Sequence[str]) -> int:
     """Train, or go on with a run of another script by that script."""
     load_path = next((value for word, value in pairwise(argv) if word == "--load_path"), None)
+    words = {word.partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    if "__reward" in words or ("__dataset_path" in words and "__env" not in words):  # a function as the environment
+        return int(importlib.import_module("mafrt.scripts.train_tasks").main(argv))
     started_by = None if load_path is None else command_of(Path(load_path).expanduser())
     if started_by not in (None, COMMAND.name):
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))

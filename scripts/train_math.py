@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.envs.math import build
-from mafrt.envs.math.config import MathSettings, WorkflowSettings
+from mafrt.envs.math.config import MathSettings
+from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun

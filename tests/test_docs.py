@@ -80,6 +80,8 @@ def test_commands_parse(document, line):
             Path(words[0]).stem, Path(words[0]).stem
         )
     argv = words[1:]
+    if name == "train" and "--reward" in argv:
+        name = "train_tasks"
     if name in ("test", "install", "bench", "make_base") or argv == ["--help"]:  # these have parsers of their own
         return
     if "--config" in argv:

@@ -16,7 +16,8 @@ from mafrt.envs.dsbench import build as dsbench
 from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.math import build as math
-from mafrt.envs.math.config import MathSettings, WorkflowSettings
+from mafrt.envs.math.config import MathSettings
+from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.envs.workflows.registry import WORKFLOWS, make_workflow, register_workflow
 
 BUILDS = {

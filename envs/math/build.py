@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
-from mafrt.envs.construction import Construction, held_out_note, hold_out
+from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
 from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
@@ -34,6 +34,7 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     leaks = find_leaks(tasks, held_out)
     if leaks.shared:
         notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
+    tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = build_env(settings, held_out, team) if held_out else None
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 

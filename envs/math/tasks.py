@@ -26,6 +26,8 @@ from mafrt.envs.math.answers import boxed, hash_answer
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
 """Looked for in this order, without regard to case."""
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "gold", "target", "label", "solution", "output")
+NESTED_ANSWERS = ("reward_model.ground_truth",)
+"""Looked for after those, as in verl's files."""
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 SHIPPED = Path(__file__).parent / "data"
 
@@ -47,10 +49,14 @@ def load_tasks(
     problem_field: str | None = None,
     answer_field: str | None = None,
     split: str = "train",
+    needs_answer: bool = True,
 ) -> tuple[Task, ...]:
     """All tasks of `source`: a file, a folder, a Hugging Face data set id, or `stories:SPLIT` (`stories.py`).
 
     None: the shipped word problems.
+
+    Names of nested fields have dots, as in `reward_model.ground_truth`. Without `needs_answer` a record may lack one,
+    and keeps all its fields in `meta`.
 
     `split` picks the part of the shipped problems and of a data set whose id names none. Raises DataError that names
     the file, the record and its fault; MissingExtraError if a data set id needs a package.
@@ -63,22 +69,18 @@ def load_tasks(
         source = path
     if str(source).startswith(stories.PREFIX):
         return _story_tasks(str(source))
-    path = Path(source)
+    path, fields = Path(source), _Fields(problem_field, answer_field, needs_answer)
     if os.path.isdir(path):
         files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
             raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
         # The suffix stays in the ids here: a.json and a.parquet may lie side by side.
-        return tuple(
-            task
-            for file in files
-            for task in _make_tasks(file.name, str(file), _file_records(file), problem_field, answer_field)
-        )
+        return tuple(task for file in files for task in _make_tasks(file.name, str(file), _file_records(file), fields))
     if os.path.exists(path):  # unlike `Path.exists`, False for a name that is too long
-        return tuple(_make_tasks(path.stem, str(path), _file_records(path), problem_field, answer_field))
+        return tuple(_make_tasks(path.stem, str(path), _file_records(path), fields))
     if _looks_like_id(str(source)):
         name = str(source)
-        return tuple(_make_tasks(name, f"data set {name}", _hub_records(name, split), problem_field, answer_field))
+        return tuple(_make_tasks(name, f"data set {name}", _hub_records(name, split), fields))
     raise DataError(
         f"data file {path} does not exist; give a JSON, JSONL or Parquet file, or a Hugging Face data set id such as "
         "openai/gsm8k"
@@ -94,29 +96,56 @@ Records = Iterator[tuple[str, Any]]
 """Pairs of where a record stands (`line 3`, `record 3`) and the record."""
 
 
-def _make_tasks(
-    name: str, shown: str, records: Records, problem_field: str | None, answer_field: str | None
-) -> list[Task]:
+@dataclass(frozen=True)
+class _Fields:
+    """Names of the fields to read; None: the usual ones."""
+
+    problem: str | None
+    answer: str | None
+    needs_answer: bool
+
+
+def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> list[Task]:
     tasks = []
     for number, (where, record) in enumerate(records):
         here = f"{shown}, {where}"
         record = clean_record(here, record)
         if not isinstance(record, Mapping):
             raise DataError(f"{here}: expected an object with a problem and an answer, found {brief(record)}")
-        problem_key = _field(here, record, "problem", problem_field, PROBLEM_FIELDS)
-        answer_key = _field(here, record, "answer", answer_field, ANSWER_FIELDS)
-        problem = _problem_text(here, problem_key, record[problem_key])
-        answer = answer_text(record[answer_key])
-        if not answer:
+        problem_key = _field(here, record, "problem", fields.problem, PROBLEM_FIELDS)
+        problem = _problem_text(here, problem_key, _value(record, problem_key))
+        answer_key = _answer_field(here, record, fields)
+        answer = "" if answer_key is None else answer_text(_value(record, answer_key))
+        if not answer and fields.needs_answer:
             raise DataError(
-                f"{here}: no answer can be read from {answer_key!r}: {brief(record[answer_key])} "
+                f"{here}: no answer can be read from {answer_key!r}: {brief(_value(record, answer_key or ''))} "
                 "(expected a number, a text, one with \\boxed{...}, or one that ends in '#### N')"
             )
-        meta = {k: v for k, v in record.items() if k not in (problem_key, answer_key)}
-        tasks.append(Task(f"{name}:{number}", problem, answer, meta))
+        left_out = (problem_key, answer_key) if fields.needs_answer else ()
+        tasks.append(Task(f"{name}:{number}", problem, answer, {k: v for k, v in record.items() if k not in left_out}))
     if not tasks:
         raise DataError(f"{shown}: holds no records; expected at least one with a problem and an answer")
     return tasks
+
+
+def _answer_field(here: str, record: Mapping, fields: _Fields) -> str | None:
+    """The field of the answer; None where there is none and none is needed."""
+    if fields.answer is None:
+        nested = next((name for name in NESTED_ANSWERS if _value(record, name) is not None), None)
+        usual = {str(key).lower() for key, value in record.items() if value is not None} & set(ANSWER_FIELDS)
+        if not usual and (nested is not None or not fields.needs_answer):
+            return nested
+    return _field(here, record, "answer", fields.answer, ANSWER_FIELDS)
+
+
+def _value(record: Mapping, name: str) -> Any:
+    """The value of a field, or of a nested one (`a.b`); None where there is none."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def answer_text(value: Any) -> str:
@@ -142,7 +171,7 @@ def answer_text(value: Any) -> str:
 def _field(here: str, record: Mapping, what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
     has = f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
     if wanted is not None:
-        if wanted not in record:
+        if wanted not in record and _value(record, wanted) is None:
             raise DataError(f"{here}: has no field {wanted!r} (asked for with {what}_field); {has}")
         return wanted
     by_name = {str(key).lower(): key for key in record}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -101,8 +102,12 @@ def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            names = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-            raise error(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
+            own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+            names = [n for n, v in own.items() if isinstance(v, type)]
+            functions = [n for n, v in own.items() if inspect.isfunction(v)]
+            if names or not functions:
+                raise error(f"{path}: {unknown('class', attribute, names) if names else 'the module has no classes'}")
+            raise error(f"{path}: {unknown('function', attribute, functions)}")
         value = getattr(value, part)
     if not callable(value):
         raise error(f"{path}: {attribute!r} is a {type(value).__name__}, not a class")

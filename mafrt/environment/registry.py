@@ -18,6 +18,7 @@ ENVIRONMENTS = Registry(
     {
         "math": "mafrt.envs.math:MathEnv",
         "code": "mafrt.envs.code:CodeEnv",
+        "tasks": "mafrt.envs.tasks:RewardEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
         "program": "mafrt.envs.program:ProgramEnv",
         "referential": "mafrt.envs.games:Referential",

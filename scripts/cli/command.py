@@ -350,15 +350,22 @@ def _underscored(word: str) -> str:
     return ("--no-" if off else "--") + name[3 if off else 0 :] + equals + value
 
 
+def _advises(name: str, options: Sequence[str]) -> bool:
+    """Whether the synonym `name` stands for a flag that this command has, or for advice without one."""
+    meant = synonym(name)
+    return meant is not None and (meant.flag is None or f"--{meant.flag}" in options)
+
+
 def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
     for item in rest:
         if item.startswith("-"):
             flag = item.split("=")[0]
             meant = synonym(flag.removeprefix("--"))
-            if meant is not None and (meant.flag is None or f"--{meant.flag}" in options):
+            if meant is not None and _advises(flag.removeprefix("--"), options):
                 raise ConfigError(f"There is no flag {flag!r}; {meant.advice}")
             known = [option for option in options if option != "-h"]
-            near = difflib.get_close_matches(flag, [*known, *(f"--{name}" for name in SYNONYMS)], n=1, cutoff=0.8)
+            others = [f"--{name}" for name in SYNONYMS if _advises(name, options)]
+            near = difflib.get_close_matches(flag, [*known, *others], n=1, cutoff=0.8)
             if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:
                 raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {meant.advice}")
             raise ConfigError(unknown("flag", flag, known))

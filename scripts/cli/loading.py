@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -81,6 +82,16 @@ def prepared_run(
     built = build(settings.values, team)
     env = built.train_env
     return PreparedRun(env, built.eval_env, team_for(env, team, settings["n_agents"]), name, built.notes)
+
+
+def guarded_run(run: PreparedRun, timeout_s: float | None) -> PreparedRun:
+    """The run with environments that hold a user's code in worker processes, which end at the timeout."""
+    from mafrt.environment.session import session_of
+    from mafrt.environment.workers import guarded
+
+    env, eval_env = (None if env is None else guarded(session_of(env), timeout_s) for env in (run.env, run.eval_env))
+    assert env is not None
+    return replace(run, env=env, eval_env=eval_env)
 
 
 def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:

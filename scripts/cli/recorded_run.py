@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.storage.load_path import Loadable
 
-BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench"})
+BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_tasks"})
 """Commands whose `prepare(settings)` builds environment and team."""
 
 
@@ -52,6 +52,9 @@ def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[st
             index = int(number.rstrip("]"))
             if index < len(value) and not shipped(str(value[index])).exists():
                 recorded[name] = [*value[:index], file.path, *value[index + 1 :]]
+        elif isinstance(value, str) and ".py:" in value:  # a function in a file
+            source, _, function = value.rpartition(":")
+            recorded[name] = value if Path(source).expanduser().exists() else f"{file.path}:{function}"
         elif isinstance(value, str) and not shipped(value).exists():
             recorded[name] = file.path
     if record.base is not None:

@@ -1,0 +1,47 @@
+"""Tasks with a reward function, from their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.math.tasks import Task, load_tasks
+from mafrt.envs.tasks.env import RewardEnv
+
+NAME = "tasks"
+
+
+def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction:
+    """Tasks, workflow and environments.
+
+    Args:
+        settings: the fields of `TaskSettings` and `WorkflowSettings`, `sandbox` and `seed`, by name.
+        team: who plays; None: one solver.
+
+    Raises:
+        DataError: the tasks cannot be read.
+        ConfigError: no data or no function, or a setting that does not fit the workflow or the team.
+    """
+    source, held_out_source = settings.get("dataset_path"), settings.get("eval_dataset_path")
+    if source is None:
+        raise ConfigError("a reward function needs tasks; give --dataset_path, a file with one problem a record.")
+    fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
+    tasks = load_tasks(source, needs_answer=False, **fields)
+    notes = []
+    if held_out_source is not None:
+        held_out: Sequence[Task] = load_tasks(held_out_source, split="test", needs_answer=False, **fields)
+    else:
+        tasks, held_out = hold_out(tasks)
+        notes.append(held_out_note(source, len(tasks), len(held_out)))
+    tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
+    eval_env = build_env(settings, held_out, team) if held_out else None
+    return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
+
+
+def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> RewardEnv:
+    """The environment that the settings describe, on these tasks."""
+    names = ("reward", "horizon", "workflow", "sees", "tool_turns", "judge", "routes", "sandbox")
+    return RewardEnv(tasks=tasks, team=team, **{name: settings[name] for name in names if name in settings})
