@@ -58,6 +58,8 @@ def test_referential_by_hand():
     assert seen.startswith("The scout said ben. Pick one number: ")
     result = game.step({"guesser": f"I take {game.target}, not 9"})
     assert result.terminated and result.info == {"outcome": 1.0, "measures": {"valid": 1.0}}
+    game.step({"scout": "3"})
+    assert game.step({"guesser": str(game.target)}).info["outcome"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def heard(text: str) -> str:
 
 
 class Referential(Game):
-    """Scout and guesser; the outcome is 1 if the guesser names the target.
+    """Scout and guesser; the outcome is 1 if the scout said a word and the guesser names the target.
 
     Args:
         things: numbers that the code has to tell apart, from 1 on: 2 to 9.
@@ -65,7 +65,8 @@ class Referential(Game):
             seen = f"The scout said {self.signal}. Pick one number: {', '.join(map(str, self.choices))}."
             return StepResult({"guesser": seen}, {}, False, False, {})
         found = _NUMBER.search(actions["guesser"])
-        right = float(found is not None and found[0] == str(self.target))
+        # Silence loses, or saying nothing would cost no more than a word that means nothing.
+        right = float(self.signal != SILENCE and found is not None and found[0] == str(self.target))
         valid = float(self.signal != SILENCE and found is not None and found[0] in map(str, self.choices))
         return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}})
 

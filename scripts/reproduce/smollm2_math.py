@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mafrt.core.shipped import SHIPPED
+from mafrt.scripts.reproduce._commands import run
 from mafrt.scripts.reproduce._figure import need_matplotlib
 
 CONFIGS = SHIPPED / "configs"
@@ -58,12 +59,6 @@ def write_demonstrations(path: Path, count: int) -> None:
         lines.append({"agent": "reasoner", "prompt": asked, "response": story.plan})
         lines.append({"agent": "actor", "prompt": planned, "response": story.solution})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def run(main: Callable[[list[str]], int], *words: object) -> None:
-    """One mafrt command; SystemExit if it fails."""
-    if main([str(word) for word in words]):
-        raise SystemExit(2)
 
 
 def warm_start(args: argparse.Namespace) -> Path:
