@@ -17,6 +17,7 @@ from mafrt.scripts.benchmarks.learn import COMMON, whole_or_nothing
 from mafrt.scripts.reproduce._figure import need_matplotlib
 
 if TYPE_CHECKING:
+    from mafrt.config.team import Team
     from mafrt.environment.base import Env
     from mafrt.runners.on_policy import OnPolicy
 
@@ -93,8 +94,16 @@ def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
     return evaluation.avg
 
 
-def train(args: argparse.Namespace, seed: int, env: Env | None = None, **settings: Any) -> Run:
-    """Train the Reasoner -> Actor team once, evaluated on held-out problems before and after."""
+def train(
+    args: argparse.Namespace,
+    seed: int,
+    env: Env | None = None,
+    *,
+    team: Team | None = None,
+    held_out: Env | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a team once, evaluated on held-out problems before and after; by default Reasoner -> Actor, a chain."""
     from mafrt.config.team import Team
     from mafrt.core.signals import StopRequest
     from mafrt.envs.math import MathEnv
@@ -102,18 +111,18 @@ def train(args: argparse.Namespace, seed: int, env: Env | None = None, **setting
     from mafrt.runners.loop import Progress
     from mafrt.runners.on_policy import OnPolicy
 
-    team = Team.load(SHIPPED / "profiles" / "quickstart.json")
+    team = team or Team.load(SHIPPED / "profiles" / "quickstart.json")
     config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
-    held_out = MathEnv(team=team, split="test")
+    held_out = held_out or MathEnv(team=team, split="test")
     result = Run(worth(runner, held_out, args.tasks, seed), 0.0, runner=runner)
 
     def keep(progress: Progress) -> None:
         result.metrics.append(dict(progress.metrics))
 
     runner.progress = keep
-    whole_or_nothing(runner.run(), args.iterations)
+    whole_or_nothing(runner.run(), config.run.iterations)
     result.after = worth(runner, held_out, args.tasks, seed)
     return result
 
