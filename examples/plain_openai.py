@@ -9,17 +9,18 @@
 from openai import OpenAI
 
 AGENTS = ("reasoner", "actor")
+client = OpenAI(base_url="http://127.0.0.1/v1", api_key="not needed")
 
 
 def run_episode(task, base_url):
     """One episode: the reasoner plans, the actor solves. Returns the reward."""
-    with OpenAI(base_url=base_url, api_key="not needed") as client:
+    llm = client.with_options(base_url=base_url)
 
-        def ask(agent, content):
-            reply = client.chat.completions.create(model=agent, messages=[{"role": "user", "content": content}])
-            return reply.choices[0].message.content
+    def ask(agent, content):
+        reply = llm.chat.completions.create(model=agent, messages=[{"role": "user", "content": content}])
+        return reply.choices[0].message.content
 
-        problem = f"Problem: {task['problem']}"
-        plan = ask("reasoner", problem)
-        answer = ask("actor", f"{problem}\n\nreasoner: {plan}")
+    problem = f"Problem: {task['problem']}"
+    plan = ask("reasoner", problem)
+    answer = ask("actor", f"{problem}\n\nreasoner: {plan}")
     return float(f"\\boxed{{{task['answer']}}}" in answer)
