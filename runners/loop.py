@@ -103,6 +103,9 @@ class Training(Protocol[B]):
     def evaluate(self) -> dict[str, float] | None:
         """Metrics of the adapters as they are; None if it was interrupted."""
 
+    def sample(self) -> str | None:
+        """An episode of the last evaluation as text; None if there is none."""
+
     def collect(self) -> B | None:
         """The batch of the next iteration; None if it was interrupted. Moves no weights."""
 
@@ -157,7 +160,7 @@ class Loop(Generic[B]):
         self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
         if self._disk is None:
             return self._train(run_dir, None)
-        with self._disk, MetricsWriter(self._disk) as writer:
+        with self._disk, MetricsWriter(self._disk, trackers=self.config.trackers) as writer:
             if opened is not None:
                 opened(self._disk)
             return self._train(run_dir, writer)
@@ -229,6 +232,8 @@ class Loop(Generic[B]):
             done = self.training.iteration
             when = "before" if done == 0 else "after" if done == self.training.iterations else "during"
             writer.write_evaluation(done, when, metrics)
+            if (sample := self.training.sample()) is not None:
+                writer.write_text(done, "episode", sample)
         return metrics
 
     def _checkpoint(self) -> None:

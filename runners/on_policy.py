@@ -41,7 +41,7 @@ from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import IterationPlan
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir, episode_record
-from mafrt.storage.transcripts import TranscriptWriter, wanted
+from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -147,6 +147,7 @@ class OnPolicy:
         )
         self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
         self.transcripts: TranscriptWriter | None = None
+        self._sample: str | None = None
         self.state = RunState()
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
@@ -240,9 +241,13 @@ class OnPolicy:
                 self.doctor.look_at_evaluation(self.state.iteration, metrics, tasks)
             if self.run_dir is not None:
                 self.guard.write(self.run_dir)
+            self._sample = as_text(evaluation.episodes[0]) if evaluation.episodes else None
             if self.transcripts is not None:
                 self.transcripts.write("evaluation", self.state.iteration, evaluation.episodes)
         return metrics
+
+    def sample(self) -> str | None:
+        return self._sample
 
     def collect(self) -> CollectedBatch:
         """Play and judge the episodes of the next iteration."""

@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_null_and_counted(tmp_path, caplog):
 
 
 def test_an_unknown_name_is_written_and_warned_about_once(tmp_path, caplog):
-    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, tensorboard=False) as writer:
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, trackers=()) as writer:
         for iteration in (1, 2):
             writer.write(iteration, {"my_own": 1.0})
     assert [line["my_own"] for line in lines(run, "metrics")] == [1.0, 1.0]
@@ -140,11 +140,11 @@ def test_a_resumed_run_hides_what_is_played_again(tmp_path):
 
 def test_a_board_that_breaks_does_not_end_the_run(tmp_path, caplog):
     class Full:
-        def add_scalar(self, *_):
+        def scalars(self, *_):
             raise OSError(28, "No space left on device")
 
-    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, tensorboard=False) as writer:
-        writer._board = Full()
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, trackers=()) as writer:
+        writer._trackers.open["TensorBoard"] = Full()
         writer.write(1, {"score": 0.5})
         writer.write(2, {"score": 0.5})
     assert len(lines(run, "metrics")) == 2

@@ -7,6 +7,7 @@ one name, one default and one meaning everywhere. Standard library only: this is
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
@@ -169,6 +170,8 @@ class RunConfig:
     """write the turns of all agents to episodes.jsonl"""
     log_tokens: bool = False
     """also write token ids of prompts and answers, for exact offline training; the file gets much larger"""
+    report_to: Literal["none", "wandb", "trackio"] = "none"
+    """tracker of the curves besides TensorBoard; WANDB_MODE=offline keeps those of wandb on this machine"""
     transcript_share: float = 1.0
     """share of the tasks, in [0, 1], whose episodes go to transcripts/ with observations and advantages; 0: none"""
     transcript_max_mib: float = 2.0
@@ -178,9 +181,19 @@ class RunConfig:
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
         at_least(self, 0, "max_rollbacks")
         at_least(self, 1, "keep_last", "eval_samples")
+        check_fields(self)
+        if self.report_to != "none" and find_spec(self.report_to) is None:
+            raise ConfigError(
+                f"report_to is {self.report_to}, which is not installed; run: pip install {self.report_to}"
+            )
         above(self, 0, "transcript_max_mib")
         if not 0 <= self.transcript_share <= 1:
             raise ConfigError(f"transcript_share is {self.transcript_share}; choose a value in [0, 1].")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of all trackers of the run."""
+        return ("tensorboard",) if self.report_to == "none" else ("tensorboard", self.report_to)
 
 
 @dataclass(frozen=True)

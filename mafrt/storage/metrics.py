@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mafrt.core.errors import MissingExtraError
 from mafrt.storage.run_dir import RunDir
+from mafrt.storage.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +179,13 @@ _PATTERNS = {_compile(pattern): meaning for pattern, meaning in GLOSSARY.items()
 
 
 class MetricsWriter:
-    """Writes the numbers of an iteration to `metrics.jsonl`, `timings.jsonl` and TensorBoard."""
+    """Writes the numbers of an iteration to `metrics.jsonl`, `timings.jsonl` and the trackers."""
 
-    def __init__(self, run: RunDir, *, tensorboard: bool = True) -> None:
-        """Raises MissingExtraError if TensorBoard is asked for and not installed."""
+    def __init__(self, run: RunDir, *, trackers: tuple[str, ...] = ("tensorboard",)) -> None:
+        """Raises MissingExtraError if the package of a tracker is not installed."""
         self.run = run
         self._unknown: set[str] = set()
-        self._board: Any = _open_board(run) if tensorboard else None
+        self._trackers = Trackers(trackers, run)
 
     def write(
         self, iteration: int, metrics: Mapping[str, float | None], timings: Mapping[str, float | None] | None = None
@@ -220,15 +220,11 @@ class MetricsWriter:
 
     def _show(self, iteration: int, values: Mapping[str, float | None]) -> None:
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        if self._board is not None:
-            try:
-                for name, value in finite.items():
-                    self._board.add_scalar(name, value, iteration)
-                self._board.flush()
-            except OSError as error:
-                # The numbers are safe in metrics.jsonl; losing the curves must not stop the run.
-                log.error("TensorBoard cannot be written any more (%s); metrics.jsonl goes on", error)
-                self._board = None
+        self._trackers.scalars(iteration, finite)
+
+    def write_text(self, iteration: int, name: str, text: str) -> None:
+        """Show a text in the trackers, such as an episode."""
+        self._trackers.text(iteration, name, text)
 
     def _check(self, name: str) -> None:
         if name not in self._unknown:
@@ -239,8 +235,7 @@ class MetricsWriter:
                 log.warning("%s", error.args[0])
 
     def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
+        self._trackers.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -254,12 +249,3 @@ def _number(value: Any) -> float | int:
     if isinstance(value, (bool, int)):
         return int(value)
     return float(value)
-
-
-def _open_board(run: RunDir) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError(f"TensorBoard is missing ({error}); run: pip install tensorboard") from error
-    # Events of the iterations that are played again are hidden.
-    return SummaryWriter(str(run.tensorboard), purge_step=None if run.step is None else run.step + 1)

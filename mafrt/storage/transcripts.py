@@ -111,6 +111,12 @@ def _more(turn: Turn, decode: Decode) -> dict[str, Any]:
     return more
 
 
+def as_text(episode: Episode) -> str:
+    """An episode as plain text: its outcome, and each agent with its answer."""
+    outcome = "none" if episode.outcome is None else f"{episode.outcome:g}"
+    return "\n\n".join([f"{episode.id}, outcome {outcome}", *(f"{turn.agent}: {turn.text}" for turn in episode.turns)])
+
+
 def token_ends(ids: Sequence[int], text: str, decode: Decode) -> list[int] | None:
     """Where each token ends in `text`, in characters; None if the tokens do not add up to it.
 

@@ -137,6 +137,9 @@ class Offline:
         self.iteration += 1
         return IterationResult(dict(sorted(metrics.items())))
 
+    def sample(self) -> str | None:
+        return None
+
     def findings(self) -> list[str]:
         return []
 

@@ -119,8 +119,7 @@ _SAME = {
 
 _NONE = {
     "flag": "MARFT's --flag only named a run; use --run_dir",
-    "report_to": "metrics go to TensorBoard and metrics.jsonl in the run directory; leave it out",
-    "use_wandb": "metrics go to TensorBoard and metrics.jsonl in the run directory; leave it out",
+    "use_wandb": "use --report_to wandb",
     "use_peft": "every agent has a LoRA adapter; leave it out",
     "bf16": "use --dtype bfloat16",
     "fp16": "use --dtype float16",
