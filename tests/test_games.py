@@ -49,6 +49,17 @@ def test_held_out_instances_are_never_drawn_in_training(name):
     assert not keys["train"] & keys["test"] and len(keys["test"]) > 3
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_constant_guess_beats_chance_in_either_split(split):
+    game, targets = Referential(split=split), []
+    for seed in range(400):
+        game.rng.seed(seed)
+        game.reset()
+        targets.append(game.target)
+    # 100 of 400 each, with a standard deviation of 8.7.
+    assert all(65 < targets.count(number) < 135 for number in range(1, 5))
+
+
 def test_referential_by_hand():
     game = Referential(things=3, offered=3)
     game.rng.seed(1)

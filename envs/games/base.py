@@ -20,8 +20,11 @@ PLAYERS: tuple[Player, ...] = ("optimal", "random", "constant")
 
 
 def split_of(key: str) -> str:
-    """Split of an instance: a hash of what it consists of, so that no instance is in both."""
-    return SPLITS[hashlib.sha256(key.encode()).digest()[0] % HELD_OUT == 0]
+    """Split of an instance by the hash of its key, so that no instance is in both.
+
+    Only the part before `|` counts: a game keeps an answer that has to be equally frequent in both splits behind it.
+    """
+    return SPLITS[hashlib.sha256(key.partition("|")[0].encode()).digest()[0] % HELD_OUT == 0]
 
 
 class Game(Env):

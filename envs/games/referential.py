@@ -2,7 +2,7 @@
 
 Digits and number words do not get through, so words mean nothing until scout and guesser agree on a code that no prompt
 can know (Lewis 1969; Lazaridou 2017, 1612.07182). An instance is a target, the numbers on offer and their order;
-held-out instances are other such lists.
+held-out instances have other orders, and each target is as frequent in both splits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Referential(Game):
         self.choices = rng.sample(range(1, self.things + 1), self.offered)
         self.target = rng.choice(self.choices)
         self.signal = SILENCE
-        return f"{self.target} of {self.choices}"
+        return f"{self.choices}|{self.target}"
 
     def start(self) -> dict[str, Observation]:
         return {"scout": f"The number is {self.target}. Say one word, without a number."}
