@@ -39,7 +39,7 @@ class Rule:
     @property
     def critic(self) -> Literal["context", "transcript"] | None:
         """Input of the critic; None: no critic."""
-        return self.settings.critic
+        return self.settings.critic_reads
 
     @property
     def reference(self) -> bool:
@@ -75,7 +75,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         settings = replace(settings, outcome_to="all" if tree == 1 else "end")
     algorithms.check_needs(
         settings,
-        critic=settings.critic,
+        critic=settings.critic_reads,
         samples_per_problem=max(config.play.n_samples, tree),
         reference=True,
         agents=len(team.names),

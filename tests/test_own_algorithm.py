@@ -107,8 +107,13 @@ def test_errors_name_the_users_file_and_line(module, change, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--algorithm", "reinforce_pp", "--critic_epoch", "3"], "has no critic_epoch; it belongs to cory, gae, happo"),
-        (["--algorithm", "reinforce_pp", "--warmup_steps", "3"], "has no warmup_steps; it belongs to"),
+        (["--algorithm", "grpo", "--critic_epoch", "3"], "has no critic_epoch; it belongs to cory, gae, happo"),
+        (["--algorithm", "reinforce_pp", "--critic_epoch", "3"], "critic_epoch is a setting of the critic, .*--critic"),
+        (["--algorithm", "reinforce_pp", "--gae_lambda", ".9"], "gae_lambda is a setting of the critic"),
+        (["--algorithm", "reinforce_pp_baseline", "--critic"], "has no critic; it belongs to reinforce_pp"),
+        (["--algorithm", "ppo", "--critic"], "has no critic; it belongs to reinforce_pp"),
+        (["--algorithm", "reinforce_pp", "--critic", "--truncation", "bootstrap"], "ends its own return"),
+        (["--algorithm", "dapo", "--warmup_steps", "3"], "has no warmup_steps; it belongs to"),
         (["--algorithm", "happo", "--agent_iteration_interval", "3"], "'happo' has no agent_iteration_interval"),
         (["--algorithm", "ppo", "--replay_steps", "9"], "has no replay_steps; it belongs to qmix, vdn"),
         (["--normalization_mode", "sum"], "level is token"),
@@ -134,7 +139,7 @@ def test_another_algorithm_takes_a_recorded_run_over(tmp_path):
     """A run records all settings of its algorithm; only those that were chosen stand in another one's way."""
     stored = TrainConfig.of(algorithm="ppo").flat()
     assert train_config(COMMAND.read(["--algorithm", "reinforce_pp"], below=stored)).algorithm.name == "reinforce_pp"
-    with pytest.raises(ConfigError, match="has no gae_lambda"):
+    with pytest.raises(ConfigError, match="gae_lambda is a setting of the critic"):
         below = TrainConfig.of(algorithm="ppo", gae_lambda=0.5).flat()
         train_config(COMMAND.read(["--algorithm", "reinforce_pp"], below=below))
 

@@ -155,3 +155,24 @@ def test_dynamic_sampling_resumes_exactly(tmp_path):
     assert sum(line["groups_replaced"] for line in lines) > 0
     drawn = json.loads((sorted((tmp_path / "whole").rglob("step_*4/state/run.json"))[0]).read_text())["drawn"]
     assert drawn == 4 * 8 + sum(line["groups_replaced"] for line in lines)
+
+
+# ---------------------------------------------------------------------------------------- REINFORCE++ with a critic
+
+
+def test_reinforce_pp_trains_its_critic_only_if_it_is_asked_for(tmp_path):
+    def run(folder: str, **settings) -> tuple[bool, bool, list[dict]]:
+        runner = make(
+            tmp_path / folder, algorithm="reinforce_pp", iterations=2, eval_episodes=0, n_samples=1, **settings
+        )
+        head = [p.detach().clone() for p in runner.updater.critic.head.parameters()]
+        before = adapters(runner)
+        runner.run()
+        moved = any(not torch.equal(a, b) for a, b in zip(head, runner.updater.critic.head.parameters(), strict=True))
+        after = adapters(runner)
+        return moved, all(not same(before[name], after[name]) for name in before), metrics(tmp_path / folder)
+
+    moved, learnt, told = run("with", critic=True)
+    assert moved and learnt and all("value_loss" in line for line in told)
+    moved, learnt, told = run("without")
+    assert not moved and learnt and not any("value_loss" in line for line in told)

@@ -61,8 +61,9 @@ def settings(**changes: Any) -> TrainConfig:
         "lora_alpha": 8.0,
         "critic_hidden_size": 16,
     }
-    known = algorithms.ALGORITHMS[changes.get("algorithm", "ppo")].settings()
-    critic = {"critic_lr", "critic_hidden_size"} - known.keys()  # a rule without a critic has no use for them
+    rule = algorithms.ALGORITHMS[changes.get("algorithm", "ppo")]
+    # A rule without a critic has no use for them.
+    critic = set() if rule.critic_reads or changes.get("critic") else {"critic_lr", "critic_hidden_size"}
     return TrainConfig.of(**{**{name: value for name, value in wanted.items() if name not in critic}, **changes})
 
 

@@ -127,7 +127,7 @@ def _credit(chosen: Algorithm, trajectories: Trajectories, context: CreditContex
 def _by_turn(chosen: Algorithm) -> bool:
     """Whether all tokens of a turn share one advantage; statistics then weigh turns equally instead of tokens."""
     shared = chosen.level == "action" or getattr(chosen, "joint_advantage", False)
-    return shared and chosen.critic is not None and chosen.mixer is None
+    return shared and chosen.critic_reads is not None and chosen.mixer is None
 
 
 def groups_without_spread(
@@ -196,9 +196,9 @@ def check_needs(
     """
     chosen = algorithm(rule) if isinstance(rule, str) else rule
     name = chosen.name
-    if chosen.critic and not critic:
+    if chosen.critic_reads and not critic:
         raise ConfigError(f"algorithm {name!r} needs a critic and the run has none; turn it on, or take 'grpo'.")
-    if chosen.critic == "transcript" and critic != "transcript":
+    if chosen.critic_reads == "transcript" and critic != "transcript":
         raise ConfigError(
             f"algorithm {name!r} needs a critic that reads the whole transcript and the run's reads the turn's own "
             "context; make it central, or take 'ppo'."

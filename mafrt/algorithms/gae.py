@@ -48,7 +48,7 @@ class Gae(Algorithm, ValueHeadSettings):
     joint_advantage: bool = structural(False)
     """one advantage for all turns of a joint step (HAPPO)"""
 
-    critic: ClassVar[Literal["context", "transcript"] | None] = "context"
+    critic_input: ClassVar[Literal["context", "transcript"] | None] = "context"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +72,7 @@ def gae(trajectories: Sequence[Sequence[Row]], settings: Gae) -> dict[str, float
             continue
         for chain in _chains(rows, settings.bootstrap):
             _walk(chain, settings, cut_off=any(row.cut_off for row in rows))
-    return _explained(trajectories, settings.level)
+    return explained(trajectories, settings.level)
 
 
 def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[Row]]:
@@ -87,12 +87,16 @@ def _chains(rows: Sequence[Row], bootstrap: str) -> list[list[Row]]:
     return list(chains.values())
 
 
-def _values(row: Row, level: str) -> list[float]:
-    """The values of the row's steps."""
+def step_values(row: Row, level: str) -> list[float]:
+    """The critic's values of the row's steps: one per action token, or the first at `level="action"`.
+
+    Raises:
+        ConfigError: the turn has no values, or not one per action token.
+    """
     values, tokens = row.turn.values, len(row.turn.action_ids)
     if values is None:
         raise ConfigError(
-            f"rule 'gae' needs a critic: turn {row.turn.turn} of agent {row.turn.agent!r} has no values; "
+            f"the rule needs a critic: turn {row.turn.turn} of agent {row.turn.agent!r} has no values; "
             "fill turn.values first, or take a rule without a critic such as 'grpo'."
         )
     if level == "action" and values:
@@ -122,7 +126,7 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
             else:  # its reward is unknown, so the turn before it bootstraps from the value after it
                 next_advantage = carried = 0.0
             continue
-        values = _values(row, settings.level)
+        values = step_values(row, settings.level)
         finite = all(map(math.isfinite, values))
         if row.dropped or not finite or next_value is None:
             # The chain is cut here: the predecessor bootstraps from this value, as an invented reward would be learnt.
@@ -179,7 +183,7 @@ def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
             carried = 0.0 if gone else reward
             continue
         # The value before the first turn is the only one that does not depend on the joint action itself.
-        value = _values(spoken[0], "action")[0]
+        value = step_values(spoken[0], "action")[0]
         known = math.isfinite(value)
         if gone or not known or next_value is None:
             for row in members:
@@ -196,7 +200,7 @@ def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
             row.fill([next_advantage] * tokens, [next_advantage + value] * tokens)
 
 
-def _explained(trajectories: Sequence[Sequence[Row]], level: str) -> dict[str, float]:
+def explained(trajectories: Sequence[Sequence[Row]], level: str) -> dict[str, float]:
     """`explained_variance/AGENT` over the agent's steps, where it is defined."""
     predicted: dict[str, list[float]] = {}
     actual: dict[str, list[float]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import structural
@@ -12,6 +12,9 @@ from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
 from mafrt.algorithms.reinforce_pp import Reinforce
 from mafrt.algorithms.value_decomposition import Mixed
+from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.schema import check_bool, within
+from mafrt.core.errors import ConfigError
 
 Bootstrap = Literal["none", "agent", "team"]
 Schedule = Literal["concurrent", "round_robin", "sequential", "swap"]
@@ -73,7 +76,7 @@ class Mappo(Gae):
     """PPO with a critic that reads the whole transcript and the speaker's name."""
 
     paper: ClassVar[str] = "Yu 2022 (2103.01955)"
-    critic: ClassVar[CriticInput] = "transcript"
+    critic_input: ClassVar[CriticInput] = "transcript"
     needs_several_agents: ClassVar[bool] = True
 
 
@@ -86,16 +89,43 @@ class Happo(Gae):
 
     paper: ClassVar[str] = "Kuba 2022 (2109.11251)"
     schedule: ClassVar[Schedule] = "sequential"
-    critic: ClassVar[CriticInput] = "transcript"
+    critic_input: ClassVar[CriticInput] = "transcript"
     needs_several_agents: ClassVar[bool] = True
     unused: ClassVar[frozenset[str]] = frozenset({"agent_iteration_interval"})
 
 
 @dataclass(frozen=True)
-class ReinforcePP(Reinforce):
+class ReinforcePP(Reinforce, ValueHeadSettings):
     """REINFORCE++: per-token returns within a turn, normalised over all of an agent's tokens."""
 
+    critic: bool = False
+    """subtract a critic's value from every return, before the normalisation"""
+    gae_lambda: float = 1.0
+    """lambda of generalised advantage estimation: 0 trusts the critic, 1 the rewards"""
+
     paper: ClassVar[str] = "REINFORCE++ (2501.03262)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bool("critic", self.critic)
+        within(self, 0, 1, "gae_lambda")
+        if self.critic:
+            return
+        mine = {*(item.name for item in fields(ValueHeadSettings)), "gae_lambda"}
+        for item in fields(self):
+            if item.name in mine and getattr(self, item.name) != item.default:
+                raise ConfigError(
+                    f"{item.name} is a setting of the critic, and algorithm {self.name!r} has none by default; add "
+                    f"--critic (critic: true), or leave {item.name} out."
+                )
+
+    @property
+    def critic_reads(self) -> CriticInput:
+        return "context" if self.critic else None
+
+    @property
+    def trace_decay(self) -> float:
+        return self.gae_lambda
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,15 @@
-"""`reinforce_pp` and `reinforce_pp_baseline`: per-token rewards, no critic, one normalisation per agent.
+"""`reinforce_pp` and `reinforce_pp_baseline`: per-token rewards and one normalisation per agent; a critic if asked for.
 
     r_s = -kl_coef * (log pi - log pi_ref)_s, and the turn's reward, clipped to +-reward_clip, on its last token
     A_t = sum_{s >= t} gamma^(s - t) r_s within the turn
     A  <- (A - mean) / (std + eps) over all action tokens of the agent in the global batch
+
+With a critic (`--critic`), A_t is the sum of r_s less its prediction, in the general form of GAE within the turn:
+
+    delta_t = r_t + gamma V_{t+1} - V_t ;  A_t = delta_t + gamma gae_lambda A_{t+1}     V = 0 after the turn
+
+which is sum_{s >= t} gamma^(s - t) r_s - V_t at gae_lambda 1. The critic is fitted to A_t + V_t from before the
+normalisation. At `level="action"` the turn is one step: A = r - V_0 on all its tokens.
 
 Source: REINFORCE++ (2501.03262), OpenRLHF; MARTI and multiagent-coaching train with it. The baseline variant first
 subtracts the mean reward of the problem's trajectories (before the clip, as OpenRLHF does), one number a trajectory,
@@ -11,7 +18,8 @@ gets 0.
 
 The normalisation of `reinforce_pp` weighs every token alike and divides by the population's deviation, as OpenRLHF
 does. Deviation: it is per agent, since agents' rewards differ in scale; the caller passes the batch of all processes.
-`returns` holds A before the normalisation. `log pi` is `old_logprobs`, or the sampler's where that is None.
+`returns` holds A before the normalisation, with a critic A + V. `log pi` is `old_logprobs`, or the sampler's where that
+is None.
 """
 
 from __future__ import annotations
@@ -22,11 +30,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
+from mafrt.algorithms.gae import explained, step_values
 from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.normalize import NOISE
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, no_spread, std, total
 from mafrt.config.schema import at_least, check_bool, check_choice, within
+from mafrt.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,11 @@ class Reinforce(Algorithm):
     """added to the standard deviation"""
 
     def __post_init__(self) -> None:
+        if self.truncation == "bootstrap":
+            raise ConfigError(
+                f"truncation is bootstrap, and every turn of algorithm {self.name!r} ends its own return; choose mask "
+                "or terminate."
+            )
         super().__post_init__()
         within(self, 0, 1, "gamma")
         at_least(self, 0, "reward_clip", "eps")
@@ -56,6 +71,11 @@ class Reinforce(Algorithm):
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return reinforce_pp(trajectories, self)
 
+    @property
+    def trace_decay(self) -> float:
+        """Lambda of the advantages within a turn; 1 without a critic."""
+        return 1.0
+
 
 def reinforce_pp(trajectories: Trajectories, settings: Reinforce) -> dict[str, float]:
     """Fill advantages and returns of all rows in the loss."""
@@ -63,25 +83,26 @@ def reinforce_pp(trajectories: Trajectories, settings: Reinforce) -> dict[str, f
     metrics = _subtract_mean(rows, settings) if settings.baseline else {}
     agents: dict[str, list[Row]] = {}
     for row in rows:
-        returns = _returns(row, settings)
+        advantages, returns = _advantages(row, settings)
         if all(map(math.isfinite, returns)):
-            row.fill(returns, returns)
+            row.fill(advantages, returns)
             agents.setdefault(row.turn.agent, []).append(row)
         else:
             row.drop("nonfinite")
     for own in agents.values():
         for row, scaled in zip(own, _normalised(own, settings), strict=True):
             row.turn.advantages = scaled
-    return metrics
+    return metrics | (explained(trajectories, settings.level) if settings.critic_reads else {})
 
 
 def _normalised(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
-    """The returns of one agent's rows, centred and scaled.
+    """The advantages of one agent's rows, centred and scaled.
 
     Statistics run over tokens, or with a baseline over trajectories, one number each: the mean over the agent's turns
-    of the return at the first token. A spread that only the KL penalty makes is not scaled up to 1.
+    of the return at the first token. A spread that only the KL penalty or the critic makes is not scaled up to 1; one
+    that is the critic's alone is its error, and the advantages are 0.
     """
-    returns = [row.turn.returns or [] for row in rows]
+    returns = [row.turn.advantages or [] for row in rows]
     if settings.baseline:
         numbers_of: dict[int, list[float]] = {}
         for row, values in zip(rows, returns, strict=True):
@@ -92,9 +113,11 @@ def _normalised(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
         numbers = [value for values in returns for value in values]
     if not numbers or no_spread(numbers):
         return [[0.0] * len(values) for values in returns]
-    floor = 0.0
-    if any(row.kl_rewards for row in rows):
+    floor, penalised = 0.0, any(row.kl_rewards for row in rows)
+    if penalised or settings.critic_reads:
         rewards = [total(row.token_rewards.values()) for row in rows]
+        if not penalised and no_spread(rewards):
+            return [[0.0] * len(values) for values in returns]
         floor = 1.0 if no_spread(rewards) else NOISE * std(rewards, unbiased=False)
     centre, scale = mean(numbers), max(std(numbers, unbiased=False), floor) + settings.eps
     return [[(value - centre) / scale if scale else 0.0 for value in values] for values in returns]
@@ -119,17 +142,35 @@ def _subtract_mean(rows: Sequence[Row], settings: Reinforce) -> dict[str, float]
     return group_stats.metrics()
 
 
-def _returns(row: Row, settings: Reinforce) -> list[float]:
-    """Discounted sums of the turn's token rewards, `[action tokens]`."""
+def _advantages(row: Row, settings: Reinforce) -> tuple[list[float], list[float]]:
+    """Advantages before the normalisation and returns, `[action tokens]` each; they are the same without a critic.
+
+    Raises:
+        ConfigError: there is a critic, and the turn has no values.
+    """
     tokens = len(row.turn.action_ids)
-    out = [0.0] * tokens
-    running = 0.0
+    if not tokens:
+        return [], []
+    whole_turn = settings.critic_reads is not None and settings.level == "action"
+    rewards = _clipped(row, settings)
+    if whole_turn:
+        rewards = [total(rewards)]
+    values = step_values(row, settings.level) if settings.critic_reads else [0.0] * len(rewards)
+    advantages = [0.0] * len(rewards)
+    advantage = following = 0.0
+    for step in reversed(range(len(rewards))):
+        error = rewards[step] + settings.gamma * following - values[step]
+        advantage = error + settings.gamma * settings.trace_decay * advantage
+        advantages[step], following = advantage, values[step]
+    returns = [a + v for a, v in zip(advantages, values, strict=True)]
+    return (advantages * tokens, returns * tokens) if whole_turn else (advantages, returns)
+
+
+def _clipped(row: Row, settings: Reinforce) -> list[float]:
+    """The reward of each token, `[action tokens]`: the turn's clipped reward where it is paid, and the KL penalty."""
     # The turn's reward is clipped as a whole, wherever its spans are paid.
     reward = total(row.token_rewards.values())
     # Scaling instead of cutting keeps the proportions of the spans.
     kept = settings.reward_clip / abs(reward) if abs(reward) > settings.reward_clip else 1.0
-    for token in reversed(range(tokens)):
-        penalty = row.kl_rewards[token] if row.kl_rewards else 0.0
-        running = kept * row.token_rewards.get(token, 0.0) + penalty + settings.gamma * running
-        out[token] = running
-    return out
+    penalties = row.kl_rewards or [0.0] * len(row.turn.action_ids)
+    return [kept * row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]

@@ -54,7 +54,7 @@ class Mixed(Algorithm, MixerSettings):
     """weight of the team's reward beyond its Q, in [0, 1]; 0 credits by Q alone"""
     normalize_advantages: Literal["none", "batch", "agent"] = "agent"
 
-    critic: ClassVar[Literal["context", "transcript"] | None] = "context"
+    critic_input: ClassVar[Literal["context", "transcript"] | None] = "context"
     needs_groups: ClassVar[bool] = True
     needs_several_agents: ClassVar[bool] = True
 

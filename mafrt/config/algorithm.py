@@ -215,7 +215,7 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     paper: ClassVar[str] = ""
     """Source, with its arXiv number."""
     schedule: ClassVar[Literal["concurrent", "round_robin", "sequential", "swap"]] = "concurrent"
-    critic: ClassVar[Literal["context", "transcript"] | None] = None
+    critic_input: ClassVar[Literal["context", "transcript"] | None] = None
     """Input of the critic: the turn's own context, or the whole transcript and the speaker's name; None: no critic."""
     mixer: ClassVar[Literal["vdn", "qmix"] | None] = None
     """Mixer of the agents' Q into the team's, in place of a critic's values."""
@@ -233,7 +233,7 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.truncation == "bootstrap" and (self.critic is None or self.mixer is not None):
+        if self.truncation == "bootstrap" and (self.critic_input is None or self.mixer is not None):
             raise ConfigError(
                 f"truncation is bootstrap, which needs a critic, and algorithm {algorithm_name(type(self))!r} has "
                 "none; choose mask or terminate."
@@ -246,6 +246,11 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     def name(self) -> str:
         """The registered name, or `package.module:Class`."""
         return algorithm_name(type(self))
+
+    @property
+    def critic_reads(self) -> Literal["context", "transcript"] | None:
+        """Input of the critic under these settings; None: no critic."""
+        return self.critic_input
 
     @classmethod
     def summary(cls) -> str:
@@ -395,10 +400,15 @@ def _users(users: Collection[str], classes: Mapping[str, type[AlgorithmSettings]
     others = [name for name in classes if name not in users]
     if not others:
         return ""
-    if set(users) == {name for name, kind in classes.items() if kind.critic}:
+    if set(users) == {name for name, kind in classes.items() if _has_critic(kind)}:
         return "rules with a critic: "
     few = len(others) < len(users)
     return f"all but {', '.join(others)}: " if few else f"{', '.join(sorted(users))}: "
+
+
+def _has_critic(kind: type[AlgorithmSettings]) -> bool:
+    """Whether the algorithm has a critic, always or by its setting."""
+    return kind.critic_input is not None or "critic" in kind.settings()
 
 
 def _merge(users: Mapping[str, Setting], classes: Mapping[str, type[AlgorithmSettings]]) -> Setting:
