@@ -11,6 +11,7 @@ from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.text import error_line
 from mafrt.environment.base import Env
+from mafrt.environment.foreign import adapted
 from mafrt.environment.session import Session, session_of
 
 ENVIRONMENTS = Registry(
@@ -47,15 +48,22 @@ def env_names() -> tuple[str, ...]:
 def make_env(name_or_path: str, **kwargs: Any) -> Session:
     """A session of an environment, by its registered name or `package.module:Class`, built with `kwargs`.
 
-    The session checks every call; `unwrapped` is the object itself.
+    The session checks every call; `unwrapped` is the object itself. A class without our base class is adapted: a plain
+    one with `reset` and `step`, a Gymnasium or a PettingZoo environment of texts.
 
     A module is looked up in the current directory as well. EnvError names the missing part: the name, the module, the
     class, or the setting that the constructor does not take.
     """
     factory = ENVIRONMENTS.resolve(name_or_path)
-    if isinstance(factory, type) and not issubclass(factory, Env):
-        raise EnvError(f"{name_or_path}: the class {factory.__name__} is not a subclass of mafrt.Env")
     _check_kwargs(name_or_path, factory, kwargs)
+    if isinstance(factory, type) and not issubclass(factory, Env):
+        wrapped = adapted(factory)
+        if wrapped is None:
+            raise EnvError(
+                f"{name_or_path}: the class {factory.__name__} is not a subclass of mafrt.Env, and it has no "
+                "reset() and step() of its own"
+            )
+        factory = wrapped
     try:
         env = factory(**kwargs)
     except MafrtError:

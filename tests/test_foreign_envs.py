@@ -1,0 +1,221 @@
+"""Environments from elsewhere and for elsewhere: plain classes, PettingZoo, Gymnasium."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
+
+from mafrt.core.errors import EnvError
+from mafrt.core.types import StepResult
+from mafrt.environment.base import Env
+from mafrt.environment.checker import check_env
+from mafrt.environment.foreign import adapted
+from mafrt.environment.registry import make_env
+from mafrt.environment.session import Session
+from mafrt.environment.text_space import AnyText
+from mafrt.environment.to_gymnasium import GymnasiumEnv
+from mafrt.environment.to_pettingzoo import AecPettingZoo, ParallelPettingZoo
+
+MODULE = '''
+import random
+
+class CustomEnv:
+    """MARFT's README: no base class, reset(self), four values from step."""
+
+    def __init__(self, largest=9):
+        self.largest = largest
+
+    def reset(self):
+        self.secret = random.randint(1, self.largest)
+        return f"Guess a number from 1 to {self.largest}."
+
+    def step(self, action):
+        right = action.strip() == str(self.secret)
+        return f"It was not {action}.", float(right), right, {"secret": self.secret}
+
+    def transition(self, state):
+        return state
+
+
+class Pair:
+    n_agents = 2
+
+    def reset(self):
+        return ["you are first", "you are second"]
+
+    def step(self, actions):
+        self.heard = actions
+        return ["again", "again"], [1.0, 0.5], [True, True], {}
+
+
+class Wrong(Pair):
+    def step(self, actions):
+        return "only", 1.0
+
+
+class Empty:
+    pass
+
+
+class Numbers:
+    action_space = "Discrete(3)"
+
+    def reset(self):
+        return "x"
+
+    def step(self, action):
+        return "x", 0.0, True, {}
+'''
+
+
+class Talk(Env):
+    """Two speak at the same time, then one alone; the last step pays an outcome."""
+
+    agents = ("ann", "bob", "judge")
+    num_tasks = 3
+
+    def reset(self, seed=None, options=None):
+        self.topic = (options or {}).get("task", self.rng.randrange(3))
+        self.round = 0
+        return {"ann": f"topic {self.topic}", "bob": [{"role": "user", "content": f"topic {self.topic}"}]}, {}
+
+    def step(self, actions):
+        if "judge" not in actions:
+            return StepResult({"judge": repr(sorted(actions.items()))}, {"ann": 0.5}, False, False, {})
+        self.round += 1
+        over = self.round == 3
+        seen = {} if over else {"ann": actions["judge"], "bob": actions["judge"]}
+        return StepResult(seen, {"judge": 1.0}, over, False, {"outcome": 2.0} if over else {})
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    (tmp_path / "from_marft.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "from_marft", raising=False)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    return "from_marft"
+
+
+def test_a_plain_class_plays_as_it_stands(plain):
+    env = make_env(f"{plain}:CustomEnv", largest=3)
+    assert env.agents == ("agent",) and env.class_name == "CustomEnv"
+    check_env(env)  # seeds, spawned siblings, turn limit
+    before = random.getstate()
+    first, _ = env.reset(seed=5)
+    assert first == {"agent": "Guess a number from 1 to 3."} and random.getstate() == before
+    secret = env.step({"agent": "0"}).info["secret"]
+    result = env.step({"agent": str(secret)})
+    assert result.terminated and result.rewards == {"agent": 1.0} and result.observations == {}
+    env.reset(seed=5)
+    assert env.step({"agent": "0"}).info["secret"] == secret
+
+
+def test_lists_have_one_entry_per_agent(plain):
+    env = make_env(f"{plain}:Pair")
+    observations, _ = env.reset(seed=0)
+    assert observations == {"agent_0": "you are first", "agent_1": "you are second"}
+    result = env.step({"agent_0": "a", "agent_1": "b"})
+    assert env.unwrapped.inner.heard == ["a", "b"]
+    assert result.terminated and result.rewards == {"agent_0": 1.0, "agent_1": 0.5}
+
+
+def test_faults_of_plain_classes_are_one_sentence(plain):
+    with pytest.raises(EnvError, match="it has no reset"):
+        make_env(f"{plain}:Empty")
+    with pytest.raises(EnvError, match=r"There is no setting 'larges'.*did you mean 'largest'"):
+        make_env(f"{plain}:CustomEnv", larges=3)
+    with pytest.raises(EnvError, match="act by texts"):
+        make_env(f"{plain}:Numbers")
+    env = make_env(f"{plain}:Wrong")
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=r"Wrong\.step\(\) must return \(observation, reward, done, info\)"):
+        env.step({"agent_0": "a", "agent_1": "b"})
+
+
+def test_a_run_records_the_users_class(plain):
+    from mafrt.runners.identity import environment_record
+
+    record = environment_record(make_env(f"{plain}:CustomEnv", largest=4))
+    assert record.path == f"{plain}:CustomEnv" and record.arguments == {"largest": 4}
+    assert record.file is not None and record.file.endswith("from_marft.py")
+
+
+def test_pettingzoos_own_tests_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # texts are no arrays, says PettingZoo
+        api_test(AecPettingZoo(Talk()), num_cycles=20)
+        parallel_api_test(ParallelPettingZoo(Talk()), num_cycles=20)
+        seed_test(lambda: AecPettingZoo(Talk()), num_cycles=10)
+        parallel_seed_test(lambda: ParallelPettingZoo(Talk()), num_cycles=10)
+
+
+def test_gymnasiums_own_check_passes():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*not within the observation space|.*render")
+        gymnasium_check(GymnasiumEnv(Talk()), skip_render_check=True)
+
+
+def test_gymnasium_asks_agent_after_agent():
+    env = GymnasiumEnv(Talk())
+    text, info = env.reset(seed=0, options={"task": 2})
+    assert (text, info["agent"]) == ("topic 2", "ann")
+    text, reward, *_, info = env.step("x")
+    assert (text, reward, info["agent"]) == ("user: topic 2", 0.0, "bob")
+    text, reward, *_, info = env.step("y")
+    assert (text, reward, info["agent"]) == ("[('ann', 'x'), ('bob', 'y')]", 0.5, "judge")
+    for words in ("v", "x", "y", "v", "x", "y"):
+        env.step(words)
+    text, reward, terminated, *_ = env.step("v")
+    assert (text, reward, terminated) == ("", 1.0 + 2.0, True)  # the judge's reward and the outcome
+
+
+@pytest.mark.parametrize("form", [AecPettingZoo, ParallelPettingZoo])
+def test_ours_as_theirs_as_ours(form):
+    """Through PettingZoo and back: the same agents act, are shown the same texts, and are paid the same."""
+
+    class Theirs(form):
+        def __init__(self):
+            super().__init__(Talk(), add_outcome=False)
+
+    wrapped = adapted(Theirs)
+    assert wrapped is not None
+    session = Session(wrapped())
+    assert session.agents == Talk.agents
+    shown, _ = session.reset(seed=1)
+    assert shown["ann"].startswith("topic")
+    paid: dict[str, float] = {}
+    while not session.done:
+        result = session.step({agent: agent.upper() for agent in shown})
+        shown = result.observations
+        for agent, reward in result.rewards.items():
+            paid[agent] = paid.get(agent, 0.0) + reward
+    assert result.terminated and paid == {"ann": 1.5, "bob": 0.0, "judge": 3.0}  # three rounds of .5 and of 1
+
+
+def test_a_gymnasium_environment_of_texts_is_adapted():
+    class Echo(gymnasium.Env):
+        observation_space, action_space = AnyText(), AnyText()
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.number = int(self.np_random.integers(100))
+            return f"say {self.number}", {"task": str(self.number)}
+
+        def step(self, action):
+            return "", float(action == str(self.number)), True, False, {}
+
+    wrapped = adapted(Echo)
+    assert wrapped is not None
+    session = Session(wrapped())
+    shown, info = session.reset(seed=3)
+    assert shown == {"agent": f"say {info['task']}"}
+    assert session.step({"agent": info["task"]}).rewards == {"agent": 1.0}
+    assert session.reset(seed=3)[0] == shown and session.reset(seed=4)[0] != shown
