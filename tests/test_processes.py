@@ -33,6 +33,10 @@ NEED_DEEPSPEED = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: ZeRO is NOT tested here"
 )
 LAYOUTS = ("ddp", "fsdp", *(pytest.param(f"zero{n}", marks=NEED_DEEPSPEED) for n in (1, 2, 3)))
+ROUNDING = 1e-4
+"""Weights move by about .2 here. Other micro-batches in one process already move them by up to 4e-5: rows that begin
+alike share their beginning within a micro-batch, so roundings differ, and AdamW makes them larger. A wrong denominator
+or a lost turn shows as 1e-2."""
 RULES: dict[str, dict[str, Any]] = {
     "ppo": {"num_mini_batch": 2, "target_kl": 10.0},
     "action": {"level": "action", "kl_coef": 0.01, "entropy_coef": 0.01},
@@ -122,7 +126,7 @@ def test_two_processes_learn_what_one_learns_with_every_kind_of_rule(tmp_path):
         expected, summary = alone(**changes)
         mine, other = (load_file(tmp_path / f"{name}.{rank}.safetensors") for rank in (0, 1))
         assert gap(mine, other) == 0.0, name
-        assert gap(mine, expected) < 2e-5, (name, gap(mine, expected))
+        assert gap(mine, expected) < ROUNDING, (name, gap(mine, expected))
         for one in told:
             assert one[name]["before"] == pytest.approx(summary.before) and one[name]["iterations"] == 3
 
@@ -143,9 +147,9 @@ def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_nu
     for name in ("all", "on"):
         mine, other = (load_file(tmp_path / "out" / f"{name}.{rank}.safetensors") for rank in (0, 1))
         assert gap(mine, other) == 0.0
-        assert gap(mine, flat(expected)) < 2e-5, (name, gap(mine, flat(expected)))
+        assert gap(mine, flat(expected)) < ROUNDING, (name, gap(mine, flat(expected)))
     train(tmp_path / "back", tmp_path / "all" / "checkpoints" / "step_000002", **often)  # and two, then one
-    assert gap(flat(load_all(tmp_path / "back" / "checkpoints" / "step_000004")), flat(expected)) < 2e-5
+    assert gap(flat(load_all(tmp_path / "back" / "checkpoints" / "step_000004")), flat(expected)) < ROUNDING
     # One writer: rank 1 was given a folder of its own and left it alone.
     assert not (tmp_path / "all.1").exists() and not (tmp_path / "cut.1").exists()
     lines = (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()
