@@ -10,7 +10,7 @@ import pytest
 
 from mafrt.config.team import Team
 from mafrt.envs.code import CodeEnv, load_tasks
-from mafrt.envs.dsbench import DSBenchEnv
+from mafrt.envs.dsbench import DSBenchEnv, workspace
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER
 from mafrt.envs.dsbench.scripted import competent, play
 from mafrt.envs.dsbench.workspace import INSIDE
@@ -373,7 +373,10 @@ IDLE_ANALYST = {
 
 
 @pytest.mark.parametrize("name", IDLE_ANALYST)
-def test_an_analyst(tables, honest, name):
+def test_an_analyst(tables, honest, name, monkeypatch):
+    monkeypatch.setattr(
+        workspace, "LOOK_TIMEOUT_S", 15.0
+    )  # a submission that outlasts it is not read, however long it is
     score, outcome = team_scores(tables, ANALYST, f"{program(IDLE_ANALYST[name])}\nDONE")
     assert score < honest[ANALYST][0] and outcome == 0.0
 

@@ -22,7 +22,7 @@ from mafrt.environment.text_space import AnyText, as_text
 
 
 class GymnasiumEnv(gymnasium.Env[str, str]):
-    """One agent's view of a team: whoever acts next is shown its observation."""
+    """One agent's view of a team: the next agent to act is shown its observation."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
 
