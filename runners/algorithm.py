@@ -104,7 +104,8 @@ def _own_settings(settings: Algorithm, team: Team) -> dict[str, Algorithm]:
     """
     own = {}
     for agent in team.agents:
-        changes = agent.given((*LOSS_SETTINGS, *REWARD_SETTINGS))
+        # Loss settings belong to the adapter: an agent that shares it has them too, whichever agent names them.
+        changes = team.settings_for(agent.adapter, LOSS_SETTINGS) | agent.given(REWARD_SETTINGS)
         if not changes:
             continue
         if "kl_coef" in changes and settings.kl_target is not None:

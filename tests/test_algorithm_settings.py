@@ -106,3 +106,10 @@ def test_one_agents_penalty_alone_needs_the_reference():
 def test_own_settings_that_do_not_fit_the_algorithm_name_the_agent(own, words):
     with pytest.raises(ConfigError, match=words):
         resolve(Team((AgentSpec("a", **own),)))
+
+
+def test_agents_on_one_adapter_share_its_loss_settings_and_not_their_reward_weights():
+    team = Team((AgentSpec("a", adapter="x", clip_param=0.1), AgentSpec("b", adapter="x", process_weight=3.0)))
+    own = resolve(team).own
+    assert own["a"].clip_param == own["b"].clip_param == 0.1
+    assert (own["a"].process_weight, own["b"].process_weight) == (1.0, 3.0)

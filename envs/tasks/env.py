@@ -14,6 +14,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
+from mafrt.envs.math import process_rewards
 from mafrt.envs.math.answers import boxed
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.workflows.task_env import TaskEnv
@@ -110,17 +111,14 @@ class GradeRules:
         return None
 
     def verdict(self, said: str | None, proposed_right: bool) -> Scored:
-        if said is None:
-            return Scored(0.0, "There is no verdict.")
-        good = (said == "approve") == proposed_right
-        return Scored(10.0 if good else 1.0, f"The answer is {'right' if proposed_right else 'wrong'}: {said}.")
+        return process_rewards.verdict(said, proposed_right)
 
     def program(self, ran: Ran) -> Scored:
         ended = ran.status == "ok"
         return Scored(5.0 if ended else 1.0, "The program ran." if ended else f"The program failed ({ran.status}).")
 
     def bad_call(self, why: str) -> Scored:
-        return Scored(1.0, why)
+        return process_rewards.bad_call(why)
 
     def report(self, text: str, printed: str | None) -> None:
         return None
