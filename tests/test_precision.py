@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mafrt.core import precision
+from mafrt.core.distributed import Processes
 from mafrt.core.precision import bfloat16_gain, choose_dtype
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners import build
+from mafrt.scripts import train_math
+from mafrt.scripts.cli import loading
+from mafrt.scripts.cli.processes import Placement
 
 
 @pytest.fixture
@@ -50,3 +56,15 @@ def test_the_user_wins_then_the_run_and_slowness_is_said(speed, large):
 
 def test_the_measurement_is_a_ratio_of_speeds():
     assert 1e-4 < bfloat16_gain() < 100
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1, "bfloat16"), (2, None)])
+def test_training_measures_unless_several_processes_have_to_agree(speed, large, monkeypatch, capsys, size, dtype):
+    speed(2.0)
+    loaded = {}
+    monkeypatch.setattr(SharedBase, "load", lambda name, **kwargs: loaded.update(kwargs))
+    monkeypatch.setattr(build, "spread", lambda *args, **kwargs: None)
+    settings = train_math.COMMAND.read(["--model_name_or_path", str(large), "--device", "cpu"])
+    loading.load_base(settings, Placement(Processes(0, size)))
+    assert loaded["dtype"] == dtype
+    assert ("Number format of the base: bfloat16" in capsys.readouterr().out) == (size == 1)

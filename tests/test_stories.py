@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 
 from mafrt.core.errors import DataError
-from mafrt.envs.math import process_rewards, verify
+from mafrt.envs.math import process_rewards, story_scenes, verify
 from mafrt.envs.math.stories import COUNTS, RANGES, distinct
 from mafrt.envs.math.story_templates import SPLITS
 from mafrt.envs.math.tasks import load_tasks
@@ -33,9 +34,19 @@ def test_by_hand():
     )
 
 
+def texts(split):
+    return {text for kinds in SPLITS[split].values() for texts in kinds for text in texts}
+
+
+def sentences(split):
+    scenes = {"train": story_scenes.TRAIN, "validation": story_scenes.VALIDATION, "test": story_scenes.TEST}[split]
+    return {sentence for part in dataclasses.astuple(scenes) for sentence in part}
+
+
 def test_splits_share_neither_templates_nor_numbers():
     for one, other in itertools.combinations(SPLITS, 2):
-        assert not {text for text, _ in SPLITS[one]} & {text for text, _ in SPLITS[other]}
+        assert not texts(one) & texts(other)
+        assert not sentences(one) & sentences(other)
         assert not {n for r in RANGES[one] for n in r} & {n for r in RANGES[other] for n in r}
     for split in SPLITS:
         for story in distinct(split, 150):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mafrt.core.errors import DataError
+from mafrt.envs.math import story_scenes
 from mafrt.envs.math.story_templates import NAMES, SPLITS, THINGS
 
 PREFIX = "stories:"
@@ -21,7 +22,7 @@ RANGES: dict[str, tuple[range, ...]] = {
     "test": (range(15, 17), range(28, 33)),
 }
 """Split -> ranges of the largest number of the first step."""
-COUNTS = {"train": 2000, "validation": 200, "test": 400}
+COUNTS = {"train": 8000, "validation": 200, "test": 400}
 SEED = 1
 _SENTENCES = {
     "+": "Add {b} to {a}",
@@ -79,7 +80,10 @@ def _apply(operation: str, left: int, right: int) -> int:
 
 def draw(rng: random.Random, split: str) -> Story:
     """One random problem of a split."""
-    text, operations = rng.choice(SPLITS[split])
+    operations = rng.choice(story_scenes.SEQUENCES)
+    written, composed = SPLITS[split][operations]
+    # Either kind alike: texts that are written out are few, and vary more.
+    text = rng.choice(written if written and rng.random() < 0.5 else composed)
     while True:
         start, first = _operands(rng, operations[0], rng.choice(rng.choice(RANGES[split])))
         if min(start, first) < 2:

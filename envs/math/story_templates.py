@@ -1,10 +1,14 @@
 """Templates of the story problems: a text with open slots, and the operations that solve it, in order.
 
+Some are written out here; the others are put together from the sentences of `story_scenes`.
+
 Slots: {n} a name, {t} a thing, {a} the number that the first step begins with, {b} and {c} those of the steps.
 No template stands in two splits, and the splits tell of different situations.
 """
 
 from __future__ import annotations
+
+from mafrt.envs.math import story_scenes
 
 NAMES = (
     "Ada", "Bo", "Cleo", "Dan", "Ella", "Finn", "Gia", "Hal", "Iris", "Jon", "Kim", "Lea", "Max", "Nora", "Otto", "Pia",
@@ -71,4 +75,16 @@ TEST: tuple[tuple[str, str], ...] = (
     ("{n} grew {a} melons and kept {b}. The rest were sold to {c} shops equally. How many did a shop get?", "-/"),
     ("A club had {a} members. {b} joined, and all of them split into {c} equal groups. How large is a group?", "+/"),
 )
-SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+WRITTEN = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+_SCENES = {"train": story_scenes.TRAIN, "validation": story_scenes.VALIDATION, "test": story_scenes.TEST}
+SPLITS = {
+    split: {
+        operations: (
+            tuple(text for text, solved_by in WRITTEN[split] if solved_by == operations),
+            tuple(scenes.templates(operations)),
+        )
+        for operations in story_scenes.SEQUENCES
+    }
+    for split, scenes in _SCENES.items()
+}
+"""Split -> operations -> (texts that are written out, texts put together)."""

@@ -162,7 +162,7 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
     keep_freed_memory()
     base = SharedBase.load(
         settings["model_name_or_path"],
-        dtype=_dtype(settings, machine, several=placement is not None),
+        dtype=_dtype(settings, machine, several=placement is not None and placement.processes.size > 1),
         # A base to be sharded may be too large for one GPU: it goes there in parts.
         device="cpu" if placement is not None and placement.shards else settings["device"],
         trust_remote_code=settings["trust_remote_code"],
