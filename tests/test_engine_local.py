@@ -507,3 +507,20 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
         else:
             model.blocks[19].down.weights = [-weight for weight in model.blocks[19].down.weights]
         assert not agrees(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_join_a_running_batch_get_the_answers_they_get_alone(kind):
+    engine = LocalEngine(team_base(kind), decoding="lean", eos_ids=())
+    requests = dict(enumerate(mixed_requests()))
+    waves = [dict(list(requests.items())[first : first + 6]) for first in range(0, 24, 6)]
+    batch, found, widest = engine.begin(waves.pop(0)), {}, 0
+    for step in itertools.count():
+        if not batch.live and not waves:
+            break
+        if waves and step % 3 == 2:
+            engine.join(batch, waves.pop(0))
+        widest = max(widest, batch.live)
+        found.update(engine.step(batch))
+    assert widest > 6  # rows of several waves ran side by side
+    assert_same([found[number] for number in range(24)], engine.generate(list(requests.values())))

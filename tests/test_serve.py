@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 from helpers_models import add_random_adapter, tiny_base
@@ -14,7 +15,7 @@ from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoun
 
 from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import SamplingParams
+from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.server import ChatServer, Limits
 from mafrt.envs.math import MathEnv
@@ -22,6 +23,7 @@ from mafrt.rollout.prompts import encode_prompt
 from mafrt.scripts import chat, serve_team, train_math
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue
+from mafrt.scripts.serving.text_pieces import TextPieces
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
 TEAM = Team((AgentSpec("reasoner", prompt="Plan."), AgentSpec("actor", prompt="Solve.", with_answer=True)))
@@ -29,13 +31,31 @@ ASK = [{"role": "user", "content": "2+2"}]
 
 
 class Counted(LocalEngine):
-    """Notes the size of every batch."""
+    """Notes the most rows of a running batch, and can wait before each step."""
 
-    sizes: list[int]
+    widest = 0
+    gate: threading.Semaphore | None = None
+    sampled = 0
 
-    def generate(self, requests):
-        self.sizes = [*getattr(self, "sizes", []), len(requests)]
-        return super().generate(requests)
+    def step(self, batch):
+        self.widest = max(self.widest, batch.live)
+        if self.gate is not None:
+            self.gate.acquire()
+        self.sampled += 1
+        return super().step(batch)
+
+
+def answering(*texts):
+    """An engine that cannot be stepped."""
+
+    class Whole:
+        sizes: ClassVar[list[int]] = []
+
+        def generate(self, requests):
+            self.sizes.append(len(requests))
+            return [Completion([1], [0.0], "eos", text, 0) for text, _ in zip(texts, requests, strict=False)]
+
+    return Whole()
 
 
 def trained_team(new_tokens=8) -> TrainedTeam:
@@ -88,13 +108,93 @@ def test_streaming(served):
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_pieces_are_streamed_while_the_engine_samples(served):
+    """The engine may take as many steps as the client has seen pieces, and one more: else the test would hang."""
+    _, team, client = served
+    engine = team.queue.engine
+    whole = client.chat.completions.create(model="actor", messages=ASK, seed=3).choices[0].message.content
+    engine.gate, engine.sampled = threading.Semaphore(1), 0
+    try:
+        stream = client.chat.completions.create(
+            model="actor", messages=ASK, seed=3, stream=True, stream_options={"include_usage": True}
+        )
+        pieces, usage = [], None
+        for chunk in stream:
+            usage = chunk.usage or usage
+            if chunk.choices and chunk.choices[0].delta.content:
+                assert engine.sampled <= len(pieces) + 1
+                pieces.append(chunk.choices[0].delta.content)
+                engine.gate.release()
+    finally:
+        engine.gate.release(100)
+        engine.gate = None
+    assert "".join(pieces) == whole and len(pieces) > 2 and usage.completion_tokens >= len(pieces)
+
+
+def test_a_stop_text_is_no_part_of_the_answer(served):
+    _, _, client = served
+    whole = client.chat.completions.create(model="actor", messages=ASK, seed=3).choices[0].message.content
+    stop = whole[3:5]
+    cut = client.chat.completions.create(model="actor", messages=ASK, seed=3, stop=[stop])
+    assert cut.choices[0].message.content == whole[: whole.index(stop)] and cut.choices[0].finish_reason == "stop"
+    chunks = client.chat.completions.create(model="actor", messages=ASK, seed=3, stop=[stop], stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
+
+
+def test_pieces_hold_back_half_characters():
+    class Bytes:
+        def decode(self, ids, **_):
+            return bytes(ids).decode("utf-8", "replace")
+
+    said: list[str] = []
+    pieces = TextPieces(Bytes(), (), said.append)
+    for end in range(1, 6):
+        pieces("aé€".encode()[:end])
+    assert said == ["a", "é"]  # the euro sign has three bytes, of which two have come
+    pieces("aé€".encode())
+    assert said == ["a", "é", "€"]
+
+
+def test_an_engine_that_answers_whole_streams_one_piece():
+    team = trained_team()
+    team.queue.close()
+    team.queue = EngineQueue(answering("all at once"))
+    answers = TeamAnswers()
+    answers.ready(team, None)
+    server = ChatServer(answers)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        chunks = client.chat.completions.create(model="actor", messages=ASK, stream=True)
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "all at once", None]
+    server.close()
+
+
 def test_calls_at_the_same_time_share_batches(served):
     _, team, client = served
-    team.queue.engine.sizes = []
+    team.queue.engine.widest = 0
     with ThreadPoolExecutor(24) as pool:
         asks = [pool.submit(client.chat.completions.create, model=m, messages=ASK) for m in ("actor", "reasoner") * 12]
         assert all(ask.result().choices for ask in asks)
-    assert sum(team.queue.engine.sizes) == 24 and len(team.queue.engine.sizes) < 24
+    assert 1 < team.queue.engine.widest <= 24
+
+
+def test_a_request_enters_a_running_batch_and_a_bad_one_fails_alone():
+    base = tiny_base()
+    engine = Counted(base, eos_ids=())
+    engine.gate = threading.Semaphore(0)
+    queue = EngineQueue(engine)
+    first = queue.submit(Request([5, 6], None, SamplingParams(60), 0))
+    engine.gate.release(2)
+    while engine.sampled < 2:
+        time.sleep(0.001)
+    second = queue.submit(Request([7, 8], None, SamplingParams(4), 0))
+    bad = queue.submit(Request([], None, SamplingParams(4), 0))
+    engine.gate.release(18)
+    assert len(second.result(timeout=10).ids) == 4 and not first.done() and engine.widest == 2
+    with pytest.raises(ConfigError, match="empty prompt"):
+        bad.result(timeout=10)
+    engine.gate.release(100)
+    assert len(first.result(timeout=10).ids) == 60
+    queue.close()
 
 
 def test_the_team_plays_its_workflow(served):

@@ -24,7 +24,7 @@ from mafrt.core.text import clean_deep, shortened
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
-from mafrt.environment.chat_api.server import ChatServer
+from mafrt.environment.chat_api.server import ChatServer, Said
 from mafrt.envs.program.episode import Ended, ProgramEpisode, Waiting
 from mafrt.envs.program.runner import command_runner, function_runner, kill, start_error
 
@@ -62,7 +62,7 @@ class ProgramServer:
     def models(self, key: str) -> list[str]:
         return list(self._episode(key).agents)
 
-    def begin(self, key: str, call: ChatCall) -> Future[ChatReply]:
+    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
         return self._episode(key).begin(call)
 
     def reward(self, key: str, body: Any) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Completion
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+from mafrt.environment.chat_api.server import Said
 from mafrt.environment.tool_calls import visible
+from mafrt.scripts.serving.text_pieces import TextPieces, before_stop
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ class TeamAnswers:
         workflow = [TEAM] if self.env is not None and TEAM not in self.team.team.names else []
         return [*self.team.team.names, *workflow]
 
-    def begin(self, key: str, call: ChatCall) -> Future[ChatReply]:
+    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
         names = self.models(key)
         if self.team is None:
             raise ApiError(503, "the team is being loaded; try again in a moment")
@@ -66,7 +69,11 @@ class TeamAnswers:
         )
         answer: Future[ChatReply] = Future()
         prompt_tokens = len(request.prompt_ids)
-        self.team.queue.submit(request).add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens))
+        # Calls of tools are read from the whole text.
+        pieces = TextPieces(self.team.base.tokenizer, call.stop, said) if call.stream and not call.tools else None
+        self.team.queue.submit(request, pieces).add_done_callback(
+            lambda done: _pass_on(done, answer, prompt_tokens, call.stop)
+        )
         return answer
 
     def reward(self, key: str, body: Any) -> None:
@@ -93,7 +100,7 @@ class TeamAnswers:
             raise ApiError(404, "there are no episodes here; the address ends in /v1")
 
 
-def _pass_on(done: Future[Completion], answer: Future[ChatReply], prompt_tokens: int) -> None:
+def _pass_on(done: Future[Completion], answer: Future[ChatReply], prompt_tokens: int, stops: Sequence[str]) -> None:
     """Turn the engine's completion, or its error, into the reply; a call that was abandoned takes none."""
     if not answer.set_running_or_notify_cancel():
         return
@@ -101,4 +108,4 @@ def _pass_on(done: Future[Completion], answer: Future[ChatReply], prompt_tokens:
         answer.set_exception(error)
         return
     made = done.result()
-    answer.set_result(ChatReply(made.text, made.stop == "length", prompt_tokens, len(made.ids)))
+    answer.set_result(ChatReply(before_stop(made.text, stops), made.stop == "length", prompt_tokens, len(made.ids)))

@@ -1,17 +1,41 @@
-"""One engine for many callers: requests that arrive together are sampled as one batch, mixed over agents."""
+"""One engine for many callers: requests that wait together are sampled as one batch, mixed over agents.
+
+The local engine steps its batch here, so requests that come later enter while it runs, and answers leave as they end.
+Any other engine samples a batch to its end, and requests that come meanwhile make the next batch.
+"""
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mafrt.core.types import Completion, Request
 from mafrt.engines import Engine
 
-Job = tuple[Request, "Future[Completion]"]
+if TYPE_CHECKING:
+    from mafrt.engines.local.engine import LocalEngine
+    from mafrt.engines.local.running_batch import RunningBatch
+
+JOIN_STEPS = 8
+"""Steps between two times at which requests enter a running batch: entering costs about as much as a step."""
+WAIT_SHARE = 0.1
+"""Longest wait for further requests, as a share of the time that the last batch took."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request that waits, and the completion to come."""
+
+    request: Request
+    said: Callable[[Sequence[int]], None] | None = None
+    """called in the engine's thread with all tokens so far, whenever there are more"""
+    future: Future[Completion] = field(default_factory=Future)
 
 
 class EngineQueue:
@@ -20,20 +44,24 @@ class EngineQueue:
     Args:
         engine: samples; only this thread calls it.
         rows: max requests of one batch.
-        settle_s: seconds to wait for further requests after the first.
+        settle_s: a batch begins when no request has come for so many seconds.
     """
 
     def __init__(self, engine: Engine, *, rows: int = 256, settle_s: float = 0.003) -> None:
         self.engine, self.rows, self.settle_s = engine, rows, settle_s
         self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._last_s = 0.0
+        """seconds of the last batch"""
+        self._numbers = itertools.count()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="mafrt-engine")
         self._thread.start()
 
-    def submit(self, request: Request) -> Future[Completion]:
-        """The completion to come."""
-        future: Future[Completion] = Future()
-        self._jobs.put((request, future))
-        return future
+    def submit(self, request: Request, said: Callable[[Sequence[int]], None] | None = None) -> Future[Completion]:
+        """The completion to come. `said` is called with the tokens so far by an engine that can be stepped."""
+        job = Job(request, said)
+        self._jobs.put(job)
+        return job.future
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions of several requests, which may share a batch with those of other callers."""
@@ -44,35 +72,96 @@ class EngineQueue:
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
-        going = True
-        while going:
-            batch, going = self._batch()
-            if batch:
-                self._answer(batch)
+        while not self._closing:
+            if not (jobs := self._gathered()):
+                continue
+            started = time.monotonic()
+            if getattr(self.engine, "joins", False):
+                self._step_through(self.engine, jobs)  # type: ignore[arg-type]
+            else:
+                self._sample(jobs)
+            self._last_s = time.monotonic() - started
 
-    def _batch(self) -> tuple[list[Job], bool]:
-        """The next batch, and whether more may come."""
-        first = self._jobs.get()
-        if first is None:
-            return [], False
-        batch, deadline = [first], time.monotonic() + self.settle_s
-        while len(batch) < self.rows:
+    # ------------------------------------------------------------------------------------------------- gathering
+
+    def _gathered(self) -> list[Job]:
+        """The requests of the next batch: as long as they come in quick succession, and there is room."""
+        jobs = self._waiting(self.rows, block=True)
+        deadline = time.monotonic() + max(self.settle_s, WAIT_SHARE * self._last_s)
+        while jobs and len(jobs) < self.rows and not self._closing:
+            left = min(self.settle_s, deadline - time.monotonic())
+            if left <= 0 or not (more := self._waiting(self.rows - len(jobs), block=True, timeout=left)):
+                break
+            jobs += more
+        return jobs
+
+    def _waiting(self, most: int, *, block: bool, timeout: float | None = None) -> list[Job]:
+        """Up to `most` requests that have come; those whose callers have gone are left out."""
+        jobs: list[Job] = []
+        while len(jobs) < most:
             try:
-                job = self._jobs.get(timeout=max(0.0, deadline - time.monotonic()))
+                job = self._jobs.get(block and not jobs, timeout)
             except queue.Empty:
                 break
             if job is None:
-                return batch, False
-            batch.append(job)
-        return batch, True
+                self._closing = True
+                break
+            if job.future.set_running_or_notify_cancel():
+                jobs.append(job)
+        return jobs
 
-    def _answer(self, batch: list[Job]) -> None:
-        live = [(request, future) for request, future in batch if future.set_running_or_notify_cancel()]
+    # -------------------------------------------------------------------------------------------------- sampling
+
+    def _sample(self, jobs: Sequence[Job]) -> None:
+        """Sample a batch to its end."""
         try:
-            completions = self.engine.generate([request for request, _ in live]) if live else []
+            completions = self.engine.generate([job.request for job in jobs])
         except Exception as error:  # the callers get it; the queue goes on
-            for _, future in live:
-                future.set_exception(error)
+            for job in jobs:
+                job.future.set_exception(error)
             return
-        for (_, future), completion in zip(live, completions, strict=True):
-            future.set_result(completion)
+        for job, completion in zip(jobs, completions, strict=True):
+            job.future.set_result(completion)
+
+    def _step_through(self, engine: LocalEngine, jobs: Sequence[Job]) -> None:
+        """Sample step by step until nothing is left; requests that come meanwhile enter."""
+        running: dict[int, Job] = {}
+        try:
+            if not (first := self._entering(engine, jobs, running)):
+                return
+            batch = engine.begin(first)
+            for step in itertools.count(1):
+                for number, completion in engine.step(batch):
+                    running.pop(number).future.set_result(completion)
+                _tell(batch, running)
+                if step % JOIN_STEPS == 0 and batch.live and not self._closing:
+                    more = self._entering(engine, self._waiting(self.rows - batch.live, block=False), running)
+                    if more:
+                        engine.join(batch, more)
+                if not batch.live:
+                    return
+        except Exception as error:
+            for job in running.values():
+                job.future.set_exception(error)
+
+    def _entering(self, engine: LocalEngine, jobs: Sequence[Job], running: dict[int, Job]) -> dict[int, Request]:
+        """Number the requests; one that cannot be sampled fails alone."""
+        entering: dict[int, Request] = {}
+        for job in jobs:
+            try:
+                engine.check(job.request)
+            except Exception as error:
+                job.future.set_exception(error)
+                continue
+            number = next(self._numbers)
+            running[number], entering[number] = job, job.request
+        return entering
+
+
+def _tell(batch: RunningBatch, running: dict[int, Job]) -> None:
+    """Hand the tokens so far to those who want to hear them."""
+    listening = {number: job.said for number, job in running.items() if job.said is not None}
+    for row in batch.rows if listening else ():
+        said = listening.get(row.member)
+        if said is not None:
+            said(row.ids)

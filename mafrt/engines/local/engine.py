@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
-from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.fast_decoder import LeanDecoder, LeanModel, agrees
-from mafrt.engines.local.hf_decoder import ExpandedDecoder
-from mafrt.engines.local.kv_cache import PromptKV, prefill
-from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling
+from mafrt.core.types import Completion, Request
+from mafrt.engines.local.fast_decoder import LeanModel, agrees
+from mafrt.engines.local.running_batch import Group, RunningBatch, Setting, completion_of
+from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 log = logging.getLogger(__name__)
-
-COMPACT_AT = 1 / 4
-"""Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
-values, about the price of one step; leaving them in costs their share of every step."""
-
-
-class Decoder(Protocol):
-    """A batch in the middle of its generation."""
-
-    def step(self, tokens: Tensor) -> Tensor: ...
-
-    def keep(self, rows: Tensor) -> None: ...
-
-
-@dataclass
-class _Group:
-    """Requests with the same prompt and adapter."""
-
-    adapter: str | None
-    prompt: tuple[int, ...]
-    members: list[int]
-
-
-@dataclass
-class _Row:
-    """One request while it is being sampled."""
-
-    member: int
-    limit: int
-    stops: StopStrings | None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stop: Stop | None = None
 
 
 class LocalEngine:
@@ -132,9 +96,10 @@ class LocalEngine:
                     self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
             elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
-            for batch in _batches(_groups(requests), self.max_batch_rows):
+            numbered = dict(enumerate(requests))
+            for batch in _batches(_groups(numbered), self.max_batch_rows):
                 try:
-                    self._run(batch, requests, completions)
+                    self._run(batch, numbered, completions)
                 except NonFiniteLogitsError as error:
                     raise self._blame(error, batch) from None
         return [completions[place] for place in range(len(requests))]
@@ -151,77 +116,39 @@ class LocalEngine:
                 f"{window - 1} (the model's context window of {window} less one to answer); shorten the observation"
             )
 
-    def _run(self, groups: list[_Group], requests: Sequence[Request], completions: dict[int, Completion]) -> None:
+    @property
+    def joins(self) -> bool:
+        """Whether further requests may join a running batch."""
+        return self._lean is not None
+
+    def check(self, request: Request) -> None:
+        """Raise PromptTooLongError or ConfigError for a request that cannot be sampled."""
+        self._check(0, request)
+
+    @torch.no_grad()
+    def begin(self, requests: Mapping[int, Request]) -> RunningBatch:
+        """A batch of requests, by number, for a caller that steps it itself. Any number of rows is taken."""
+        return RunningBatch(self._setting(), _side_by_side(_groups(requests)), requests)
+
+    @torch.no_grad()
+    def join(self, batch: RunningBatch, requests: Mapping[int, Request]) -> None:
+        """Add requests to a running batch; only where `joins`."""
+        batch.join(_side_by_side(_groups(requests)), requests)
+
+    @torch.no_grad()
+    def step(self, batch: RunningBatch) -> list[tuple[int, Completion]]:
+        """Sample one token for every row of a batch; returns the completions that are done, by number."""
+        return [(row.member, completion_of(row, self.base)) for row in batch.step()]
+
+    def _setting(self) -> Setting:
+        return Setting(self.base, self._lean, self._eos, self._watch)
+
+    def _run(self, groups: list[Group], requests: Mapping[int, Request], completions: dict[int, Completion]) -> None:
         """Sample one batch of groups to its end."""
-        rows: list[_Row] = []
-        owner: list[int] = []
-        for number, group in enumerate(groups):
-            room = self.base.context_window - len(group.prompt)
-            for member in group.members:
-                sampling = requests[member].sampling
-                rows.append(_Row(member, min(sampling.max_new_tokens, room), self._watch(sampling.stop)))
-                owner.append(number)
-        sampler = Sampler(
-            [requests[row.member].sampling for row in rows],
-            [requests[row.member].seed for row in rows],
-            [groups[number].adapter for number in owner],
-            max(row.limit for row in rows),
-            self.base.device,
-        )
-        index = [self.base.adapter_index(group.adapter) for group in groups]
-        hidden, prompts = prefill(self.base, [group.prompt for group in groups], index)
-        logits = self.base.logits(hidden)[torch.tensor(owner, device=self.base.device)]
-        decoder: Decoder | None = None
-        live = list(range(len(rows)))
-        for step in range(max(row.limit for row in rows)):
-            ids, logprobs = sampler(logits, step)
-            self._take(rows, live, ids.tolist(), logprobs.tolist())
-            live = [place for place in live if rows[place].stop is None]
-            if not live:
-                break
-            if decoder is None:
-                decoder = self._decoder(groups, prompts, owner, max(row.limit for row in rows))
-            if len(live) <= (1 - COMPACT_AT) * len(rows):
-                kept = torch.tensor(live, device=self.base.device)
-                self._finish([row for row in rows if row.stop is not None], requests, completions)
-                rows, live, ids = [rows[place] for place in live], list(range(len(live))), ids[kept]
-                sampler.keep(kept)
-                decoder.keep(kept)
-            logits = self.base.logits(decoder.step(ids))
-        self._finish(rows, requests, completions)
-
-    def _decoder(self, groups: list[_Group], prompts: PromptKV, owner: list[int], steps: int) -> Decoder:
-        names = [groups[number].adapter for number in owner]
-        if self._lean is not None:
-            return LeanDecoder(self._lean, prompts, torch.tensor(owner), names, steps)
-        adapters = torch.tensor([self.base.adapter_index(name) for name in names])
-        return ExpandedDecoder(self.base, prompts, torch.tensor(owner), adapters)
-
-    def _take(self, rows: list[_Row], live: list[int], ids: list[int], logprobs: list[float]) -> None:
-        """Give every live row its token, and see whether that ended it."""
-        eos = self._eos
-        for place in live:
-            row, token = rows[place], ids[place]
-            row.ids.append(token)
-            row.logprobs.append(logprobs[place])
-            if token in eos:
-                row.stop = "eos"
-            elif row.stops is not None and row.stops.hit(row.ids):
-                row.stop = "stop"
-            elif len(row.ids) == row.limit:
-                row.stop = "length"
-
-    def _finish(self, rows: list[_Row], requests: Sequence[Request], completions: dict[int, Completion]) -> None:
-        for row in rows:
-            assert row.stop is not None
-            name = requests[row.member].adapter
-            completions[row.member] = Completion(
-                ids=row.ids,
-                logprobs=row.logprobs,
-                stop=row.stop,
-                text=self.base.tokenizer.decode(row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-                adapter_version=0 if name is None else self.base.versions[name],
-            )
+        batch = RunningBatch(self._setting(), groups, requests)
+        while batch.live:
+            for row in batch.step():
+                completions[row.member] = completion_of(row, self.base)
 
     def _watch(self, stops: tuple[str, ...]) -> StopStrings | None:
         if not stops:
@@ -230,7 +157,7 @@ class LocalEngine:
             self._stops[stops] = StopStrings(self.base.tokenizer, stops)
         return self._stops[stops]
 
-    def _blame(self, error: NonFiniteLogitsError, batch: list[_Group]) -> NonFiniteLogitsError:
+    def _blame(self, error: NonFiniteLogitsError, batch: list[Group]) -> NonFiniteLogitsError:
         """Name the adapters whose weights are not finite, if there are any.
 
         Where several adapters share a matrix product, one that is NaN spoils the rows of all.
@@ -240,24 +167,25 @@ class LocalEngine:
         return NonFiniteLogitsError(sick) if sick else error
 
 
-def _groups(requests: Sequence[Request]) -> list[_Group]:
-    groups: dict[tuple[str | None, tuple[int, ...]], _Group] = {}
-    for member, request in enumerate(requests):
-        key = (request.adapter, tuple(request.prompt_ids))
-        groups.setdefault(key, _Group(*key, [])).members.append(member)
-    return list(groups.values())
+def _groups(requests: Mapping[int, Request]) -> list[Group]:
+    members: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
+    for member, request in requests.items():
+        members.setdefault((request.adapter, tuple(request.prompt_ids)), []).append(member)
+    return [Group(*key, tuple(numbers)) for key, numbers in members.items()]
 
 
-def _batches(groups: list[_Group], most: int) -> list[list[_Group]]:
-    """Cut the groups into batches of like size, prompts of like length together.
+def _side_by_side(groups: list[Group]) -> list[Group]:
+    """Sorted by adapter, the bare base last, as the decoder wants them."""
+    return sorted(groups, key=lambda group: (group.adapter is None, group.adapter or ""))
 
-    Within a batch, rows of one adapter lie side by side and those of the bare base last, as the decoder wants them.
-    """
+
+def _batches(groups: list[Group], most: int) -> list[list[Group]]:
+    """Cut the groups into batches of like size, prompts of like length together."""
     total = sum(len(group.members) for group in groups)
     if not total:
         return []
     size = -(-total // -(-total // most))
-    batches: list[list[_Group]] = [[]]
+    batches: list[list[Group]] = [[]]
     room = size
     for group in sorted(groups, key=lambda group: len(group.prompt)):
         members = group.members
@@ -265,9 +193,7 @@ def _batches(groups: list[_Group], most: int) -> list[list[_Group]]:
             if not room:
                 batches.append([])
                 room = size
-            batches[-1].append(_Group(group.adapter, group.prompt, members[:room]))
+            batches[-1].append(Group(group.adapter, group.prompt, members[:room]))
             taken = min(room, len(members))
             members, room = members[taken:], room - taken
-    for batch in batches:
-        batch.sort(key=lambda group: (group.adapter is None, group.adapter or ""))
-    return batches
+    return [_side_by_side(batch) for batch in batches]

@@ -243,6 +243,10 @@ class LeanDecoder:
         place = self._position.clamp(max=last)  # after the last step there is no next position
         self._cos_now, self._sin_now = self._cos[place], self._sin[place]
 
+    def folded(self) -> PromptKV:
+        """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
+        return self._prompts.extended(self._own)
+
     def _adapted(self, block: int, linear: int, out: Tensor, x: Tensor) -> Tensor:
         if self._lora is not None:
             self._rows.add(out, x, self._lora[block][linear])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 if TYPE_CHECKING:
@@ -130,6 +131,18 @@ class PromptKV:
         span = int(lengths.max())
         keys, values = ([t[:, :, :span].index_select(0, prompts) for t in ts] for ts in (self.keys, self.values))
         return PromptKV(keys, values, lengths)
+
+
+def joined(first: PromptKV, second: PromptKV) -> PromptKV:
+    """The prompts of both, padded to the longer."""
+    span = max(first.longest, second.longest)
+
+    def both(some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+        pairs = zip(some, others, strict=True)
+        return [torch.cat([functional.pad(t, (0, 0, 0, span - t.shape[2])) for t in pair]) for pair in pairs]
+
+    lengths = torch.cat((first.lengths, second.lengths))
+    return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths)
 
 
 def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:

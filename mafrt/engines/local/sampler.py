@@ -63,6 +63,7 @@ class Sampler:
         adapters: whose row it is; only for the message of an error.
         steps: most tokens that any row will sample.
         device: where the logits are.
+        begun: tokens that each row has already sampled; none by default.
     """
 
     def __init__(
@@ -72,14 +73,16 @@ class Sampler:
         adapters: Sequence[str | None],
         steps: int,
         device: torch.device | str = "cpu",
+        begun: Sequence[int] | None = None,
     ) -> None:
         self.adapters = list(adapters)
         draws = torch.zeros(steps, len(params))
         for row, (p, seed) in enumerate(zip(params, seeds, strict=True)):
-            count = min(p.max_new_tokens, steps)
+            done = 0 if begun is None else begun[row]
+            count = min(p.max_new_tokens - done, steps)
             # A greedy row never looks at its draws.
             if p.temperature > 0:
-                draws[:count, row] = draw_uniforms(seed, count)
+                draws[:count, row] = draw_uniforms(seed, done + count)[done:]
         self.uniforms = draws.to(device)
         """`[steps, rows]`"""
         self.temperature = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)

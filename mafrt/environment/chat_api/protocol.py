@@ -209,25 +209,47 @@ def completion(call: ChatCall, reply: ChatReply, created: int) -> dict[str, Any]
     }
 
 
-def stream_events(call: ChatCall, reply: ChatReply, created: int) -> Iterator[str]:
-    """The reply as server-sent events. The engine answers whole, so the text comes in one piece."""
-    content, calls, reason = _parts(call, reply)
-    name = f"chatcmpl-{uuid.uuid4().hex}"
+class EventStream:
+    """A reply as server-sent events: pieces of the text as they are said, and the rest with the whole reply."""
 
-    def event(delta: dict[str, Any] | None, finish: str | None, **more: Any) -> str:
+    def __init__(self, call: ChatCall, created: int) -> None:
+        self._call = call
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": call.model,
+        }
+        self._said = ""
+
+    def begin(self) -> str:
+        """The first event, without text."""
+        return self._event({"role": "assistant", "content": ""}, None)
+
+    def piece(self, text: str) -> str:
+        """The event of a piece of the text."""
+        self._said += text
+        return self._event({"content": text}, None)
+
+    def end(self, reply: ChatReply) -> Iterator[str]:
+        """The events that remain once the reply is whole."""
+        content, calls, reason = _parts(self._call, reply)
+        if content and (rest := content[len(self._said) :]):
+            yield self.piece(rest)
+        if calls:
+            yield self._event({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(calls)]}, None)
+        yield self._event({}, reason)
+        if self._call.usage_in_stream:
+            yield self._event(None, None, usage=_usage(reply))
+        yield "data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> str:
+        """The event of an error after the first piece."""
+        return f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
+
+    def _event(self, delta: dict[str, Any] | None, finish: str | None, **more: Any) -> str:
         choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
-        head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": call.model}
-        return f"data: {json.dumps({**head, 'choices': choices, **more}, ensure_ascii=False)}\n\n"
-
-    yield event({"role": "assistant", "content": ""}, None)
-    if content:
-        yield event({"content": content}, None)
-    if calls:
-        yield event({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(calls)]}, None)
-    yield event({}, reason)
-    if call.usage_in_stream:
-        yield event(None, None, usage=_usage(reply))
-    yield "data: [DONE]\n\n"
+        return f"data: {json.dumps({**self._head, 'choices': choices, **more}, ensure_ascii=False)}\n\n"
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:

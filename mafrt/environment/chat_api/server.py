@@ -12,23 +12,28 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.text import error_line
 from mafrt.environment.chat_api.protocol import (
     ApiError,
     ChatCall,
     ChatReply,
+    EventStream,
     completion,
     model_list,
     parse_call,
-    stream_events,
 )
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+Said = Callable[[str], None]
+"""Takes a piece of a reply's text that is ready before the whole reply."""
 
 
 class Answers(Protocol):
@@ -37,8 +42,8 @@ class Answers(Protocol):
     def models(self, key: str) -> list[str]:
         """Names of models. `key` is the part of the address before `/v1`, empty without one. Raises ApiError."""
 
-    def begin(self, key: str, call: ChatCall) -> Future[ChatReply]:
-        """Start answering a call. Raises ApiError."""
+    def begin(self, key: str, call: ChatCall, said: Said) -> Future[ChatReply]:
+        """Start answering a call. `said` may be called from any thread with pieces of the text. Raises ApiError."""
 
     def reward(self, key: str, body: Any) -> None:
         """Take a posted reward. Raises ApiError."""
@@ -139,18 +144,21 @@ class ChatServer:
         call = parse_call(await self._json(request))
         if self.in_flight >= self.limits.calls:
             raise ApiError(429, f"{self.limits.calls} calls are in flight; try again later", "rate_limit_exceeded")
+        running = _Running(self.limits.timeout_s)
+        future = self.answers.begin(request.path_params.get("key", ""), call, running.said)
         self.in_flight += 1
-        try:
-            future = self.answers.begin(request.path_params.get("key", ""), call)
-            reply = await asyncio.wait_for(asyncio.wrap_future(future), self.limits.timeout_s)
-        except TimeoutError:
-            raise ApiError(504, f"no answer within {self.limits.timeout_s:g} s", "timeout") from None
-        finally:
-            self.in_flight -= 1
-        created = int(time.time())
+        running.follow(future, self._one_less)
+        # Until the first piece an error is an answer with a status.
+        piece = await running.next_piece()
         if call.stream:
-            return StreamingResponse(_each(stream_events(call, reply, created)), media_type="text/event-stream")
-        return JSONResponse(completion(call, reply, created))
+            events = running.events(EventStream(call, int(time.time())), piece)
+            return StreamingResponse(events, media_type="text/event-stream")
+        while piece:
+            piece = await running.next_piece()
+        return JSONResponse(completion(call, running.reply(), int(time.time())))
+
+    def _one_less(self) -> None:
+        self.in_flight -= 1
 
     async def _models(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
@@ -186,9 +194,66 @@ class ChatServer:
             raise ApiError(400, "the request is not JSON") from None
 
 
-async def _each(events: Iterator[str]) -> AsyncIterator[str]:
-    for event in events:
-        yield event
+class _Running:
+    """A call that is being answered, in the server's event loop."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s, self._deadline = timeout_s, self._loop.time() + timeout_s
+        self._pieces: asyncio.Queue[str] = asyncio.Queue()
+        self._whole: asyncio.Future[ChatReply] | None = None
+
+    def said(self, piece: str) -> None:
+        """Take a piece of the text, in any thread."""
+        if piece:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    def follow(self, future: Future[ChatReply], done: Callable[[], None]) -> None:
+        """Wait for the whole reply; `done` is called when it is there, or given up."""
+        self._whole = asyncio.wrap_future(future)
+
+        def end(_: Any) -> None:
+            done()
+            self._pieces.put_nowait("")  # after all pieces, since they came before the reply
+
+        self._whole.add_done_callback(end)
+
+    async def next_piece(self) -> str:
+        """The next piece; empty when the reply is whole. Raises ApiError."""
+        assert self._whole is not None
+        try:
+            piece = await asyncio.wait_for(self._pieces.get(), max(0.0, self._deadline - self._loop.time()))
+        except TimeoutError:
+            self._whole.cancel()
+            raise ApiError(504, f"no answer within {self._timeout_s:g} s", "timeout") from None
+        if not piece:
+            self.reply()
+        return piece
+
+    def reply(self) -> ChatReply:
+        """The whole reply. Raises ApiError."""
+        assert self._whole is not None
+        try:
+            return self._whole.result()
+        except ApiError:
+            raise
+        except Exception as error:
+            raise ApiError(500, f"the call cannot be answered: {error_line(error)}") from error
+
+    async def events(self, stream: EventStream, piece: str) -> AsyncIterator[str]:
+        """The reply as server-sent events, from this piece on."""
+        assert self._whole is not None
+        try:
+            yield stream.begin()
+            while piece:
+                yield stream.piece(piece)
+                piece = await self.next_piece()
+            for event in stream.end(self.reply()):
+                yield event
+        except ApiError as error:
+            yield stream.failed(error)
+        finally:
+            self._whole.cancel()  # of a client that has gone
 
 
 async def _error(_: Any, error: Any) -> Any:

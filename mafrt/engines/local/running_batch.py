@@ -1,0 +1,209 @@
+"""A batch in the middle of its generation: one step samples a token for every row, and further requests may join.
+
+Joining keeps the rows that are there: the keys and values of their own tokens become a part of their prompts, so that
+rows of any age continue side by side in one decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from mafrt.core.types import Completion, Request, Stop
+from mafrt.engines.local.fast_decoder import LeanDecoder, LeanModel
+from mafrt.engines.local.hf_decoder import ExpandedDecoder
+from mafrt.engines.local.kv_cache import PromptKV, joined, prefill
+from mafrt.engines.local.sampler import Sampler
+from mafrt.engines.local.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+COMPACT_AT = 1 / 4
+"""Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
+values, about the price of one step; leaving them in costs their share of every step."""
+
+
+class Decoder(Protocol):
+    """Decoding of one batch."""
+
+    def step(self, tokens: Tensor) -> Tensor: ...
+
+    def keep(self, rows: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests with the same prompt and adapter."""
+
+    adapter: str | None
+    prompt: tuple[int, ...]
+    members: tuple[int, ...]
+    """their numbers"""
+
+
+@dataclass
+class Row:
+    """One request while it is being sampled."""
+
+    member: int
+    request: Request
+    limit: int
+    stops: StopStrings | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop: Stop | None = None
+
+    @property
+    def order(self) -> tuple[bool, str]:
+        """Rows of one adapter lie side by side and those of the bare base last, as the decoder wants them."""
+        return self.request.adapter is None, self.request.adapter or ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all batches of an engine share."""
+
+    base: SharedBase
+    lean: LeanModel | None
+    eos: frozenset[int]
+    watch: Callable[[tuple[str, ...]], StopStrings | None]
+
+
+class RunningBatch:
+    """Sampling of some requests.
+
+    Args:
+        setting: the engine's.
+        groups: the requests by prompt and adapter; those of one adapter side by side, those of None last.
+        requests: the requests by number.
+    """
+
+    def __init__(self, setting: Setting, groups: Sequence[Group], requests: Mapping[int, Request]) -> None:
+        self._setting = setting
+        self._decoder: Decoder | None = None
+        self.rows, self._owner, self._prompts, self._logits = self._prefilled(groups, requests)
+        self._live = list(range(len(self.rows)))
+        self._sampler = self._new_sampler()
+        self._step = 0
+        """of the sampler"""
+
+    @property
+    def live(self) -> int:
+        """Rows that are being sampled."""
+        return len(self._live)
+
+    def step(self) -> list[Row]:
+        """Sample one token for every live row; returns the rows that this has ended."""
+        ids, logprobs = self._sampler(self._logits, self._step)
+        self._step += 1
+        ended = self._take(ids.tolist(), logprobs.tolist())
+        if not self._live:
+            return ended
+        decoder = self._decoder = self._decoder or self._new_decoder()
+        if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
+            ids = ids[self._compact()]
+        self._logits = self._setting.base.logits(decoder.step(ids))
+        return ended
+
+    def join(self, groups: Sequence[Group], requests: Mapping[int, Request]) -> None:
+        """Add requests to the batch. The engine must decode with the lean decoder."""
+        rows, owner, prompts, logits = self._prefilled(groups, requests)
+        decoder = self._decoder = self._decoder or self._new_decoder()
+        assert isinstance(decoder, LeanDecoder), "the expanded decoder takes no further rows"
+        if len(self._live) < len(self.rows):
+            self._logits = self._logits[self._compact()]
+        prompts = joined(decoder.folded(), prompts)
+        before = len(self.rows)
+        owner = [*range(before), *(before + number for number in owner)]
+        both = [*self.rows, *rows]
+        order = sorted(range(len(both)), key=lambda place: both[place].order)
+        self.rows = [both[place] for place in order]
+        self._owner, self._prompts = [owner[place] for place in order], prompts
+        self._logits = torch.cat((self._logits, logits))[torch.tensor(order, device=logits.device)]
+        self._live = list(range(len(self.rows)))
+        self._sampler, self._step = self._new_sampler(), 0
+        self._decoder = None
+
+    def _prefilled(
+        self, groups: Sequence[Group], requests: Mapping[int, Request]
+    ) -> tuple[list[Row], list[int], PromptKV, Tensor]:
+        """Rows, the prompt of each, keys and values of the prompts, and the logits after the prompt of each row."""
+        base, rows, owner = self._setting.base, [], []
+        for number, group in enumerate(groups):
+            room = base.context_window - len(group.prompt)
+            for member in group.members:
+                request = requests[member]
+                limit = min(request.sampling.max_new_tokens, room)
+                rows.append(Row(member, request, limit, self._setting.watch(request.sampling.stop)))
+                owner.append(number)
+        index = [base.adapter_index(group.adapter) for group in groups]
+        hidden, prompts = prefill(base, [group.prompt for group in groups], index)
+        return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
+
+    def _left(self) -> int:
+        return max(row.limit - len(row.ids) for row in self.rows)
+
+    def _new_sampler(self) -> Sampler:
+        return Sampler(
+            [row.request.sampling for row in self.rows],
+            [row.request.seed for row in self.rows],
+            [row.request.adapter for row in self.rows],
+            self._left(),
+            self._setting.base.device,
+            begun=[len(row.ids) for row in self.rows],
+        )
+
+    def _new_decoder(self) -> Decoder:
+        base, owner = self._setting.base, torch.tensor(self._owner)
+        names = [row.request.adapter for row in self.rows]
+        if self._setting.lean is not None:
+            return LeanDecoder(self._setting.lean, self._prompts, owner, names, self._left())
+        return ExpandedDecoder(base, self._prompts, owner, torch.tensor([base.adapter_index(name) for name in names]))
+
+    def _take(self, ids: list[int], logprobs: list[float]) -> list[Row]:
+        """Give every live row its token; returns the rows that it ended."""
+        eos, rows, ended, live = self._setting.eos, self.rows, [], []
+        for place in self._live:
+            row, token = rows[place], ids[place]
+            row.ids.append(token)
+            row.logprobs.append(logprobs[place])
+            if token in eos:
+                row.stop = "eos"
+            elif row.stops is not None and row.stops.hit(row.ids):
+                row.stop = "stop"
+            elif len(row.ids) == row.limit:
+                row.stop = "length"
+            if row.stop is None:
+                live.append(place)
+            else:
+                ended.append(row)
+        self._live = live
+        return ended
+
+    def _compact(self) -> Tensor:
+        """Take the ended rows out; returns the places of the others."""
+        assert self._decoder is not None
+        kept = torch.tensor(self._live, device=self._setting.base.device)
+        self.rows = [self.rows[place] for place in self._live]
+        self._live = list(range(len(self.rows)))
+        self._sampler.keep(kept)
+        self._decoder.keep(kept)
+        return kept
+
+
+def completion_of(row: Row, base: SharedBase) -> Completion:
+    """The completion of a row that has ended."""
+    assert row.stop is not None
+    name = row.request.adapter
+    return Completion(
+        ids=row.ids,
+        logprobs=row.logprobs,
+        stop=row.stop,
+        text=base.tokenizer.decode(row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        adapter_version=0 if name is None else base.versions[name],
+    )

@@ -1,0 +1,39 @@
+"""The text of an answer in pieces, while its tokens are being sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_HALF = "\ufffd"
+"""Stands for the bytes of a character that is not whole yet."""
+
+
+class TextPieces:
+    """Called with the tokens so far; hands on the text that is new and certain.
+
+    Args:
+        tokenizer: decodes the tokens.
+        stops: texts at which the answer ends; they are no part of it.
+        said: takes the pieces.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], said: Callable[[str], None]) -> None:
+        self._tokenizer, self._stops, self._said = tokenizer, stops, said
+        self._held = max((len(stop) for stop in stops), default=1) - 1
+        """characters at the end that may be the beginning of a stop text"""
+        self._done = 0
+        """characters handed on"""
+
+    def __call__(self, ids: Sequence[int]) -> None:
+        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = before_stop(text, self._stops).rstrip(_HALF)
+        certain = text[: len(text) - self._held]
+        if len(certain) > self._done:
+            self._said(certain[self._done :])
+            self._done = len(certain)
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stop texts."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
