@@ -62,6 +62,15 @@ def streams(task, base_url):
     return float(said == "answer")
 
 
+def usage(task, base_url):
+    with client(base_url) as llm:
+        reply = llm.chat.completions.create(model="first", messages=[{"role": "user", "content": "x"}])
+    told = reply.usage
+    return {
+        "reward": told.prompt_tokens * 1000 + told.completion_tokens + (reply.choices[0].finish_reason == "length") / 2
+    }
+
+
 def tools(task, base_url):
     with client(base_url) as llm:
         messages = [{"role": "user", "content": [{"type": "text", "text": "2+3"}]}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from helpers_models import tiny_tokenizer
 
@@ -198,3 +200,31 @@ def test_play_ends_above_the_stated_share_of_lost_episodes(max_lost, ends):
     else:
         episodes, stats = player.play(envs, lambda slot, done: next(queue, None))
         assert len(episodes) == 60 and stats.lost_share(60) == 0.25
+
+
+def test_environments_that_wait_start_together_and_hear_how_answers_were_sampled():
+    """All resets wait for the last one: started one after the other they would fail."""
+    together = threading.Barrier(4)
+
+    class Waits(Env):
+        agents = ("a",)
+        blocking = True
+
+        def reset(self, seed=None, options=None):
+            together.wait(timeout=10)
+            return {"a": "hello"}, {}
+
+        def sampled(self, answers):
+            self.told = dict(answers)
+
+        def step(self, actions):
+            assert self.told["a"].stop == "length"
+            return StepResult({}, {}, True, False, {"outcome": float(self.told["a"].tokens)})
+
+    tokenizer = tiny_tokenizer()
+    engine = ScriptedEngine({"a": ["four!"] * 4}, tokenizer)
+    player = Player(engine, tokenizer, Team.of(("a",)), {"a": SamplingParams(max_new_tokens=4)}, 500)
+    queue = iter([Start(f"e{i}", "g", i, i) for i in range(4)])
+    episodes, stats = player.play([Waits() for _ in range(4)], lambda slot, done: next(queue, None))
+    assert [episode.id for episode in episodes] == ["e0", "e1", "e2", "e3"] and stats.env_errors == 0
+    assert [episode.outcome for episode in episodes] == [4.0] * 4

@@ -14,6 +14,7 @@ from helpers_models import tiny_base
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.types import Sampled
 from mafrt.environment.chat_api.protocol import ApiError, parse_call
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
@@ -67,6 +68,13 @@ def test_calls_side_by_side_are_answered_together():
 
 def test_streams():
     assert played("streams")[1].info["outcome"] == 1.0
+
+
+def test_usage_and_finish_reason_are_those_of_the_sampling():
+    env = program("usage")
+    seen, _ = env.reset(seed=1)
+    env.sampled({"first": Sampled(prompt_tokens=7, tokens=5, stop="length")})
+    assert env.step(dict.fromkeys(seen, "answer")).info["outcome"] == 7005.5
 
 
 def test_tools_travel_as_text():

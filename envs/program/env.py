@@ -14,6 +14,7 @@ import logging
 import random
 import secrets
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import clean_deep, shortened
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Observation, Sampled, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
 from mafrt.environment.chat_api.server import ChatServer, Said
@@ -131,6 +132,7 @@ class ProgramEnv(Env):
     def _begin_playing(self) -> None:
         self._episode: ProgramEpisode | None = None
         self._calls: dict[str, Waiting] = {}
+        self._sampled: Mapping[str, Sampled] = {}
 
     @property
     def class_name(self) -> str:
@@ -166,13 +168,18 @@ class ProgramEnv(Env):
         shown = {key: value for key, value in task.items() if key != "seed" or self.tasks is None}
         return self._seen(calls), {"task": name, "problem": shortened(json.dumps(shown, ensure_ascii=False), 2000)}
 
+    def sampled(self, answers: Mapping[str, Sampled]) -> None:
+        self._sampled = answers
+
     def step(self, actions: dict[str, str]) -> StepResult:
-        episode = self._episode
+        episode, sampled = self._episode, self._sampled
         assert episode is not None
+        self._sampled = {}
         for agent, text in actions.items():
             call = self._calls.pop(agent)
             if not call.answer.done():  # a client that has gone cancels its call
-                call.answer.set_result(ChatReply(text))
+                how = sampled.get(agent, Sampled(0, 0, "eos"))
+                call.answer.set_result(ChatReply(text, how.stop == "length", how.prompt_tokens, how.tokens))
         calls = self._next()
         if not isinstance(calls, Ended):
             if self.step_count + 1 >= (self.max_steps or self.step_count + 2):

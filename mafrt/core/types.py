@@ -120,6 +120,14 @@ class Episode:
     included, each as an episode of one turn. Empty otherwise."""
 
 
+class Sampled(NamedTuple):
+    """How an answer was sampled: tokens of the prompt and of the answer, and why it ended."""
+
+    prompt_tokens: int
+    tokens: int
+    stop: Stop
+
+
 class StepResult(NamedTuple):
     """Return value of `Env.step`, in Gymnasium's order. Dicts are keyed by agent name."""
 

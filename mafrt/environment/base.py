@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from mafrt.core.errors import EnvError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Observation, Sampled, StepResult
 
 _SELF = TypeVar("_SELF", bound="Env")
 
@@ -96,6 +96,9 @@ class Env:
         `info["measures"]` (name -> number) holds further numbers to average over episodes, such as a success rate.
         """
         raise EnvError(f"{type(self).__name__} lacks step(self, actions); define it")
+
+    def sampled(self, answers: Mapping[str, Sampled]) -> None:
+        """Take, before `step`, how the answers of the agents were sampled. For environments that report it onwards."""
 
     def spawn(self: _SELF) -> _SELF:
         """A fresh sibling that plays independently of this one: the rollout steps many at once.

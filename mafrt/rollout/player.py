@@ -15,7 +15,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import clean_text
-from mafrt.core.types import Completion, Episode, Observation, Request, SamplingParams, StepResult, Turn
+from mafrt.core.types import Completion, Episode, Observation, Request, Sampled, SamplingParams, StepResult, Turn
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
@@ -29,8 +29,18 @@ Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]
 NextStart = Callable[[int, Episode | None], Start | None]
 """Slot, and the episode that it has just finished (or None) -> its next start, or None if it is to stop."""
 
-WAITING = 32
+WAITING = 128
 """Environments that wait for something outside at the same time (`Env.blocking`)."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A slot whose environment waits for its next start."""
+
+    number: int
+    env: Session
+    finished: Episode | None = None
+    """its last episode; None at first, and after one that was lost"""
 
 
 @dataclass
@@ -39,6 +49,7 @@ class Stretch:
 
     next_start: NextStart
     slots: int
+    idle: list[Idle]
     stats: PlayStats = field(default_factory=PlayStats)
     done: list[Episode] = field(default_factory=list)
 
@@ -105,12 +116,10 @@ class Player:
         Raises:
             EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
         """
-        stretch = Stretch(next_start, len(envs))
-        live: list[Live] = []
+        # All slots start before the first generation, so the first batch is as wide as the following ones.
+        stretch = Stretch(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
         try:
-            for slot, env in enumerate(envs):
-                # All slots start before the first generation, so the first batch is as wide as the following ones.
-                self._begin(live, slot, session_of(env), None, stretch)
+            live = self._start(stretch)
             while live and not interrupted():
                 live = self._advance(live, stretch)
                 stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
@@ -118,21 +127,40 @@ class Player:
             stretch.stats.report()
         return sorted(stretch.done, key=lambda episode: episode.id), stretch.stats
 
-    def _begin(self, live: list[Live], slot: int, env: Session, finished: Episode | None, stretch: Stretch) -> None:
-        """Reset `env` to its next start, and to the one after it where that episode is lost."""
-        while (start := stretch.next_start(slot, finished)) is not None:
-            finished = None
+    def _start(self, stretch: Stretch) -> list[Live]:
+        """Reset the idle slots to their next starts, and to the ones after them where an episode is lost."""
+        begun: list[Live] = []
+        while stretch.idle:
+            idle, stretch.idle = stretch.idle, []
+            nexts = [(slot, stretch.next_start(slot.number, slot.finished)) for slot in idle]
+            asked = [(slot, start) for slot, start in nexts if start is not None]
+            for (slot, start), result in zip(asked, self._resets(asked), strict=True):
+                if isinstance(result, EnvError):
+                    stretch.stats.lost(result)
+                    stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
+                    stretch.idle.append(Idle(slot.number, slot.env))
+                    continue
+                observations, info = result
+                episode = Episode(id=start.id, group=start.group, info=dict(info))
+                begun.append(Live(slot.number, slot.env, start, episode, dict(observations)))
+        return begun
+
+    def _resets(self, asked: Sequence[tuple[Idle, Start]]) -> list[tuple[Mapping[str, Observation], Any] | EnvError]:
+        """The results of the resets; environments that wait for something outside are reset together."""
+
+        def reset(slot: Idle, start: Start) -> tuple[Mapping[str, Observation], Any] | EnvError:
+            options = None if start.task is None else {"task": start.task}
             try:
-                options = None if start.task is None else {"task": start.task}
-                observations, info = env.reset(seed=start.reset_seed, options=options)
-                self._check_agents(observations, env)
+                observations, info = slot.env.reset(seed=start.reset_seed, options=options)
+                self._check_agents(observations, slot.env)
             except EnvError as error:
-                stretch.stats.lost(error)
-                stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
-                continue
-            episode = Episode(id=start.id, group=start.group, info=dict(info))
-            live.append(Live(slot, env, start, episode, dict(observations)))
-            return
+                return error
+            return observations, info
+
+        if len(asked) < 2 or not asked[0][0].env.blocking:
+            return [reset(*one) for one in asked]
+        with ThreadPoolExecutor(min(len(asked), WAITING)) as pool:
+            return list(pool.map(reset, *zip(*asked, strict=True)))
 
     def _advance(self, live: list[Live], stretch: Stretch) -> list[Live]:
         """One generation for every agent that acts, one step of every environment."""
@@ -146,7 +174,7 @@ class Player:
             if room < 1:
                 stretch.stats.prompt_too_long += 1
                 item.episode.info["ended"] = "prompt_too_long"
-                self._finish(item, going, stretch)
+                self._finish(item, stretch)
                 continue
             fitting.append(item)
             asked += [(item, agent, request) for agent, request in requests.items()]
@@ -156,6 +184,7 @@ class Player:
             self._step(item, answers[item.key], results[item.key], going, stretch)
         if self.feedback is not None:
             self._tell([item for item in going if item.key in answers], self.feedback)
+        going += self._start(stretch)
         # Sorted by slot: batches, and with them float rounding, must not depend on which episode ended first.
         return sorted(going, key=lambda item: item.slot)
 
@@ -186,7 +215,11 @@ class Player:
         """One step of every environment, by key; those that wait for something outside wait together."""
 
         def step(item: Live) -> StepResult | EnvError:
-            heard = {agent: self._heard(completion.text) for agent, (_, completion) in answers[item.key].items()}
+            spoken = answers[item.key].items()
+            heard = {agent: self._heard(completion.text) for agent, (_, completion) in spoken}
+            item.env.sampled(
+                {agent: Sampled(len(asked.prompt_ids), len(got.ids), got.stop) for agent, (asked, got) in spoken}
+            )
             try:
                 return item.env.step(heard)
             except EnvError as error:
@@ -209,7 +242,7 @@ class Player:
     def _step(
         self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], stretch: Stretch
     ) -> None:
-        """Record a step. The item, or its slot's next episode, joins `going`."""
+        """Record a step. The item joins `going`, or its slot is idle."""
         item.record(answers)
         try:
             if isinstance(result, EnvError):
@@ -221,18 +254,19 @@ class Player:
         except EnvError as error:
             stretch.stats.lost(error)
             # The lost episode is discarded whole: a part of it would have no outcome to learn from.
-            self._begin(going, item.slot, item.env, None, stretch)
+            stretch.idle.append(Idle(item.slot, item.env))
             return
         if over:
             item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            self._finish(item, going, stretch)
+            self._finish(item, stretch)
         else:
             item.observations = dict(result.observations)
             going.append(item)
 
-    def _finish(self, item: Live, going: list[Live], stretch: Stretch) -> None:
+    @staticmethod
+    def _finish(item: Live, stretch: Stretch) -> None:
         stretch.done.append(item.episode)
-        self._begin(going, item.slot, item.env, item.episode, stretch)
+        stretch.idle.append(Idle(item.slot, item.env, item.episode))
 
     def _request(self, item: Live, agent: str) -> Request:
         ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])

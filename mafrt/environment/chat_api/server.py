@@ -99,7 +99,10 @@ class ChatServer:
         except OSError as error:
             raise ConfigError(f"port {port} of {host} cannot be used ({error.strerror}); give another one.") from None
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        config = uvicorn.Config(self._app(), log_level="error", lifespan="off", access_log=False, ws="none")
+        # A client's idle connection must outlast an update of the adapters, or its next call may meet its end.
+        config = uvicorn.Config(
+            self._app(), log_level="error", lifespan="off", access_log=False, ws="none", timeout_keep_alive=3600
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True, name="mafrt-chat-api"
