@@ -13,6 +13,8 @@ from toy import make
 
 from mafrt.config.train_config import RunConfig
 from mafrt.core.errors import ConfigError
+from mafrt.storage.metrics import MetricsWriter
+from mafrt.storage.run_dir import RunDir
 
 
 def test_tensorboard_has_settings_and_an_episode_of_each_evaluation(tmp_path):
@@ -76,3 +78,11 @@ def test_a_service_gets_the_curves_offline(tmp_path, name):
         with sqlite3.connect(database) as connection:
             rows = [json.loads(row[0]) for row in connection.execute("select metrics from metrics")]
         assert any("eval/greedy" in row for row in rows) and any("score" in row for row in rows)
+
+
+def test_a_machine_without_tensorboard_trains_all_the_same(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run) as writer:
+        writer.write(1, {"score": 0.5})
+    assert "TensorBoard is missing" in caplog.text and not run.tensorboard.exists()
+    assert '"score": 0.5' in run.metrics.path.read_text()

@@ -95,7 +95,15 @@ class Trackers:
     """All destinations of a run; one that fails is left out from then on."""
 
     def __init__(self, names: tuple[str, ...], run: RunDir) -> None:
-        self.open: dict[str, Tracker] = {name: open_tracker(name, run) for name in names}
+        self.open: dict[str, Tracker] = {}
+        for name in names:
+            try:
+                self.open[name] = open_tracker(name, run)
+            except MissingExtraError as error:
+                # TensorBoard is on by default; another tracker was asked for.
+                if name != "tensorboard":
+                    raise
+                log.warning("%s; metrics.jsonl has the same numbers", error)
 
     def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
         self._each("scalars", iteration, values)

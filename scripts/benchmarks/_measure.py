@@ -25,7 +25,7 @@ class Disagreement(AssertionError):
 
 def agree(name: str, ours: Any, theirs: Any, *, tolerance: float) -> float:
     """The largest absolute difference of two tensors; raises Disagreement above `tolerance`."""
-    worst = float((ours - theirs).abs().max()) if ours.numel() else 0.0
+    worst = float((ours - theirs).detach().abs().max()) if ours.numel() else 0.0
     if ours.shape != theirs.shape or not worst <= tolerance:
         raise Disagreement(f"{name}: found a difference of {worst:.2e}, expected at most {tolerance:.0e}; not timed")
     return worst

@@ -1,0 +1,57 @@
+"""The check for a machine with a GPU: its stages run here on a CPU, and a wrong device is noticed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.benchmarks import gpu
+from mafrt.scripts.benchmarks._measure import Disagreement
+from mafrt.scripts.gpu_check import parity
+from mafrt.scripts.gpu_check.roofline import Roofline
+from mafrt.scripts.gpu_check.speed import step_bytes
+from mafrt.scripts.gpu_check.stages import Stage, run_stages
+
+
+@pytest.mark.slow
+def test_every_stage_runs_on_a_cpu(tmp_path, capsys):
+    found = gpu.run(["--device", "cpu", "--small", "--minutes", "4", "--output", str(tmp_path / "found.json")])
+    stages = found["stages"]
+    assert {entry["state"] for entry in stages.values()} == {"ok"}
+    assert json.loads((tmp_path / "found.json").read_text()) == stages
+    assert stages["decode small"]["result"][1]["tokens_s"] > 0 and stages["limits"]["result"]["flop_s"] > 1e8
+    assert "| K | rows | context |" in capsys.readouterr().out
+
+
+def test_stages_that_fail_or_would_end_too_late_leave_the_others(tmp_path, capsys):
+    stages = [Stage("first", 0, lambda: 1 / 0), Stage("long", 100, lambda: 1), Stage("last", 0, lambda: {"x": 2})]
+    found = run_stages(stages, 0.5, tmp_path / "found.json")
+    assert [entry["state"] for entry in found.values()] == ["failed", "left out", "ok"]
+    assert found["first"]["why"] == "ZeroDivisionError: division by zero" and found["last"]["result"] == {"x": 2}
+    assert json.loads((tmp_path / "found.json").read_text()) == found
+
+
+def test_a_device_that_computes_something_else_is_noticed(monkeypatch):
+    real = SharedBase.token_logprobs
+    monkeypatch.setattr(parity, "_decoders", lambda *args, **kwargs: 0.0)
+    assert max(parity.check("cpu", (torch.float32,)).values()) < 1e-5
+
+    def wrong(self, hidden, ids, *args, **kwargs):
+        factor = 1.01 if self.form == "wide" else 1.0
+        return real(self, hidden * factor, ids, *args, **kwargs)
+
+    monkeypatch.setattr(SharedBase, "token_logprobs", wrong)
+    with pytest.raises(Disagreement, match="adapters wide and grouped, log-probs"):
+        parity.check("cpu", (torch.float32,))
+
+
+def test_a_decode_step_reads_weights_and_caches():
+    base = parity._base("cpu", torch.float32)
+    alone, many = (step_bytes(base, parity.SMALL, rows, 100) for rows in (0, 10))
+    weights = sum(p.numel() for name, p in base.model.named_parameters() if "lora" not in name and "norm" not in name)
+    assert alone == 4 * weights
+    assert many - alone == 10 * 100 * 2 * parity.SMALL.layers * parity.SMALL.kv_heads * parity.SMALL.head_dim * 4
+    assert Roofline(1.0, 2.0).bytes_s == 1.0
