@@ -9,11 +9,11 @@ import torch
 
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import gpu
+from mafrt.scripts.benchmarks._gpu import parity
+from mafrt.scripts.benchmarks._gpu.roofline import Roofline
+from mafrt.scripts.benchmarks._gpu.speed import step_bytes
+from mafrt.scripts.benchmarks._gpu.stages import Stage, run_stages
 from mafrt.scripts.benchmarks._measure import Disagreement
-from mafrt.scripts.gpu_check import parity
-from mafrt.scripts.gpu_check.roofline import Roofline
-from mafrt.scripts.gpu_check.speed import step_bytes
-from mafrt.scripts.gpu_check.stages import Stage, run_stages
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import torch
 
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.gpu_check import capacity, models, parity, quickstart, roofline, speed
-from mafrt.scripts.gpu_check.stages import Stage, run_stages
+from mafrt.scripts.benchmarks._gpu import capacity, models, parity, quickstart, roofline, speed
+from mafrt.scripts.benchmarks._gpu.stages import Stage, run_stages
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:

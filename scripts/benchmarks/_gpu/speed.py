@@ -17,8 +17,8 @@ from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.memory_estimate import ModelShape
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.benchmarks._gpu.roofline import Roofline, best_time
 from mafrt.scripts.benchmarks._measure import synchronize
-from mafrt.scripts.gpu_check.roofline import Roofline, best_time
 
 
 def decode(

@@ -13,8 +13,8 @@ from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.logprobs import token_logprobs
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.benchmarks._gpu.models import SMALL, add_adapter, random_base
 from mafrt.scripts.benchmarks._measure import Disagreement, agree
-from mafrt.scripts.gpu_check.models import SMALL, add_adapter, random_base
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 """Largest difference, relative to the largest number compared. TF32 is off."""

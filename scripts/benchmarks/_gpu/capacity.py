@@ -10,8 +10,8 @@ import torch
 from mafrt.config.train_config import LearnConfig
 from mafrt.models.memory_estimate import ModelShape, Use, footprint
 from mafrt.models.shared_base import SharedBase
-from mafrt.scripts.gpu_check.models import add_adapter
-from mafrt.scripts.gpu_check.speed import one_pass
+from mafrt.scripts.benchmarks._gpu.models import add_adapter
+from mafrt.scripts.benchmarks._gpu.speed import one_pass
 from mafrt.training.optimizer_steps import make_optimizer_steps
 
 TOKENS, LENGTH = 4096, 512
