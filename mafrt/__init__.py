@@ -16,6 +16,7 @@ _WHERE = {
     "make_env": "mafrt.environment.registry",
     "Session": "mafrt.environment.session",
     "register_env": "mafrt.environment.registry",
+    "register_agent": "mafrt.config.registered_agents",
     "Team": "mafrt.config.team",
     "AgentSpec": "mafrt.config.team",
     "LoraSpec": "mafrt.config.team",

@@ -26,7 +26,7 @@ from mafrt.core.types import Turn
 if TYPE_CHECKING:
     from mafrt.config.team import Team
     from mafrt.config.train_config import TrainConfig
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
 
 T = TypeVar("T")
 
@@ -42,13 +42,12 @@ class AsyncRollout(Generic[T]):
         adapters: those of the team; they have been added.
     """
 
-    def __init__(self, base: SharedBase, adapters: tuple[str, ...]) -> None:
+    def __init__(self, base: Bases, adapters: tuple[str, ...]) -> None:
         self.base = base
         self.copies = {name: f"{name}@sampler" for name in adapters}
         for name, copy in self.copies.items():
-            record = base.records[name]
             # Copies are ordinary adapters of the same base, so the rollout needs no second base.
-            base.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0)
+            base.copy_adapter(name, copy)
         self._batch: Future[T] | None = None
         self.take()
 

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
@@ -21,11 +21,15 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
 from mafrt.engines import is_foreign
 from mafrt.engines.registry import SHIPPED, own_engine
+from mafrt.engines.several import SeveralEngines
+from mafrt.models.several_bases import Bases, SeveralBases
 from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.player import Feedback, Player
+from mafrt.rollout.prompts import Voice
 from mafrt.rollout.tree_player import TreePlayer
 from mafrt.runners.algorithm import Rule
+from mafrt.runners.checks import check_window
 from mafrt.storage.load_path import Loadable
 from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
@@ -33,15 +37,18 @@ from mafrt.training.lr_schedule import make_lr_schedule
 from mafrt.training.mixer_critic import MixerCritic
 from mafrt.training.optimizer_steps import make_optimizer_steps
 from mafrt.training.policy_objective import Objective
+from mafrt.training.several import AnyLearner, SeveralCritics, SeveralLearners
 
 log = logging.getLogger(__name__)
+
+AnyCritic: TypeAlias = Critic | MixerCritic | SeveralCritics
 
 if TYPE_CHECKING:
     from mafrt.engines import Engine
     from mafrt.engines.local.engine import LocalEngine
 
 
-def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, initial: Loadable | None = None) -> None:
+def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initial: Loadable | None = None) -> None:
     """Add an adapter to `base` for every adapter of the team that is not there yet.
 
     Adapter folders in `initial` that are not from a mafrt run keep their own shape (`adapter_config.json`) in place of
@@ -60,9 +67,25 @@ def place_adapters(base: SharedBase, team: Team, default: LoraSpec, seed: int, i
             base.add_adapter(name, team.lora_for(name, default), seed=seed_of(seed, "adapter", name))
 
 
-def make_critic(base: SharedBase, team: Team, config: TrainConfig, rule: Rule) -> Critic | MixerCritic:
-    """The critic, or the mixer that takes its place."""
+def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> AnyCritic:
+    """The critic, or the mixer that takes its place; of several bases, a value head for each."""
     seed = seed_of(config.run.seed, "critic")
+    if isinstance(base, SeveralBases):
+        tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
+        own = {
+            name: Critic(
+                part,
+                config.learn,
+                rule.settings if isinstance(rule.settings, ValueHeadSettings) else None,
+                rule.settings.level,
+                seed,
+                central=rule.critic == "transcript",
+                agents=[agent for agent in team.names if base.of_agent(agent) is part],
+                tokenizers=tokenizers,
+            )
+            for name, part in base.parts.items()
+        }
+        return SeveralCritics(own)
     if isinstance(rule.settings, Mixed):
         return MixerCritic(base, config.learn, rule.settings, team.names, seed)
     critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) else None
@@ -75,9 +98,26 @@ def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
 
 
 def make_learner(
+    base: Bases, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
+) -> AnyLearner:
+    """The learner, with each adapter's own optimizer and loss settings; of several bases, one for each."""
+    if isinstance(base, SeveralBases):
+        parts = {
+            name: _make_learner(part, _on(team, base, part), config, rule, sampling)
+            for name, part in base.parts.items()
+        }
+        return SeveralLearners(parts, base.part_of)
+    return _make_learner(base, team, config, rule, sampling)
+
+
+def _on(team: Team, bases: SeveralBases, part: SharedBase) -> Team:
+    """The agents that sit on one base."""
+    return Team(tuple(agent for agent in team.agents if bases.of_agent(agent.name) is part))
+
+
+def _make_learner(
     base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
-    """The learner, with each adapter's own optimizer and loss settings."""
     learn = learn_settings(team, config.learn)
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
     return Learner(
@@ -88,7 +128,7 @@ def make_learner(
         config.learn,
         Objective(
             rule.settings,
-            {team.agent(name).adapter: settings for name, settings in rule.own.items()},
+            {team.agent(name).adapter: settings for name, settings in rule.own.items() if name in team.names},
             turn_tokens=rule.token_limits if rule.settings.constant_length else None,
             cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
@@ -114,9 +154,20 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
     )
 
 
+def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, Voice]:
+    """Tokenizer and window of every agent, from the base that it sits on.
+
+    Raises:
+        ConfigError: `window`, the one that is asked for, is larger than a base was trained for.
+    """
+    windows = {name: check_window(window, part.context_window) for name, part in base.parts.items()}
+    parts = {id(part): windows[name] for name, part in base.parts.items()}
+    return {name: Voice(base.of_agent(name).tokenizer, parts[id(base.of_agent(name))]) for name in team.names}
+
+
 def make_player(
     engine: Engine,
-    base: SharedBase,
+    base: Bases,
     team: Team,
     config: TrainConfig,
     rule: Rule,
@@ -130,15 +181,17 @@ def make_player(
     `feedback` judges turns while they are played: its notes are shown with `coach_feedback`, and trees go by its
     verdicts.
     """
-    shared = (engine, base.tokenizer, team, sampling, window, config.play.reasoning)
+    shared = (engine, base.main.tokenizer, team, sampling, window, config.play.reasoning)
+    voices = voices_of(base, team, config.play.context_window)
     notes = feedback if config.coach.coach_feedback else None
     max_lost = config.play.env_max_lost
     if rule.tree_samples == 1:
-        return Player(*shared, feedback=notes, max_lost=max_lost)
+        return Player(*shared, feedback=notes, max_lost=max_lost, voices=voices)
     return TreePlayer(
         *shared,
         feedback=notes,
         max_lost=max_lost,
+        voices=voices,
         samples=rule.tree_samples,
         worth=lambda episodes: algorithms.turn_rewards(episodes, rule.settings, context),
         judge=feedback,
@@ -174,13 +227,26 @@ def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
     return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
 
 
-def make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
+def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
     """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
+
+    Several bases have an engine each.
 
     Raises:
         ModelError: its log-probs disagree with the base.
         EngineDownError: no server answers.
     """
+    if isinstance(base, SeveralBases):
+        asked = config.play.context_window
+        own = {
+            name: _make_engine(part, config, check_window(asked, part.context_window))
+            for name, part in base.parts.items()
+        }
+        return SeveralEngines(own, base.part_of_adapter)
+    return _make_engine(base, config, window)
+
+
+def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
     if config.engine.engine == "local":
         return make_local_engine(base, config)
     from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.coach import Coach, RulesCoach
 from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
@@ -14,7 +16,12 @@ from mafrt.core.types import Evidence
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.rollout.prompts import encode_prompt
+from mafrt.models.load_bases import check_template
+from mafrt.rollout.prompts import Voice, encode_prompt
+
+if TYPE_CHECKING:
+    from mafrt.models.several_bases import Bases
+    from mafrt.runners.algorithm import Rule
 
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
@@ -62,6 +69,49 @@ def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
     reach_servers(config.engine, model)
 
 
+def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, rule: Rule) -> None:
+    """Refuse a team on several bases where that cannot be exact. Needs no model; nothing is refused on one base.
+
+    Args:
+        models: adapter -> its base (`mafrt.models.load_bases.models_of`).
+
+    Raises:
+        ConfigError: a rule or a setting that needs one base.
+    """
+    names = tuple(dict.fromkeys(models.values()))
+    if len(names) < 2:
+        return
+    where = f"the team sits on {len(names)} bases ({', '.join(names)}), but "
+    if isinstance(rule.settings, Mixed):
+        raise ConfigError(
+            where + f"the mixer of {rule.name} reads hidden states of one base, and those of different bases have "
+            "neither size nor meaning in common; take an algorithm with value heads (ppo, mappo) or groups (grpo)."
+        )
+    if rule.settings.schedule == "swap":
+        raise ConfigError(
+            where + f"{rule.name} swaps the adapters of agents, and an adapter fits its own base only; give all "
+            "agents one model, or take another algorithm, such as ppo."
+        )
+    if config.engine.engine == "vllm":
+        raise ConfigError(where + "vLLM serves one here; leave --engine vllm out.")
+
+
+def check_bases(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> None:
+    """`check_several` with the loaded bases, and the chat templates of several.
+
+    Raises:
+        ConfigError: see there; or several bases are sharded.
+        ModelError: a tokenizer has no chat template.
+    """
+    if len(base.parts) < 2:
+        return
+    check_several(team, {a.adapter: base.of_agent(a.name).name for a in team.agents}, config, rule)
+    if base.sharded or base.main.zero is not None:
+        raise ConfigError("The team sits on several bases, which cannot be sharded; leave FSDP and --deepspeed out.")
+    for name, part in base.parts.items():
+        check_template(part.tokenizer, name)
+
+
 def check_tree(env: Env, samples: int, coach: Coach | None) -> None:
     """Raise ConfigError unless every agent of `env` can be scored in the step in which it speaks, where trees grow.
 
@@ -95,7 +145,7 @@ def check_window(window: int | None, trained: int) -> int:
     return window or trained
 
 
-def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
+def check_prompts(env: Env, team: Team, voices: Mapping[str, Voice]) -> None:
     """Encode the first prompts of the tasks. Raises PromptTooLongError, naming the first task that does not fit."""
     count = env.num_tasks or 1
     step = max(1, -(-count // (_CHECKED_COSTLY if env.unwrapped.costly_reset else _CHECKED)))
@@ -103,7 +153,8 @@ def check_prompts(env: Env, team: Team, tokenizer: Any, window: int) -> None:
     for task in range(0, count, step):
         observations, info = probe.reset(seed=0, options={"task": task} if env.num_tasks else None)
         for agent, seen in observations.items():
-            length = len(encode_prompt(tokenizer, team.agent(agent).prompt, seen))
+            window = voices[agent].context_window
+            length = len(encode_prompt(voices[agent].tokenizer, team.agent(agent).prompt, seen))
             if length >= window:
                 raise PromptTooLongError(
                     f"Task {info.get('task', task)!r} gives {agent!r} a prompt of {length} tokens, which leaves no "

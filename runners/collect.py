@@ -28,7 +28,7 @@ from mafrt.runners.async_rollout import AsyncRollout
 from mafrt.runners.judge import Judge
 
 if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
 
 
 class CollectedBatch(NamedTuple):
@@ -47,7 +47,7 @@ class Collector:
 
     env: Env
     """spawns one environment per slot of this process"""
-    base: SharedBase
+    base: Bases
     """has the adapters of the team"""
     config: TrainConfig
     rule: Rule

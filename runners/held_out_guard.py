@@ -26,8 +26,8 @@ from mafrt.runners.evaluation import Evaluation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mafrt.models.shared_base import SharedBase
-    from mafrt.training.learner import Learner
+    from mafrt.models.several_bases import Bases
+    from mafrt.training.several import AnyLearner
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class HeldOutGuard:
         run: `keep_best`, `on_collapse` and `max_rollbacks`.
     """
 
-    def __init__(self, base: SharedBase, adapters: Sequence[str], learner: Learner, run: RunConfig) -> None:
+    def __init__(self, base: Bases, adapters: Sequence[str], learner: AnyLearner, run: RunConfig) -> None:
         self.base, self.adapters, self.learner, self.run = base, tuple(adapters), learner, run
         self.iteration: int | None = None
         """of the best evaluation; None before the first"""
@@ -124,7 +124,7 @@ class HeldOutGuard:
         """Put the best weights back and let the optimizers forget."""
         for name, state in self.weights.items():
             self.base.load_adapter_state(name, state)
-            self.learner.steps.forget(name)
+            self.learner.forget(name)
 
     def state(self) -> dict[str, Any]:
         """Tensors and numbers in plain containers, for a checkpoint."""
@@ -167,11 +167,10 @@ class HeldOutGuard:
         fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
         try:
             for name, state in self.weights.items():
-                record = self.base.records[name]
+                base = self.base.of_adapter(name)
+                record = base.records[name]
                 layers: Any = {path: tuple(state[key] for key in peft_format.keys(path)) for path in record.layers}
-                peft_format.save(
-                    fresh / name, record, layers, base_name=self.base.name, linear_paths=self.base.linear_paths()
-                )
+                peft_format.save(fresh / name, record, layers, base_name=base.name, linear_paths=base.linear_paths())
             (fresh / "best.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
             old = run_dir / f".{BEST}-old"

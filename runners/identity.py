@@ -26,6 +26,7 @@ from mafrt.storage.run_record import (
 )
 
 if TYPE_CHECKING:
+    from mafrt.models.several_bases import Bases
     from mafrt.models.shared_base import SharedBase
 
 FILE_SETTINGS = (
@@ -53,7 +54,7 @@ def describe_run(
     command: str | None = None,
     env: Env | None = None,
     eval_env: Env | None = None,
-    base: SharedBase | None = None,
+    base: Bases | None = None,
 ) -> RunRecord:
     """The record of a run as it stands: everything that its settings only point at.
 
@@ -70,9 +71,10 @@ def describe_run(
         environment=None if env is None else environment_record(env),
         eval_environment=None if eval_env is None or eval_env is env else environment_record(eval_env),
         files=_files(args, env),
-        base=None if base is None else _base_record(base, args),
+        base=None if base is None else _base_record(base.main, str(args.get("model_name_or_path") or base.name)),
+        bases={} if base is None else _others(base, team),
         sandbox=args.get("sandbox") if env is not None and hasattr(_plain(env), "sandbox") else None,
-        machine={} if base is None else _machine(base),
+        machine={} if base is None else _machine(base.main),
     )
 
 
@@ -155,11 +157,16 @@ def _files(args: Mapping[str, Any], env: Env | None) -> dict[str, FileRecord]:
     return files
 
 
-def _base_record(base: SharedBase, args: Mapping[str, Any]) -> BaseRecord:
+def _others(base: Bases, team: Team) -> dict[str, BaseRecord]:
+    """Records of the bases that agents name for themselves."""
+    sitting = {agent.model: base.of_agent(agent.name) for agent in team.agents if agent.model is not None}
+    return {model: _base_record(part, model) for model, part in sitting.items()}
+
+
+def _base_record(base: SharedBase, name: str) -> BaseRecord:
     folder = base_folder(base.name) or Path(base.name).expanduser()
     local = folder.is_dir()
     config, header = base_hashes(folder) if local else (None, None)
-    name = str(args.get("model_name_or_path") or base.name)
     own = local and folder != TEACHING_BASE
     return BaseRecord(name, base.fingerprint(), config, header, str(folder.resolve()) if own else None)
 

@@ -25,7 +25,7 @@ from mafrt.environment.checker import play
 
 if TYPE_CHECKING:
     from mafrt.engines import Engine
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,15 @@ COUNTS = "coach.json"
 """In the run's folder: the coach's name, and its counts so far."""
 
 
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Token ids -> text without special tokens."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return decode
+
+
 class Judge:
     """Applies a coach to the turns of a run.
 
@@ -43,7 +52,7 @@ class Judge:
         coach: gives the verdicts.
         config: of the run.
         team: the agents.
-        base: its tokenizer turns prompts into text; `local` judges with the model itself.
+        base: its tokenizers turn prompts into text; `local` judges with the model itself, of several with the main one.
         engine: samples for `local`.
         level: `token` asks the coach for spans.
         interrupted: whether the run was asked to stop.
@@ -54,18 +63,19 @@ class Judge:
         coach: Coach,
         config: TrainConfig,
         team: Team,
-        base: SharedBase,
+        base: Bases,
         engine: Engine,
         level: str,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coach = coach
-        coach.begin(base, engine, interrupted)
+        coach.begin(base.main, engine, interrupted)
         self.folder: Path | None = None
-        self.config, self.team, self.tokenizer = config, team, base.tokenizer
+        self.config, self.team = config, team
+        self.decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
         self.spans = level == "token"
         self.weight = config.algorithm.process_weight
-        self.credit: dict[str, Any] = {"coach": True, "decode": self._decode}
+        self.credit: dict[str, Any] = {"coach": True, "decoders": self.decoders}
         """fields of the credit context that depend on the coach"""
         self.before: dict[str, float] = {}
         self.seconds = 0.0
@@ -109,14 +119,11 @@ class Judge:
             agent=turn.agent,
             said=turn.text,
             role=self.team.agent(turn.agent).prompt,
-            saw=self._decode(turn.prompt_ids) if self.coach.reads else "",
+            saw=self.decoders[turn.agent](turn.prompt_ids) if self.coach.reads else "",
             evidence=turn.evidence,
             truth=None if answer is None else str(answer),
             spans=self.spans,
         )
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     # ------------------------------------------------------------------------------------------------------ numbers
 

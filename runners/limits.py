@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
@@ -57,25 +58,29 @@ def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: b
         value = flat.get(name)
         if value is not None and value > most:
             raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
+    for agent in team.agents:
+        _check_sizes(config, agent, team.model_for(agent.adapter) or model, tokens_given=tokens_given)
+
+
+def _check_sizes(config: TrainConfig, agent: AgentSpec, model: str, *, tokens_given: bool) -> None:
+    """Raise ConfigError for a rank or a number of tokens that is too large for an agent's base."""
     base = base_config(model)
     width, positions = base.get("hidden_size"), base.get("max_position_embeddings")
     if isinstance(width, int):
-        for agent in team.agents:
-            rank = agent.lora.rank if agent.lora is not None else config.team.lora_rank
-            if rank > width:
-                raise ConfigError(
-                    f"lora_rank is {rank} (agent {agent.name}), but the layers of {model} are {width} wide; a higher "
-                    "rank adds nothing, choose a smaller one."
-                )
+        rank = agent.lora.rank if agent.lora is not None else config.team.lora_rank
+        if rank > width:
+            raise ConfigError(
+                f"lora_rank is {rank} (agent {agent.name}), but the layers of {model} are {width} wide; a higher "
+                "rank adds nothing, choose a smaller one."
+            )
     if isinstance(positions, int):
         window = min(positions, config.play.context_window or positions)
-        for agent in team.agents:
-            tokens = agent.max_new_tokens or (config.play.max_new_tokens if tokens_given else 0)
-            if tokens >= window:
-                raise ConfigError(
-                    f"max_new_tokens is {tokens} (agent {agent.name}), but prompt and answer together have {window} "
-                    f"tokens on {model}; choose a smaller value."
-                )
+        tokens = agent.max_new_tokens or (config.play.max_new_tokens if tokens_given else 0)
+        if tokens >= window:
+            raise ConfigError(
+                f"max_new_tokens is {tokens} (agent {agent.name}), but prompt and answer together have {window} "
+                f"tokens on {model}; choose a smaller value."
+            )
 
 
 def base_config(model: str) -> dict[str, Any]:

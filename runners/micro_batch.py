@@ -10,6 +10,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.models.memory_estimate import Use, fitting_micro_batch, shape_of
 
 if TYPE_CHECKING:
+    from mafrt.models.several_bases import Bases
     from mafrt.models.shared_base import SharedBase
 
 
@@ -31,11 +32,15 @@ def free_memory() -> float | None:
     return float(available[1]) * 1024 if available else None
 
 
-def micro_batch_tokens(base: SharedBase, config: TrainConfig, free: float | None) -> int:
+def micro_batch_tokens(base: Bases, config: TrainConfig, free: float | None) -> int:
     """Tokens of a micro-batch that fit into `free` bytes, at most the setting's.
 
     The gradient does not depend on it, so a smaller one costs a little time and nothing else.
     """
+    return min(_fitting(part, config, free) for part in base.parts.values())
+
+
+def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
     asked = config.learn.micro_batch_tokens
     try:
         shape = shape_of(base.config.to_dict())

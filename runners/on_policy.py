@@ -27,14 +27,14 @@ from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
-from mafrt.runners.checks import check_processes, check_prompts, check_team, check_tree, check_window
+from mafrt.runners.checks import check_bases, check_processes, check_prompts, check_team, check_tree, check_window
 from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
 from mafrt.runners.identity import describe_run, refuse_changes
-from mafrt.runners.judge import Judge, prepare_coach
+from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, Summary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
@@ -44,7 +44,7 @@ from mafrt.storage.run_dir import RunDir, episode_record
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
 
 
 class OnPolicy:
@@ -53,7 +53,7 @@ class OnPolicy:
     Args:
         env: the environment; copies are made with `env.spawn()`.
         team: its agents; each uses its adapter, added to `base` if missing.
-        base: the shared base.
+        base: the shared base, or the bases of the team (`SeveralBases`).
         config: all settings.
         eval_env: the environment of evaluations; `env` by default.
         run_dir: output folder; None: nothing is written.
@@ -74,7 +74,7 @@ class OnPolicy:
         self,
         env: Env,
         team: Team,
-        base: SharedBase,
+        base: Bases,
         config: TrainConfig,
         *,
         eval_env: Env | None = None,
@@ -87,7 +87,7 @@ class OnPolicy:
         accept_changes: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of
+        from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of, voices_of
         from mafrt.runners.update import Updater
 
         self.rule = resolve_rule(config, team)
@@ -111,13 +111,14 @@ class OnPolicy:
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
         # Checked before the engine and the coach start: a refused run must cost nothing.
         refuse_changes(resume, self.record, accept=accept_changes)
-        window = check_window(config.play.context_window, base.context_window)
+        check_bases(base, team, config, self.rule)
+        window = check_window(config.play.context_window, base.main.context_window)
         for played in [env] if self.eval_env is env else [env, self.eval_env]:
-            check_prompts(played, team, base.tokenizer, window)
+            check_prompts(played, team, voices_of(base, team, config.play.context_window))
         self._own_coach = prepare_coach(config, env) if coach is None else None
         coach = coach or self._own_coach
         if coach is not None:
-            coach.load(base)
+            coach.load(base.main)
         check_tree(env, self.rule.tree_samples, coach if config.algorithm.process_weight else None)
         check_async(config, team, sharded=base.sharded)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
@@ -298,13 +299,14 @@ class OnPolicy:
         """Called in the process that writes, with the run's folder."""
         if self.judge is not None:
             self.judge.open(disk.path)
-        run, tokenizer = self.config.run, self.base.tokenizer
+        run = self.config.run
         self.transcripts = TranscriptWriter(
             disk.transcripts,
             self.team,
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)),
+            decoder(self.base.main.tokenizer),
             share=run.transcript_share,
             max_mib=run.transcript_max_mib,
+            decoders={name: decoder(self.base.of_agent(name).tokenizer) for name in self.team.names},
         )
 
     def _identity(self) -> dict[str, Any]:

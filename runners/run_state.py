@@ -19,10 +19,9 @@ from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
-    from mafrt.training.critic import Critic
-    from mafrt.training.learner import Learner
-    from mafrt.training.mixer_critic import MixerCritic
+    from mafrt.models.several_bases import Bases
+    from mafrt.runners.build import AnyCritic
+    from mafrt.training.several import AnyLearner
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class RunState:
     """weight of the KL penalty that a target has steered to; None before the first iteration, or without a target"""
 
 
-def digest(base: SharedBase, adapters: Iterable[str]) -> str:
+def digest(base: Bases, adapters: Iterable[str]) -> str:
     """16 hex digits of all weights of these adapters: equal in all processes of a run."""
     digested = hashlib.sha256()
     for name in adapters:
@@ -55,10 +54,10 @@ def digest(base: SharedBase, adapters: Iterable[str]) -> str:
 def save(
     disk: RunDir | None,
     state: RunState,
-    base: SharedBase,
+    base: Bases,
     team: Team,
-    critic: Critic | MixerCritic,
-    learner: Learner,
+    critic: AnyCritic,
+    learner: AnyLearner,
     run: RunConfig,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
@@ -74,9 +73,9 @@ def save(
 def _write(
     disk: RunDir,
     state: RunState,
-    base: SharedBase,
+    base: Bases,
     team: Team,
-    critic: Critic | MixerCritic,
+    critic: AnyCritic,
     tensors: Mapping[str, Any],
     run: RunConfig,
 ) -> None:
@@ -103,9 +102,7 @@ def _write(
     )
 
 
-def restore(
-    loaded: Loadable, state: RunState, base: SharedBase, team: Team, critic: Critic | MixerCritic, learner: Learner
-) -> None:
+def restore(loaded: Loadable, state: RunState, base: Bases, team: Team, critic: AnyCritic, learner: AnyLearner) -> None:
     """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
 
     Raises:
@@ -142,7 +139,7 @@ def restore(
         ) from error
 
 
-def _load_critic(loaded: Loadable, path: Path, critic: Critic | MixerCritic) -> None:
+def _load_critic(loaded: Loadable, path: Path, critic: AnyCritic) -> None:
     """Take over the critic; one beside foreign adapters that cannot be read is set aside, and a fresh one starts."""
     try:
         critic.load(path)
@@ -152,7 +149,7 @@ def _load_critic(loaded: Loadable, path: Path, critic: Critic | MixerCritic) -> 
         log.warning("the critic is set aside and a fresh one is trained: %s", error)
 
 
-def check_base(loaded: Loadable, base: SharedBase) -> None:
+def check_base(loaded: Loadable, base: Bases) -> None:
     """Raise CheckpointError if `loaded` is of another base model."""
     was = (loaded.checkpoint.meta if loaded.checkpoint else {}).get("base")
     if was and was != base.fingerprint():

@@ -25,14 +25,14 @@ from mafrt.runners.schedules import IterationPlan
 from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
 
 
 @dataclass(eq=False, repr=False)
 class Updater:
     """Updates the scheduled adapters from a batch."""
 
-    base: SharedBase
+    base: Bases
     """has the adapters of the team"""
     team: Team
     config: TrainConfig

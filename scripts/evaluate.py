@@ -24,6 +24,7 @@ from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import (
+    check_models,
     env_arguments,
     load_base,
     load_team,
@@ -31,7 +32,6 @@ from mafrt.scripts.cli.loading import (
     stored_args,
     team_for,
     with_sandbox,
-    work_offline_if_unreachable,
 )
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
@@ -41,7 +41,7 @@ from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
     from mafrt.runners.evaluation import Evaluation
     from mafrt.scripts.cli.prepared_run import PreparedRun
     from mafrt.storage.load_path import Loadable
@@ -87,28 +87,29 @@ def evaluate(argv: Sequence[str]) -> int:
         settings["model_name_or_path"],
         tokens_given="max_new_tokens" in settings.given,
     )
-    work_offline_if_unreachable(settings["model_name_or_path"])
-    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings)
+    models = check_models(settings, team)
+    print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
+    base = load_base(settings, team)
     place(base, team, loaded)
 
     from mafrt import engines
     from mafrt.rollout.player import Player
     from mafrt.runners import evaluation
-    from mafrt.runners.build import make_engine, sampling_of
+    from mafrt.runners.build import make_engine, sampling_of, voices_of
     from mafrt.runners.checks import check_prompts, check_window
 
     started = time.perf_counter()
     sampling = {name: sampling_of(config, team, name) for name in team.names}
-    window = check_window(config.play.context_window, base.context_window)
-    check_prompts(env, team, base.tokenizer, window)
+    voices = voices_of(base, team, config.play.context_window)
+    check_prompts(env, team, voices)
+    window = check_window(config.play.context_window, base.main.context_window)
     engine = make_engine(base, config, window)
     terminal = Terminal(stream=sys.stderr)
     try:
         with reporting(terminal.stage):
             evaluated = evaluation.evaluate(
                 env,
-                Player(engine, base.tokenizer, team, sampling, window, config.play.reasoning),
+                Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices),
                 tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
                 samples=asked.k,
                 greedy=asked.greedy,
@@ -184,7 +185,7 @@ def _now(prepared: PreparedRun, run: Path, settings: Settings) -> RunRecord:
     return replace(now, environment=None, eval_environment=None) if changed else now
 
 
-def place(base: SharedBase, team: Team, loaded: Loadable | None) -> None:
+def place(base: Bases, team: Team, loaded: Loadable | None) -> None:
     """Give every agent its adapter: the trained one, or one that changes nothing yet."""
     if loaded is None or not loaded.adapters:
         from mafrt.runners.build import place_adapters

@@ -64,7 +64,9 @@ def export(argv: Sequence[str]) -> int:
         if settings.merged:
             from mafrt.scripts.exporting.merged import write_merged
 
-            write_merged(draft / "merged", facts.base, loaded.adapters)
+            for base in facts.base_names:
+                own = {name: path for name, path in loaded.adapters.items() if facts.bases[name] == base}
+                write_merged(draft / "merged", base, own)
         if target.exists():
             shutil.rmtree(target)
         draft.rename(target)
@@ -95,6 +97,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 def facts_of(loaded: Loadable, target: Path) -> Export:
     """Everything that the cards say. Raises CheckpointError if the run has no record."""
     from mafrt.engines.checks import room_for_rank
+    from mafrt.models.load_bases import models_of
     from mafrt.scripts.exporting.cards import Export
     from mafrt.scripts.exporting.scores import last_scores
     from mafrt.scripts.reporting.run_data import read_run
@@ -108,12 +111,17 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
     for name in team.adapters:
         config = json.loads((loaded.adapter(name) / "adapter_config.json").read_text(encoding="utf-8"))
         ranks[name] = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
-    modules = [f"{agent.name}={target.resolve() / agent.adapter}" for agent in team.agents]
-    model = str(base_folder(base) or base)
-    words = ["vllm", "serve", model, "--enable-lora", "--max-loras", str(len(team.adapters))]
-    words += ["--max-lora-rank", str(room_for_rank(max(ranks.values()))), "--lora-modules", *modules]
+    bases = models_of(team, base)
+    commands = []
+    for number, name in enumerate(dict.fromkeys(bases.values())):
+        own = [adapter for adapter in team.adapters if bases[adapter] == name]
+        words = ["vllm", "serve", str(base_folder(name) or name), "--enable-lora", "--max-loras", str(len(own))]
+        words += ["--port", str(8000 + number)] if number else []
+        words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in own))), "--lora-modules"]
+        words += [f"{agent.name}={target.resolve() / agent.adapter}" for agent in team.agents if agent.adapter in own]
+        commands.append(shlex.join(words))
     step = loaded.checkpoint.step
-    return Export(run, team, base, step, last_scores(run, step), ranks, shlex.join(words))
+    return Export(run, team, bases, step, last_scores(run, step), ranks, "\n".join(commands))
 
 
 def write(target: Path, facts: Export, loaded: Loadable) -> None:
@@ -129,8 +137,12 @@ def write(target: Path, facts: Export, loaded: Loadable) -> None:
         if path.exists():  # agents that share an adapter have prompts of their own
             path = target / agent.adapter / f"role_prompt_{agent.name}.txt"
         path.write_text(agent.prompt, encoding="utf-8")
-    if (template := chat_template(facts.base)) is not None:
-        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
+    for base in facts.base_names:
+        if (template := chat_template(base)) is None:
+            continue
+        own = [name for name in facts.team.adapters if facts.bases[name] == base]
+        for folder in [""] if len(facts.base_names) == 1 else own:
+            (target / folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (target / "team.json").write_text(facts.team.to_json(), encoding="utf-8")
     (target / "README.md").write_text(team_card(facts), encoding="utf-8")
     (target / MARK).write_text(json.dumps({"format": 1, "step": facts.step}) + "\n", encoding="utf-8")

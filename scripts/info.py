@@ -1,4 +1,4 @@
-"""Print versions, devices and installed extras, for bug reports."""
+"""Print versions, devices and installed extras, for bug reports; or the bases and memory of a team."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from mafrt import __version__
+from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
+from mafrt.core.shipped import shipped
 from mafrt.models.memory_estimate import Use, footprint
 from mafrt.scripts.cli.command import Command, run_main
 
@@ -34,6 +36,10 @@ EXTRAS = {
 class InfoSettings:
     """Arguments of `mafrt info`."""
 
+    team: str | None = None
+    """team file, JSON or YAML: which agent sits on which base, parameters and memory; may stand before all flags"""
+    model_name_or_path: str = "teaching-base"
+    """team: base of the agents that name no model of their own"""
     algorithms: bool = False
     """list the learning rules that --algorithm takes"""
     environments: bool = False
@@ -61,7 +67,7 @@ class InfoSettings:
                 raise ConfigError(f"{name} is {number}; choose {low} or more.")
 
 
-COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,))
+COMMAND = Command("info", "Print versions, devices and which extras are installed.", (InfoSettings,), words="team")
 
 
 def version(package: str) -> str:
@@ -76,6 +82,9 @@ def info(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(InfoSettings)
     if settings.algorithms or settings.environments:
         print(algorithms() if settings.algorithms else environments())
+        return 0
+    if settings.team is not None:
+        print(team(settings.team, settings))
         return 0
     if settings.memory is not None:
         print(memory(settings.memory, settings))
@@ -94,6 +103,19 @@ def info(argv: Sequence[str]) -> int:
         rows.append((f"[{extra}]", text))
     print(columns(rows))
     return 0
+
+
+def team(path: str, settings: InfoSettings) -> str:
+    """Bases, adapters and memory of a team."""
+    from mafrt.scripts.cli.team_table import team_table
+
+    use = Use(
+        rank=settings.lora_rank,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        rows=settings.rows,
+        context=settings.context,
+    )
+    return team_table(Team.load(shipped(path)), settings.model_name_or_path, use)
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:

@@ -146,7 +146,7 @@ def test_the_page_of_the_team_file_lists_every_key(tmp_path):
     text = (ROOT / "docs" / "team_file.md").read_text(encoding="utf-8")
     rows = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     listed = set(re.findall(r"`(\w+)`", rows))
-    assert listed == {"role", *(item.name for item in fields(AgentSpec))} - {"name"}
+    assert listed == {"role", "agent", *(item.name for item in fields(AgentSpec))} - {"name"}
     example = next(match[2] for match in FENCE.finditer(text) if match[1] == "yaml")
     (tmp_path / "team.yaml").write_text(example, encoding="utf-8")
     team = Team.load(tmp_path / "team.yaml")

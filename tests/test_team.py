@@ -223,3 +223,21 @@ def test_learning_settings_are_checked(tmp_path, key, value, words):
     shared = [{"role": r, "adapter": "x", key: n} for r, n in (("a", 0.1), ("b", 0.2))]
     if key not in ("optimizer", "process_weight"):  # agents on one adapter may be paid by different weights
         refused(tmp_path, shared, f"different {key}")
+
+
+def test_an_agent_by_name_and_the_keys_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named_agents.py").write_text(
+        "from mafrt import AgentSpec, register_agent\n"
+        "@register_agent('strict')\ndef strict():\n    return AgentSpec('judge', prompt='Judge.', temperature=0.2)\n"
+        "def plain():\n    return {'role': 'solver', 'lora': {'rank': 2, 'alpha': 4}}\n"
+        "def wrong():\n    return 7\ndef broken():\n    raise ValueError('no')\n"
+    )
+    team = Team.parse([{"agent": "named_agents:plain"}, {"agent": "named_agents:strict", "temperature": 0.5}])
+    assert team.names == ("solver", "judge") and team.agent("solver").lora == LoraSpec(2, 4)
+    assert team.agent("judge").temperature == 0.5 and team.agent("judge").prompt == "Judge."
+    assert Team.parse([{"agent": "strict"}]).names == ("judge",)  # registered once the module was imported
+    assert Team.parse(team.to_list()) == team
+    refused(tmp_path, [{"agent": "strikt"}], "no agent 'strikt'", "strict")
+    refused(tmp_path, [{"agent": "named_agents:wrong"}], "returned a int", "AgentSpec")
+    refused(tmp_path, [{"agent": "named_agents:broken"}], "ValueError: no", "named_agents.py")

@@ -53,6 +53,8 @@ class CreditContext:
     coach that failed on every turn cannot be inferred."""
     decode: Decode | None = None
     """Token ids -> text, to locate a span's last token. None: the action's last token is used for every span."""
+    decoders: Mapping[str, Decode] | None = None
+    """Agent -> its own `decode`, where agents have different tokenizers."""
     token_limits: Mapping[str, int] | None = None
     """Agent -> max tokens per turn; required if `overlong_buffer` is above 0."""
     kl_coef: float | None = None
@@ -217,7 +219,7 @@ def _pay(
 
         earned = process(turn.coach.score)
         row.reward += earned
-        lost, shares = _span_shares(turn, turn.coach, context.decode, last)
+        lost, shares = _span_shares(turn, turn.coach, (context.decoders or {}).get(turn.agent, context.decode), last)
         for where, share in shares.items():
             row.token_rewards[where] = row.token_rewards.get(where, 0.0) + share * earned
     if not all(map(math.isfinite, (row.reward, *row.token_rewards.values()))):

@@ -23,7 +23,7 @@ LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
 OPTIMIZER_SETTINGS = ("lr", "optimizer", "weight_decay", "max_grad_norm")
 LOSS_SETTINGS = ("clip_param", "clip_high", "dual_clip", "entropy_coef", "kl_coef")
 REWARD_SETTINGS = ("reward_weight", "outcome_weight", "process_weight")
-ADAPTER_SETTINGS = ("lora", *LORA_SETTINGS, *OPTIMIZER_SETTINGS, *LOSS_SETTINGS)
+ADAPTER_SETTINGS = ("model", "lora", *LORA_SETTINGS, *OPTIMIZER_SETTINGS, *LOSS_SETTINGS)
 """Settings of an adapter: agents that share one may not ask for different ones."""
 
 
@@ -68,6 +68,8 @@ class AgentSpec:
     """Whether this agent's answer counts when the task is verified."""
     adapter: str = ""
     """The adapter it speaks with; its own name unless given. Several agents may share one."""
+    model: str | None = None
+    """Folder or hub id of its own base, where it differs from the run's."""
     sees: str | None = None
     """Its view of the transcript, in workflows that take one."""
     freeze: bool = False
@@ -109,6 +111,8 @@ class AgentSpec:
             raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
         if not isinstance(self.freeze, bool):
             raise ConfigError(f"{where}freeze must be true or false, found {self.freeze!r}")
+        if self.model is not None and (not isinstance(self.model, str) or not self.model):
+            raise ConfigError(f"{where}model must be the folder or hub id of a base, found {self.model!r}")
         if self.sees is not None and (not isinstance(self.sees, str) or not self.sees):
             raise ConfigError(f"{where}sees must be the name of a view, found {self.sees!r}")
         self._check_lora(where)

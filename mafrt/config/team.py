@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.config.agent import ADAPTER_SETTINGS, LORA_SETTINGS, AgentSpec, LoraSpec
+from mafrt.config.registered_agents import registered_agent
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_text
@@ -83,6 +84,16 @@ class Team:
             raise ConfigError(unknown("adapter", adapter, self.adapters))
         shape = next((a.lora for a in users if a.lora is not None), default)
         return next((a.lora_shape(default) for a in users if a.given(LORA_SETTINGS)), shape)
+
+    def model_for(self, adapter: str) -> str | None:
+        """The base that `adapter` belongs to, as its agents name it; None: the run's."""
+        model: str | None = self.settings_for(adapter, ("model",)).get("model")
+        return model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The bases that the team file names, each once, in the order of the agents."""
+        return tuple(dict.fromkeys(agent.model for agent in self.agents if agent.model is not None))
 
     def settings_for(self, adapter: str, names: Collection[str]) -> dict[str, Any]:
         """Values of the named settings that the agents of `adapter` give; those they leave out are missing."""
@@ -142,22 +153,25 @@ class Team:
 
     def to_list(self) -> list[dict[str, Any]]:
         """The team as the content of a team file; values equal to the default are left out."""
-        entries = []
-        for agent in self.agents:
-            entry = {("role" if k == "name" else k): v for k, v in asdict(agent).items() if v is not None}
-            if agent.adapter == agent.name:
-                del entry["adapter"]
-            if not agent.freeze:
-                del entry["freeze"]
-            entries.append(json.loads(json.dumps(entry)))
-        return entries
+        return [_entry(agent) for agent in self.agents]
 
     def to_json(self) -> str:
         """The text of a team file that loads as an equal team."""
         return json.dumps(self.to_list(), indent=2, ensure_ascii=False) + "\n"
 
 
-_AGENT_KEYS = ("role", *(f.name for f in fields(AgentSpec) if f.name != "name"))
+def _entry(agent: AgentSpec) -> dict[str, Any]:
+    """An agent as it stands in a team file."""
+    entry = {("role" if k == "name" else k): v for k, v in asdict(agent).items() if v is not None}
+    if agent.adapter == agent.name:
+        del entry["adapter"]
+    if not agent.freeze:
+        del entry["freeze"]
+    plain: dict[str, Any] = json.loads(json.dumps(entry))
+    return plain
+
+
+_AGENT_KEYS = ("role", "agent", *(f.name for f in fields(AgentSpec) if f.name != "name"))
 _LORA_KEYS = tuple(f.name for f in fields(LoraSpec))
 _NUMBERS = tuple(f.name for f in fields(AgentSpec) if "float" in str(f.type))
 
@@ -165,6 +179,10 @@ _NUMBERS = tuple(f.name for f in fields(AgentSpec) if "float" in str(f.type))
 def _agent(entry: object, number: int) -> AgentSpec:
     if not isinstance(entry, dict):
         raise ConfigError(f"agent {number} must be an object with the key 'role', found {entry!r}")
+    if "agent" in entry:
+        made = registered_agent(entry["agent"])
+        own = {key: value for key, value in entry.items() if key != "agent"}
+        entry = {**(_entry(made) if isinstance(made, AgentSpec) else made), **own}
     if "role" not in entry:
         raise ConfigError(f"agent {number} lacks the key 'role'; it has {_keys(entry)}")
     where = f"agent {number} ({entry['role']!r})"

@@ -107,7 +107,7 @@ class SharedBase:
 
         require_base(name_or_path)
         path = str(base_folder(name_or_path) or name_or_path)
-        _check_folder(name_or_path, path)
+        check_folder(name_or_path, path)
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
@@ -154,6 +154,24 @@ class SharedBase:
         self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
         self.sharding = make()
         self.context.sharded = True
+
+    @property
+    def main(self) -> SharedBase:
+        """Itself; `SeveralBases` has one that serves the coach and rows without an adapter."""
+        return self
+
+    @property
+    def parts(self) -> dict[str, SharedBase]:
+        """Itself by its name; `SeveralBases` has several."""
+        return {self.name: self}
+
+    def of_agent(self, agent: str) -> SharedBase:
+        """The base that an agent sits on: this one."""
+        return self
+
+    def of_adapter(self, adapter: str) -> SharedBase:
+        """The base that an adapter belongs to: this one."""
+        return self
 
     @property
     def sharded(self) -> bool:
@@ -299,6 +317,11 @@ class SharedBase:
         self.records[name] = Adapter(rank, alpha, dict(layers), index)
         self.versions[name] = 0
         self._drop_caches()
+
+    def copy_adapter(self, name: str, copy: str) -> None:
+        """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
+        record = self._record(name)
+        self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
@@ -510,7 +533,7 @@ def _use_packed_attention(model: Any) -> bool:
     return True
 
 
-def _check_folder(name: str, path: str) -> None:
+def check_folder(name: str, path: str) -> None:
     """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
     folder = Path(path)
     if folder.is_dir():

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,10 +71,23 @@ class ValueHead(nn.Module):
         self.batches += 1.0
 
 
+def critic_content(head: ValueHead) -> dict[str, Any]:
+    """Sizes and weights of a head, for a file."""
+    return {"hidden_size": head.hidden_size, "hidden": head.hidden, "state": head.state_dict()}
+
+
+def critic_from(content: Mapping[str, Any]) -> ValueHead:
+    """The head of a `critic_content`. Raises KeyError, TypeError, ValueError or RuntimeError for another content."""
+    head = ValueHead(int(content["hidden_size"]), int(content["hidden"]))
+    known = {name: value for name, value in head.state_dict().items() if name in ("centre", "scale", "batches")}
+    head.load_state_dict({**known, **content["state"]})  # heads without value normalisation have none of these
+    return head
+
+
 def save_critic(head: ValueHead, path: str | Path) -> None:
     """Write sizes and weights; the file appears by one rename."""
     path = Path(path)
-    content = {"hidden_size": head.hidden_size, "hidden": head.hidden, "state": head.state_dict()}
+    content = critic_content(head)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         torch.save(content, file)
@@ -90,10 +105,7 @@ def load_critic(path: str | Path, *, hidden_size: int | None = None, device: str
     if not path.is_file():
         raise CheckpointError(f"found no critic at {path}, expected a file that save_critic wrote; check the path")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        head = ValueHead(int(content["hidden_size"]), int(content["hidden"]))
-        known = {name: value for name, value in head.state_dict().items() if name in ("centre", "scale", "batches")}
-        head.load_state_dict({**known, **content["state"]})  # heads without value normalisation have none of these
+        head = critic_from(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{path}: found something that is no critic ({type(error).__name__}), expected a file that save_critic "

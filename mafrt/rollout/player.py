@@ -22,7 +22,7 @@ from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.live import Answers, Live, Start, with_note
 from mafrt.rollout.play_stats import MAX_LOST, PlayStats
-from mafrt.rollout.prompts import encode_prompt, opens_thought
+from mafrt.rollout.prompts import Voice, encode_prompt, opens_thought
 
 Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]
 """Turns just spoken -> a note on each; an empty one is not shown."""
@@ -78,10 +78,21 @@ class Player:
     """notes on turns just spoken, for the agents that act next (`--coach_feedback`)"""
     max_lost: float = MAX_LOST
     """max share of the episodes, in [0, 1], lost to errors of the environment"""
+    voices: Mapping[str, Voice] = field(default_factory=dict)
+    """agent -> its tokenizer and window, of agents on another base than that of `tokenizer` and `context_window`"""
 
     def __post_init__(self) -> None:
         self.adapters = self.adapters or {agent.name: agent.adapter for agent in self.team.agents}
-        self._opened = self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(self.tokenizer))
+        self._default = Voice(self.tokenizer, self.context_window)
+        self._opened = {name: self._opens(name) for name in self.team.names}
+
+    def voice(self, agent: str) -> Voice:
+        """Tokenizer and window of an agent."""
+        return self.voices.get(agent, self._default)
+
+    def _opens(self, agent: str) -> bool:
+        """Whether an agent's answers begin inside a thought."""
+        return self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(self.voice(agent).tokenizer))
 
     def cast(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""
@@ -100,6 +111,7 @@ class Player:
             self.reasoning,
             adapters=self.adapters,
             max_lost=self.max_lost,
+            voices=self.voices,
         )
 
     def play(
@@ -170,7 +182,7 @@ class Player:
         for item in live:
             requests = {agent: self._request(item, agent) for agent in item.observations}
             # One agent without room ends the episode for all: the environment waits for every answer.
-            room = min(self.context_window - len(request.prompt_ids) for request in requests.values())
+            room = min(self.voice(name).context_window - len(asks.prompt_ids) for name, asks in requests.items())
             if room < 1:
                 stretch.stats.prompt_too_long += 1
                 item.episode.info["ended"] = "prompt_too_long"
@@ -216,7 +228,7 @@ class Player:
 
         def step(item: Live) -> StepResult | EnvError:
             spoken = answers[item.key].items()
-            heard = {agent: self._heard(completion.text) for agent, (_, completion) in spoken}
+            heard = {agent: self._heard(agent, completion.text) for agent, (_, completion) in spoken}
             item.env.sampled(
                 {agent: Sampled(len(asked.prompt_ids), len(got.ids), got.stop) for agent, (asked, got) in spoken}
             )
@@ -234,10 +246,10 @@ class Player:
             results = {item.key: step(item) for item in live if not item.env.blocking}
             return results | {key: future.result() for key, future in begun.items()}
 
-    def _heard(self, text: str) -> str:
+    def _heard(self, agent: str, text: str) -> str:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""
         text = clean_text(text)
-        return text if self.reasoning == "off" else visible(text, opened=self._opened)
+        return text if self.reasoning == "off" else visible(text, opened=self._opened[agent])
 
     def _step(
         self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], stretch: Stretch
@@ -269,8 +281,9 @@ class Player:
         stretch.idle.append(Idle(item.slot, item.env, item.episode))
 
     def _request(self, item: Live, agent: str) -> Request:
-        ids = encode_prompt(self.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
-        sampling, room = self.sampling[agent], self.context_window - len(ids)
+        voice = self.voice(agent)
+        ids = encode_prompt(voice.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
+        sampling, room = self.sampling[agent], voice.context_window - len(ids)
         # Prompt and answer must fit into the context window together.
         if 0 < room < sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.types import Message, Observation
 from mafrt.environment.tool_calls import THINK
+
+
+@dataclass(frozen=True)
+class Voice:
+    """The tokens of one agent: they follow from the base that it sits on."""
+
+    tokenizer: Any
+    context_window: int
+    """max tokens of prompt and answer together"""
 
 
 def messages_of(system: str, observation: Observation) -> list[Message]:

@@ -78,6 +78,8 @@ class RunRecord:
     files: dict[str, FileRecord] = field(default_factory=dict)
     """setting -> the file or folder that it names"""
     base: BaseRecord | None = None
+    bases: dict[str, BaseRecord] = field(default_factory=dict)
+    """`model` of the team file -> that base, of the agents that do not sit on `base`"""
     sandbox: str | None = None
     """where programs of agents run; None: the environment runs none"""
     machine: dict[str, Any] = field(default_factory=dict)
@@ -108,7 +110,9 @@ def load_record(run_dir: Path) -> RunRecord:
         stored = load_json(path)
         if stored["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {stored['format']}; this version of mafrt reads format {FORMAT}.")
+        stored.setdefault("bases", {})  # runs of one base have none
         values = {item.name: stored[item.name] for item in fields(RunRecord)}
+        values["bases"] = {name: BaseRecord(**entry) for name, entry in values["bases"].items()}
         for name, kind in (
             ("environment", EnvironmentRecord),
             ("eval_environment", EnvironmentRecord),
@@ -143,11 +147,14 @@ def changes(then: RunRecord, now: RunRecord) -> list[str]:
     for name in sorted(then.files.keys() & now.files.keys()):
         if then.files[name].sha256 != now.files[name].sha256:
             differences.append(f"the content of {name} ({now.files[name].path})")
-    if then.base is not None and now.base is not None:
+    pairs = [(then.base, now.base), *((then.bases[name], now.bases[name]) for name in then.bases if name in now.bases)]
+    for before, after in pairs:
+        if before is None or after is None:
+            continue
         for name in ("config_sha256", "header_sha256"):
-            old, new = getattr(then.base, name), getattr(now.base, name)
+            old, new = getattr(before, name), getattr(after, name)
             if old and new and old != new:
-                differences.append(f"the base model ({then.base.name}, now {now.base.name})")
+                differences.append(f"the base model ({before.name}, now {after.name})")
                 break
     return differences
 

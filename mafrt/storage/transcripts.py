@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,23 @@ class TranscriptWriter:
         folder: `transcripts/` of the run; made when the first file is written.
         team: its role prompts and adapters stand in every file.
         decode: of the tokenizer, to find where each token ends in a turn's text.
+        decoders: agent -> its own `decode`, where agents have different tokenizers.
         share: share of the tasks, in [0, 1], whose episodes are written. The choice depends on the task's group alone,
             so every evaluation records the same tasks.
         max_mib: MiB of one file before compression; tasks beyond it are left out and counted.
     """
 
-    def __init__(self, folder: Path, team: Team, decode: Decode, *, share: float, max_mib: float) -> None:
-        self.folder, self.team, self.decode = folder, team, decode
+    def __init__(
+        self,
+        folder: Path,
+        team: Team,
+        decode: Decode,
+        *,
+        share: float,
+        max_mib: float,
+        decoders: Mapping[str, Decode] | None = None,
+    ) -> None:
+        self.folder, self.team, self.decode, self.decoders = folder, team, decode, decoders
         self.share, self.max_bytes = share, max_mib * 2**20
         self._failed = False
 
@@ -76,7 +86,10 @@ class TranscriptWriter:
         chosen: list[tuple[str, bytes]] = []
         room = self.max_bytes
         for group in sorted(groups, key=_place):
-            lines = [(episode.id, encode_line(transcript_of(episode, self.decode))) for episode in groups[group]]
+            lines = [
+                (episode.id, encode_line(transcript_of(episode, self.decode, self.decoders)))
+                for episode in groups[group]
+            ]
             size = sum(len(line) for _, line in lines)
             if size > room and chosen:
                 break
@@ -87,15 +100,16 @@ class TranscriptWriter:
         return [line for _, line in sorted(chosen)]
 
 
-def transcript_of(episode: Episode, decode: Decode) -> dict[str, Any]:
+def transcript_of(episode: Episode, decode: Decode, decoders: Mapping[str, Decode] | None = None) -> dict[str, Any]:
     """An episode as a transcript holds it: its record of `episodes.jsonl`, with more about each turn."""
+    own = decoders or {}
     record = episode_record(episode)
     for turn, line in zip(episode.turns, record["turns"], strict=True):
-        line |= _more(turn, decode)
+        line |= _more(turn, own.get(turn.agent, decode))
     if episode.branches:
         others = [turn for branch in episode.branches if not branch.info.get("carried") for turn in branch.turns]
         for turn, line in zip(others, record["alternatives"], strict=True):
-            line |= _more(turn, decode)
+            line |= _more(turn, own.get(turn.agent, decode))
     return record
 
 

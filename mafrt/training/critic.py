@@ -6,7 +6,7 @@ epoch; the same pass gives the reference policy's log-probabilities when a KL pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,8 @@ class Critic:
         level: `token` values every action token, `action` values a turn at its first position.
         seed: for the head's initialisation and the mini-batches.
         central: the critic reads the whole transcript and the speaker's name instead of the turn's prompt.
+        agents: agents whose turns it reads; None: all.
+        tokenizers: agent -> the tokenizer of its prompts, where it is not that of `base`.
     """
 
     def __init__(
@@ -61,8 +63,12 @@ class Critic:
         seed: int,
         *,
         central: bool = False,
+        agents: Collection[str] | None = None,
+        tokenizers: Mapping[str, Any] | None = None,
     ) -> None:
         self.base = base
+        self.agents = None if agents is None else frozenset(agents)
+        self.tokenizers = dict(tokenizers or {})
         self.learn = learn
         self.present = settings is not None
         self.settings = settings or ValueHeadSettings()
@@ -81,8 +87,7 @@ class Critic:
 
     def load(self, path: Path) -> None:
         """Load the head from a `critic.pth` and start a fresh optimizer. Raises CheckpointError."""
-        self.head = load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device)
-        self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, self.learn)
+        self.replace_head(load_critic(path, hidden_size=self.base.hidden_size, device=self.base.device))
 
     @torch.no_grad()
     def annotate(
@@ -94,21 +99,29 @@ class Critic:
             episodes: the batch.
             temperatures: sampling temperature of each agent, applied to the reference too.
         """
-        turns = [turn for episode in episodes for turn in episode.turns if turn.action_ids]
+        turns = [turn for episode in episodes for turn in episode.turns if self._reads(turn)]
         own = [turn.prompt_ids for turn in turns]
         if not (values and self.central):
             return Features(turns, self._pass(turns, own, temperatures, values=values, reference=reference))
-        central = central_prompts(episodes, self.base.tokenizer, self.base.context_window)
+        central = central_prompts(episodes, self.base.tokenizer, self.base.context_window, self.tokenizers)
         prompts = [
             ids
             for episode, episode_prompts in zip(episodes, central, strict=True)
             for turn, ids in zip(episode.turns, episode_prompts, strict=True)
-            if turn.action_ids
+            if self._reads(turn)
         ]
         features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
         if reference:
             self._pass(turns, own, temperatures, values=False, reference=True)
         return features
+
+    def _reads(self, turn: Turn) -> bool:
+        return bool(turn.action_ids) and (self.agents is None or turn.agent in self.agents)
+
+    def replace_head(self, head: ValueHead) -> None:
+        """Take another head, with a fresh optimizer."""
+        self.head = head
+        self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, self.learn)
 
     def _pass(
         self,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.core.types import Episode
 
 
-def central_prompts(episodes: Sequence[Episode], tokenizer: Any, context_window: int) -> list[list[list[int]]]:
+def central_prompts(
+    episodes: Sequence[Episode], tokenizer: Any, context_window: int, tokenizers: Mapping[str, Any] | None = None
+) -> list[list[list[int]]]:
     """For every turn, the prompt of a critic that sees the whole team's transcript (MAPPO; Yu 2022, 2103.01955).
 
     It holds the first speaker's prompt, each earlier turn as `AGENT: TEXT` (hidden ones included), and the
     speaker's name. A transcript that leaves no room for the turn is truncated on the left.
+
+    Args:
+        tokenizer: of the base that reads the prompts.
+        tokenizers: agent -> the tokenizer of its own prompts, where it is another.
 
     Returns:
         Token ids, `[episode][turn]`.
@@ -22,7 +28,9 @@ def central_prompts(episodes: Sequence[Episode], tokenizer: Any, context_window:
         prompts.append([])
         if not episode.turns:
             continue
-        said = tokenizer.decode(episode.turns[0].prompt_ids, skip_special_tokens=True).rstrip()
+        first = episode.turns[0]
+        own = (tokenizers or {}).get(first.agent, tokenizer)
+        said = own.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
         for turn in episode.turns:
             ids = tokenizer.encode(f"{said}\n{turn.agent}:", add_special_tokens=False)
             room = max(context_window - len(turn.action_ids), 1)

@@ -328,6 +328,10 @@ class Learner:
         self.base.bump(name)
         log.error("Adapter %s had weights that are not finite; it was rolled back to its last finite weights.", name)
 
+    def forget(self, adapter: str) -> None:
+        """Reset the moments of an adapter's optimizer."""
+        self.steps.forget(adapter)
+
     def state(self) -> dict[str, Any]:
         """Optimizer state of every adapter, in one format for all implementations of the steps. Collective."""
         return self.steps.state()

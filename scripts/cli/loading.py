@@ -30,7 +30,7 @@ from mafrt.storage.run_record import RunRecord, load_record
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.envs.construction import Construction
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
     from mafrt.storage.load_path import Loadable
 
 log = logging.getLogger("mafrt")
@@ -147,8 +147,8 @@ def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | No
     return recorded_settings(run, record), record
 
 
-def load_base(settings: Settings, placement: Placement | None = None) -> SharedBase:
-    """The shared base that the settings name. Slow: call it when everything cheap has been checked."""
+def load_base(settings: Settings, team: Team, placement: Placement | None = None) -> Bases:
+    """The base that the settings name, or the bases of the team. Slow: call it when everything cheap is checked."""
     quiet()
     if settings["device"] is not None:
         check_device(settings["device"])
@@ -157,10 +157,11 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
     print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
     from mafrt.core.malloc import keep_freed_memory
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.load_bases import load_bases
 
     keep_freed_memory()
-    base = SharedBase.load(
+    bases = load_bases(
+        recorded_models(team, settings),
         settings["model_name_or_path"],
         dtype=_dtype(settings, machine, several=placement is not None and placement.processes.size > 1),
         # A base to be sharded may be too large for one GPU: it goes there in parts.
@@ -171,8 +172,32 @@ def load_base(settings: Settings, placement: Placement | None = None) -> SharedB
     if placement is not None:
         from mafrt.runners import build
 
-        build.spread(base, placement.processes, placement.zero, fsdp=placement.fsdp)
-    return base
+        for base in bases.parts.values():
+            build.spread(base, placement.processes, placement.zero, fsdp=placement.fsdp)
+    return bases
+
+
+def recorded_models(team: Team, settings: Settings) -> Team:
+    """The team with the recorded path for each `model` that does not lead to its folder from here."""
+    record = settings.record
+    paths = {} if record is None else {name: base.path for name, base in record.bases.items() if base.path is not None}
+
+    def found(model: str | None) -> str | None:
+        return paths.get(model, model) if model and not Path(model).expanduser().exists() else model
+
+    return Team(tuple(replace(agent, model=found(agent.model)) for agent in team.agents))
+
+
+def check_models(settings: Settings, team: Team) -> dict[str, str]:
+    """Adapter -> its base, checked as far as it can be before one is loaded. Raises ModelError."""
+    from mafrt.models import load_bases
+
+    models = load_bases.models_of(recorded_models(team, settings), settings["model_name_or_path"])
+    for model in dict.fromkeys(models.values()):
+        work_offline_if_unreachable(model)
+    if len(set(models.values())) > 1:
+        load_bases.check_models(models, trust_remote_code=settings["trust_remote_code"])
+    return models
 
 
 def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> str | None:

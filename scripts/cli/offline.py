@@ -12,7 +12,7 @@ from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainC
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_base, load_team, resolve, stored_args, work_offline_if_unreachable
+from mafrt.scripts.cli.loading import check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
@@ -145,13 +145,18 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     config, task = TrainConfig.of(**own), prepare(settings)
     source = read(settings, task)
     check_limits(config, source.team, settings["model_name_or_path"], tokens_given=False)
-    work_offline_if_unreachable(settings["model_name_or_path"])
+    models = check_models(settings, source.team)
+    if len(set(models.values())) > 1:
+        raise ConfigError(
+            f"The team sits on several bases ({', '.join(dict.fromkeys(models.values()))}), and records are learnt on "
+            "one; give the agents of one base at a time in the team file."
+        )
     run_dir = choose_run_dir(settings, loaded, rule_name(command))
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED}
     if loaded is not None and loaded.resumes:
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     print(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings)
+    base = load_base(settings, source.team).main
     records, held_out = encode(source, settings, task, base)
 
     from mafrt.runners.offline.runner import Offline

@@ -17,7 +17,7 @@ from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.core.threads import ThreadWatch
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
+from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import join
 from mafrt.scripts.cli.progress import Terminal
@@ -52,7 +52,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         settings = command.read(argv, below=stored, record=record)
     from mafrt.runners.algorithm import resolve_rule
     from mafrt.runners.async_rollout import check_async
-    from mafrt.runners.checks import check_sampler, check_tree
+    from mafrt.runners.checks import check_sampler, check_several, check_tree
     from mafrt.runners.identity import describe_run, refuse_changes
     from mafrt.runners.judge import prepare_coach
     from mafrt.runners.limits import check_limits
@@ -65,12 +65,13 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         settings["model_name_or_path"],
         tokens_given="max_new_tokens" in settings.given,
     )
-    work_offline_if_unreachable(settings["model_name_or_path"])
+    models = check_models(settings, prepared.team)
     now = describe_run(
         prepared.team, settings.values, command=command.name, env=prepared.env, eval_env=prepared.eval_env
     )
     refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, prepared.team)  # refuses a run that cannot learn before any model is loaded
+    check_several(prepared.team, models, config, rule)
     check_sampler(config, prepared.team, settings["model_name_or_path"])
     if config.play.stratify:
         from mafrt.rollout.stratified_order import strata_of
@@ -92,14 +93,16 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         say(note)
     if coach is not None:
         say(f"Turns are judged by: {coach.name}")
-    say(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings, placement)
+    if len(set(models.values())) > 1 and (placement.shards or placement.zero is not None):
+        raise ConfigError("The team sits on several bases, which cannot be sharded; leave FSDP and --deepspeed out.")
+    say(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
+    base = load_base(settings, prepared.team, placement)
 
     from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
     from mafrt.runners.on_policy import OnPolicy
 
     if "micro_batch_tokens" not in settings.named and processes.size == 1:
-        tokens = micro_batch_tokens(base, config, free_bytes(base.device.type))
+        tokens = micro_batch_tokens(base, config, free_bytes(base.main.device.type))
         if tokens != config.learn.micro_batch_tokens:
             say(f"Micro-batches have {tokens} tokens, which the free memory holds; --micro_batch_tokens chooses.")
         config = replace(config, learn=replace(config.learn, micro_batch_tokens=tokens))

@@ -19,31 +19,42 @@ class Export:
 
     run: RunData
     team: Team
-    base: str
-    """name of the base as the run named it"""
+    bases: Mapping[str, str]
+    """adapter -> name of its base as the run or the team file named it"""
     step: int
     """iterations of training"""
     scores: Sequence[Score]
     ranks: Mapping[str, int]
     """adapter -> rank"""
     vllm: str
-    """command that serves all adapters"""
+    """commands that serve all adapters, one for each base"""
+
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """The bases, each once."""
+        return tuple(dict.fromkeys(self.bases.values()))
 
 
 def team_card(export: Export) -> str:
     """README.md of the whole export."""
+    names = [f"`{name}`" for name in export.base_names]
+    bases = f"one frozen base, {names[0]}" if len(names) == 1 else f"{len(names)} frozen bases, {', '.join(names)}"
     lines = [
-        *_header(export, ["reinforcement-learning", "multi-agent"]),
+        *_header(export.base_names, ["reinforcement-learning", "multi-agent"]),
         f"# {export.run.name}",
         "",
-        f"A team of {len(export.team.agents)} agents with {len(export.ranks)} LoRA adapters on one frozen base, "
-        f"`{export.base}`, trained for {export.step} iterations with mafrt {__version__}.",
+        f"A team of {len(export.team.agents)} agents with {len(export.ranks)} LoRA adapters on {bases}, "
+        f"trained for {export.step} iterations with mafrt {__version__}.",
         "",
-        "| agent | adapter | rank |",
-        "|---|---|---|",
-        *(f"| {agent.name} | `{agent.adapter}/` | {export.ranks[agent.adapter]} |" for agent in export.team.agents),
+        "| agent | adapter | rank | base |",
+        "|---|---|---|---|",
+        *(
+            f"| {agent.name} | `{agent.adapter}/` | {export.ranks[agent.adapter]} | `{export.bases[agent.adapter]}` |"
+            for agent in export.team.agents
+        ),
         "",
-        "`team.json` is the team file with all role prompts; `chat_template.jinja` is the chat template of the base.",
+        "`team.json` is the team file with all role prompts; `chat_template.jinja` is the chat template of the base"
+        f"{'' if len(names) == 1 else ', beside each adapter'}.",
         "",
         *_scores(export),
         *_training(export),
@@ -59,24 +70,28 @@ def team_card(export: Export) -> str:
 def agent_card(export: Export, adapter: str) -> str:
     """README.md of one adapter's folder."""
     agents = [agent for agent in export.team.agents if agent.adapter == adapter]
+    base = export.bases[adapter]
     lines = [
-        *_header(export, ["lora", "reinforcement-learning"]),
+        *_header([base], ["lora", "reinforcement-learning"]),
         f"# {adapter}",
         "",
         f"LoRA adapter (rank {export.ranks[adapter]}) of {', '.join(agent.name for agent in agents)} in the team "
-        f"{', '.join(export.team.names)}, on `{export.base}`.",
+        f"{', '.join(export.team.names)}, on `{base}`.",
         "",
     ]
     for agent in agents:
         lines += [f"## Role prompt of {agent.name}", "", *_fence(agent.prompt or "(none)", "text"), ""]
-    load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{export.base}"), "{adapter}")'
+    load = f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{adapter}")'
     imports = "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
     lines += ["## Load", "", *_fence(imports + load, "python"), "", *_scores(export), *_training(export)]
     return "\n".join(lines) + "\n"
 
 
-def _header(export: Export, tags: Sequence[str]) -> list[str]:
-    base = [f"base_model: {export.base}"] if re.fullmatch(r"[\w.-]+/[\w.-]+", export.base) else []
+def _header(bases: Sequence[str], tags: Sequence[str]) -> list[str]:
+    ids = [base for base in bases if re.fullmatch(r"[\w.-]+/[\w.-]+", base)]
+    base = (
+        [f"base_model: {ids[0]}"] if len(ids) == 1 else ["base_model:", *(f"- {name}" for name in ids)] if ids else []
+    )
     return ["---", "library_name: peft", *base, "tags:", *(f"- {tag}" for tag in ("mafrt", *tags)), "---", ""]
 
 

@@ -13,12 +13,13 @@ from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import load_base, resolve, stored_args, work_offline_if_unreachable
+from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.settings import SampleSettings
 from mafrt.scripts.serving.engine_queue import EngineQueue
 
 if TYPE_CHECKING:
-    from mafrt.models.shared_base import SharedBase
+    from mafrt.models.several_bases import Bases
+    from mafrt.rollout.prompts import Voice
     from mafrt.storage.load_path import Loadable
 
 
@@ -36,10 +37,10 @@ class TrainedTeam:
     """Ready to answer."""
 
     team: Team
-    base: SharedBase
+    base: Bases
     queue: EngineQueue
     sampling: Mapping[str, SamplingParams]
-    window: int
+    voices: Mapping[str, Voice]
     reasoning: str
 
     def request(self, agent: str, seen: Observation, seed: int, **changes: Any) -> Request:
@@ -50,12 +51,13 @@ class TrainedTeam:
         """
         from mafrt.rollout.prompts import encode_prompt
 
-        ids = encode_prompt(self.base.tokenizer, self.team.agent(agent).prompt, seen)
-        room = self.window - len(ids)
+        voice = self.voices[agent]
+        ids = encode_prompt(voice.tokenizer, self.team.agent(agent).prompt, seen)
+        room = voice.context_window - len(ids)
         if room < 1:
             raise ApiError(
                 400,
-                f"the prompt has {len(ids)} tokens and the context window {self.window}; shorten the messages",
+                f"the prompt has {len(ids)} tokens and the context window {voice.context_window}; shorten the messages",
                 "context_length_exceeded",
             )
         how = replace(self.sampling[agent], **{name: value for name, value in changes.items() if value is not None})
@@ -90,18 +92,19 @@ def read_source(command: Command, argv: Sequence[str]) -> Source:
 
 def load_team(source: Source) -> TrainedTeam:
     """Load the base and the adapters, and start the engine."""
-    from mafrt.runners.build import make_engine, sampling_of
+    from mafrt.runners.build import make_engine, sampling_of, voices_of
     from mafrt.runners.checks import check_window
 
     settings, team = source.settings, source.team
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
-    work_offline_if_unreachable(settings["model_name_or_path"])
-    print(f"Loading {settings['model_name_or_path']} ...", flush=True)
-    base = load_base(settings)
+    models = check_models(settings, team)
+    print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
+    base = load_base(settings, team)
     for name in team.adapters:
         base.load_adapter(name, source.loaded.adapter(name))
-    window = check_window(config.play.context_window, base.context_window)
+    voices = voices_of(base, team, config.play.context_window)
+    window = check_window(config.play.context_window, base.main.context_window)
     engine = make_engine(base, config, window)
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     queue = EngineQueue(engine, rows=config.play.max_batch_rows)
-    return TrainedTeam(team, base, queue, sampling, window, config.play.reasoning)
+    return TrainedTeam(team, base, queue, sampling, voices, config.play.reasoning)

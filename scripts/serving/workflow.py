@@ -36,7 +36,9 @@ def play_problem(team: TrainedTeam, env: MathEnv, problem: str, seed: int) -> Ep
 
     own = copy.copy(env.spawn())
     own.tasks = (Task("asked", problem, "0"),)
-    player = Player(team.queue, team.base.tokenizer, team.team, team.sampling, team.window, team.reasoning)
+    main = team.base.main
+    shared = (team.queue, main.tokenizer, team.team, team.sampling, main.context_window, team.reasoning)
+    player = Player(*shared, voices=team.voices)
     starts = iter([Start("asked", "asked", reset_seed=seed, seed=seed, task=0)])
 
     def next_start(_slot: int, _finished: Episode | None) -> Start | None:
