@@ -75,9 +75,9 @@ def load_tasks(
         if not files:
             raise DataError(f"{path}: the folder holds none of {', '.join('*' + s for s in SUFFIXES)}")
         # The suffix stays in the ids here: a.json and a.parquet may lie side by side.
-        return tuple(task for file in files for task in _make_tasks(file.name, str(file), _file_records(file), fields))
+        return tuple(task for file in files for task in _make_tasks(file.name, str(file), file_records(file), fields))
     if os.path.exists(path):  # unlike `Path.exists`, False for a name that is too long
-        return tuple(_make_tasks(path.stem, str(path), _file_records(path), fields))
+        return tuple(_make_tasks(path.stem, str(path), file_records(path), fields))
     if _looks_like_id(str(source)):
         name = str(source)
         return tuple(_make_tasks(name, f"data set {name}", _hub_records(name, split), fields))
@@ -193,7 +193,7 @@ def _problem_text(here: str, key: str, value: Any) -> str:
     return value.strip()
 
 
-def _file_records(path: Path) -> Records:
+def file_records(path: Path) -> Records:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet_records(path)

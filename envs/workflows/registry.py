@@ -55,6 +55,7 @@ WORKFLOWS = Workflows(
         "debate": "mafrt.envs.workflows.simultaneous:Debate",
         "summary": "mafrt.envs.workflows.simultaneous:Summary",
         "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
+        "search": "mafrt.envs.search.workflow:SearchWorkflow",
         "router": "mafrt.envs.workflows.router:Router",
     },
 )

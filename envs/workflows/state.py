@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from mafrt.config.team import Team
 from mafrt.core.types import Evidence, Observation, Scored
@@ -35,7 +35,18 @@ class TaskState:
     turns: int = 0
     """Turns the next speaker has just had: it continues after its tool's answer."""
     pending: str | None = None
-    """A program to run before the next turn."""
+    """A program to run, or a query to search for, before the next turn."""
+
+
+class Tool(Protocol):
+    """Answers what a workflow leaves in `TaskState.pending`."""
+
+    def run(self, text: str) -> Any:
+        """Run a program or a query. Raises EnvError if the tool failed, which loses the episode."""
+
+    def says(self, ran: Any) -> str:
+        """The text for the agent."""
+        ...
 
 
 class Rules(Protocol):
@@ -68,6 +79,8 @@ class Workflow:
     """Whether its methods return in bounded time; a pattern or function of the user's own may not."""
     uses_tools: ClassVar[bool] = False
     """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
+    tool: ClassVar[str] = "python"
+    """The tool that it uses: `python`, or `search`, which the task source has to bring."""
 
     def __init__(self, team: Team, horizon: int, judge_lines: bool) -> None:
         self.team, self.horizon, self.judge_lines = team, horizon, judge_lines

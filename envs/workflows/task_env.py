@@ -13,7 +13,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
 from mafrt.environment.python_tool import PythonTool, Ran
 from mafrt.envs.workflows.registry import make_workflow
-from mafrt.envs.workflows.state import Rules, TaskState
+from mafrt.envs.workflows.state import Rules, TaskState, Tool
 
 REWARDS = ("outcome_only", "last", "each")
 
@@ -56,12 +56,21 @@ class TaskEnv(Env):
         self.num_tasks = self.task_count()
         self.max_steps = self.workflow.max_steps
         self.blocking = self.workflow.uses_tools
-        self.tool = PythonTool(sandbox) if self.blocking else None
+        self.tool = self.make_tool(sandbox) if self.blocking else None
         # A workflow of the user's own, or a pattern of theirs, may hang; the rest has deadlines.
         shipped = all(type(part).__module__.startswith("mafrt.envs.") for part in (self, self.workflow))
         self.bounded = self.workflow.bounded and shipped
 
     spawn, fork = spawn_sharing, fork_sharing
+
+    def make_tool(self, sandbox: str) -> Tool:
+        """The tool of the workflow. Raises ConfigError if this task source has no such tool, SandboxError as above."""
+        if self.workflow.tool != "python":
+            raise ConfigError(
+                f"the workflow needs the tool {self.workflow.tool!r}, which {type(self).__name__} does not have; take "
+                "another workflow, or tasks that bring it, as train_search does"
+            )
+        return PythonTool(sandbox)
 
     # ---------------------------------------------------------------------------------------------- the task source
 

@@ -21,6 +21,7 @@ ENVIRONMENTS = Registry(
         "code": "mafrt.envs.code:CodeEnv",
         "tasks": "mafrt.envs.tasks:RewardEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
+        "search": "mafrt.envs.search:SearchEnv",
         "program": "mafrt.envs.program:ProgramEnv",
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.storage.load_path import Loadable
 
-BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_tasks"})
+BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_search", "train_tasks"})
 """Commands whose `prepare(settings)` builds environment and team."""
 
 

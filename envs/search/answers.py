@@ -1,0 +1,58 @@
+"""Answers to questions: how they are marked in a text, exact match and F1 after SQuAD's normalisation.
+
+Rajpurkar et al. 2016, 1606.05250: lower case, without punctuation and articles, white space collapsed.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from mafrt.envs.math.answers import boxed
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+WHOLE = ("yes", "no", "noanswer")
+"""Answers that have no partial agreement, as in HotpotQA's own evaluation."""
+
+
+def normalize(text: str) -> str:
+    """`The Beatles!` -> `beatles`."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def given_answer(text: str) -> str | None:
+    """The content of the last `<answer>` tag, else of the last `\\boxed{}`, else None."""
+    tagged = _TAGGED.findall(text)
+    found = tagged[-1] if tagged else boxed(text)
+    return found.strip() or None if found is not None else None
+
+
+def exact_match(given: str, golden: Sequence[str]) -> float:
+    """1.0 if a golden answer equals the given one after normalisation."""
+    return float(any(normalize(given) == normalize(answer) for answer in golden))
+
+
+def f1(given: str, golden: Sequence[str]) -> float:
+    """Highest F1 of the words of the given answer against a golden one."""
+    return max((_f1(normalize(given), normalize(answer)) for answer in golden), default=0.0)
+
+
+def _f1(given: str, golden: str) -> float:
+    if given != golden and (given in WHOLE or golden in WHOLE):
+        return 0.0
+    left, right = given.split(), golden.split()
+    same = sum((Counter(left) & Counter(right)).values())
+    if not same:
+        return float(left == right)
+    precision, recall = same / len(left), same / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def mentions(text: str, golden: Sequence[str]) -> bool:
+    """Whether a text holds a golden answer, as whole words after normalisation."""
+    words = f" {normalize(text)} "
+    return any(f" {answer} " in words for answer in map(normalize, golden) if answer)

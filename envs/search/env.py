@@ -1,0 +1,137 @@
+"""`SearchEnv`: questions with golden answers and a retriever, as a task source for every workflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import StepResult
+from mafrt.environment.tool_calls import shorten
+from mafrt.envs.search.answers import exact_match, f1, given_answer, normalize
+from mafrt.envs.search.generated import generated
+from mafrt.envs.search.process_rewards import SearchRules
+from mafrt.envs.search.questions import Question, load_corpus, load_questions, passages_of
+from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Passage, Retriever
+from mafrt.envs.workflows.state import Tool
+from mafrt.envs.workflows.task_env import TaskEnv
+
+METRICS = {"em": exact_match, "f1": f1}
+NOTHING = "Nothing was found."
+MOST_TOPK = 100
+
+
+@dataclass(frozen=True)
+class SearchTool:
+    """Passages for a query, as one text."""
+
+    retriever: Retriever
+    topk: int
+
+    def run(self, text: str) -> list[Passage]:
+        return [passage for passage, _ in self.retriever.search(text, self.topk)]
+
+    def says(self, ran: list[Passage]) -> str:
+        return shorten("\n".join(passage.shown() for passage in ran) or NOTHING)
+
+
+class SearchEnv(TaskEnv):
+    """A team answers questions with what it finds.
+
+    The outcome is the exact match (or F1) of the answer; episodes also report both as the measures `em` and `f1`.
+    """
+
+    def __init__(
+        self,
+        dataset_path: str | Path | None = None,
+        team: Team | None = None,
+        corpus_path: str | Path | None = None,
+        retriever: str | Retriever | None = None,
+        topk: int = 3,
+        metric: str = "em",
+        retriever_timeout_s: float = 10.0,
+        horizon: int = 4,
+        problem_field: str | None = None,
+        answer_field: str | None = None,
+        split: str = "train",
+        workflow: str = "search",
+        judge_lines: bool = True,
+        rewards: str = "outcome_only",
+        questions: Sequence[Question] | None = None,
+        sees: str | None = None,
+        tool_turns: int | None = None,
+        judge: bool | None = None,
+        routes: str | None = None,
+        sandbox: str = "bwrap",
+    ) -> None:
+        """Read the questions (`dataset_path=None`: generated ones of `split`) or take `questions` as given.
+
+        `retriever`: an object, the URL of a server, or None for BM25 over `corpus_path`, else over the passages that
+        come with the questions. The others are those of `TaskEnv` and `MathEnv`. Raises DataError for the data,
+        ConfigError for a setting or a server that does not answer, MissingExtraError if a package is missing.
+        """
+        if metric not in METRICS:
+            raise ConfigError(f"metric is {metric!r}; choose {' or '.join(METRICS)}.")
+        if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= MOST_TOPK:
+            raise ConfigError(f"topk is {topk!r}; choose a whole number in 1..{MOST_TOPK}.")
+        fields = problem_field, answer_field
+        if questions is None:
+            questions = load_questions(dataset_path, *fields) if dataset_path else generated(split).questions
+        self.questions = tuple(questions)
+        if not self.questions:
+            raise ConfigError("questions is empty; give at least one")
+        self.metric, self.topk = METRICS[metric], topk
+        self._retriever = (retriever, corpus_path, retriever_timeout_s)
+        options = {"sees": sees, "tool_turns": tool_turns, "judge": judge, "routes": routes}
+        team = team if team is not None else Team.of(("verifier", "search", "answer"))
+        super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
+
+    def make_tool(self, sandbox: str) -> Tool:
+        if self.workflow.tool != "search":
+            return super().make_tool(sandbox)
+        given, corpus_path, timeout_s = self._retriever
+        if isinstance(given, str):
+            remote = HttpRetriever(given, timeout_s)
+            remote.check()
+            return SearchTool(remote, self.topk)
+        if given is not None:
+            return SearchTool(given, self.topk)
+        passages = load_corpus(corpus_path) if corpus_path else passages_of(self.questions)
+        if not passages:
+            raise ConfigError(
+                "there is nothing to search in: the questions bring no passages along; give --corpus_path FILE, or "
+                "--retriever URL"
+            )
+        return SearchTool(Bm25(passages), self.topk)
+
+    def task_count(self) -> int:
+        return len(self.questions)
+
+    def choose(self, index: int) -> tuple[str, dict[str, Any]]:
+        self.task = self.questions[index]
+        return self.task.text, {"task": self.task.id, "answer": self.task.answers[0]}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        result = super().step(actions)
+        if result.terminated:
+            texts = [text for name, text in self.state.said if name in result.info["correct"]]
+            given = [given_answer(text) or "" for text in texts[-len(result.info["correct"]) :]]
+            golden = self.task.answers
+            for name, score in METRICS.items():
+                mean = sum(score(text, golden) for text in given) / len(given) if given else 0.0
+                result.info.setdefault("measures", {})[name] = mean
+        return result
+
+    def grade(self, texts: Sequence[str]) -> list[float]:
+        given = [given_answer(text) for text in texts]
+        return [0.0 if answer is None else self.metric(answer, self.task.answers) for answer in given]
+
+    def key(self, text: str) -> str | None:
+        given = given_answer(text)
+        return None if given is None else normalize(given)
+
+    def rules(self) -> SearchRules:
+        return SearchRules(self.task.answers)

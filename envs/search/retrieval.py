@@ -1,0 +1,164 @@
+"""Retrievers: an embedded BM25 index, and a client of a server in Search-R1's request form.
+
+    POST {"queries": ["who wrote it"], "topk": 3, "return_scores": true}
+    ->   {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\ntext"}, "score": 8.1}, ...]]}
+
+With `return_scores` false the documents stand in the lists themselves; both replies are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
+from mafrt.core.text import brief, clean_text, error_line
+
+TOKEN = "MAFRT_RETRIEVER_TOKEN"
+"""Environment variable of the token that a retriever's client sends and its server asks for."""
+REPLY_MIB = 8
+"""Largest reply of a server."""
+_NO_WORDS = "search needs a package: pip install 'mafrt[search]'"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One passage of a corpus."""
+
+    id: str
+    title: str
+    text: str
+
+    @classmethod
+    def of(cls, identity: Any, title: Any, contents: str) -> Passage:
+        """From a record's fields; without a title, contents may begin with one in quotes and a line break."""
+        title = title if isinstance(title, str) else ""
+        if not title and contents.startswith('"') and '"\n' in contents:
+            title, _, contents = contents[1:].partition('"\n')
+        return cls(str(identity), clean_text(title).strip(), clean_text(contents).strip())
+
+    def shown(self) -> str:
+        """The passage as an agent reads it."""
+        return f"({self.title}) {self.text}" if self.title else self.text
+
+    def document(self) -> dict[str, str]:
+        """The passage in Search-R1's form."""
+        return {"id": self.id, "contents": f'"{self.title}"\n{self.text}' if self.title else self.text}
+
+
+class Retriever(Protocol):
+    """Passages for a query."""
+
+    def search(self, query: str, topk: int) -> list[tuple[Passage, float]]:
+        """At most `topk` passages with their scores, best first; none where nothing fits. Raises EnvError."""
+
+
+class Bm25:
+    """BM25 over passages, by bm25s (Lù 2024, 2407.03618), in this process.
+
+    Raises MissingExtraError if bm25s is not installed, ConfigError for a corpus without a word.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        try:
+            import bm25s
+        except ImportError as error:
+            raise MissingExtraError(_NO_WORDS) from error
+        self.passages = tuple(passages)
+        self._tokenize = bm25s.tokenize
+        words = self._words([f"{passage.title} {passage.text}" for passage in self.passages])
+        if not words.vocab:
+            raise ConfigError(f"the corpus has {len(self.passages)} passages without a word to search for; give others")
+        self._index = bm25s.BM25()
+        self._index.index(words, show_progress=False)
+
+    def _words(self, texts: list[str]) -> Any:
+        return self._tokenize(texts, stopwords="en", show_progress=False)
+
+    def search(self, query: str, topk: int) -> list[tuple[Passage, float]]:
+        found, scores = self._index.retrieve(
+            self._words([query]), k=min(topk, len(self.passages)), show_progress=False, n_threads=0
+        )
+        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        return [(self.passages[number], score) for number, score in pairs if score > 0]
+
+
+class HttpRetriever:
+    """A retriever behind a URL. A server that is down, hangs or lies raises EnvError, which loses the episode.
+
+    The token in `MAFRT_RETRIEVER_TOKEN`, if set, is sent along. Raises MissingExtraError without httpx.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise MissingExtraError(_NO_WORDS) from error
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"retriever is {url!r}; give a URL such as http://127.0.0.1:8000/retrieve.")
+        if not timeout_s > 0:
+            raise ConfigError(f"retriever_timeout_s is {timeout_s:g}; choose a value above 0.")
+        self.url, self.timeout_s = url, timeout_s
+        token = os.environ.get(TOKEN)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=False)
+
+    def check(self) -> None:
+        """Raises ConfigError unless the retriever answers a query now."""
+        try:
+            self.search("test", 1)
+        except EnvError as error:
+            raise ConfigError(f"{error}; start one, for example: mafrt serve_retriever --corpus_path FILE") from error
+
+    def search(self, query: str, topk: int) -> list[tuple[Passage, float]]:
+        import httpx
+
+        body = {"queries": [query], "topk": topk, "return_scores": True}
+        try:
+            content = self._post(body)
+            reply = json.loads(content)
+        except httpx.TimeoutException:
+            raise EnvError(f"the retriever {self.url} did not answer within {self.timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise EnvError(f"the retriever {self.url} cannot be reached ({error_line(error)})") from error
+        except (ValueError, RecursionError):
+            raise EnvError(f"the retriever {self.url} answered something that is not JSON") from None
+        return self._read(reply)[:topk]
+
+    def _post(self, body: Any) -> bytes:
+        """The reply's body, bounded in size and time. Raises EnvError for another status or one too large."""
+        import httpx
+
+        ends = time.monotonic() + self.timeout_s
+        content = bytearray()
+        with self._client.stream("POST", self.url, json=body) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > REPLY_MIB * 2**20:
+                    raise EnvError(f"the retriever {self.url} answered more than {REPLY_MIB} MiB")
+                if time.monotonic() > ends:  # httpx bounds the wait for each part, not for all of them
+                    raise httpx.ReadTimeout("too slow")
+            if response.status_code != 200:
+                raise EnvError(f"the retriever {self.url} answered status {response.status_code}, expected 200")
+        return bytes(content)
+
+    def _read(self, reply: Any) -> list[tuple[Passage, float]]:
+        result = reply.get("result") if isinstance(reply, dict) else None
+        if not isinstance(result, list) or len(result) != 1 or not isinstance(result[0], list):
+            raise EnvError(
+                f'the retriever {self.url} answered {brief(reply)}; expected {{"result": [[...]]}}, one list a query'
+            )
+        return [self._passage(entry) for entry in result[0]]
+
+    def _passage(self, entry: Any) -> tuple[Passage, float]:
+        scored = isinstance(entry, dict) and "document" in entry
+        document = entry["document"] if scored else entry
+        contents = document.get("contents", document.get("text")) if isinstance(document, dict) else None
+        score = entry.get("score", 0.0) if scored else 0.0
+        if not isinstance(contents, str) or isinstance(score, bool) or not isinstance(score, (int, float)):
+            raise EnvError(f"the retriever {self.url} answered a passage {brief(entry)}; expected a text 'contents'")
+        return Passage.of(document.get("id", ""), document.get("title"), contents), float(score)

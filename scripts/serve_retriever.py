@@ -1,0 +1,78 @@
+"""Serve a corpus for search: BM25 behind an address in Search-R1's request form."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.scripts.cli.command import Command, run_main
+
+
+@dataclass(frozen=True)
+class RetrieverSettings:
+    """Retrieval server"""
+
+    corpus_path: str | None = None
+    """JSON, JSONL or Parquet of passages: {"id", "contents"} or {"title", "text"}"""
+    host: str = "127.0.0.1"
+    """address to listen on; any but loopback needs a token in MAFRT_RETRIEVER_TOKEN"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one"""
+    topk: int = 3
+    """passages of a query that names no topk"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+        if not 1 <= self.topk <= 100:
+            raise ConfigError(f"topk is {self.topk}; choose one in 1..100.")
+
+
+COMMAND = Command(
+    "serve_retriever",
+    "Serve a corpus for search: POST /retrieve in Search-R1's request form, answered by BM25.",
+    (RetrieverSettings,),
+    words="corpus_path",
+)
+
+
+def serve(argv: Sequence[str]) -> int:
+    from mafrt.environment.chat_api.server import LOOPBACK
+    from mafrt.envs.search.questions import load_corpus
+    from mafrt.envs.search.retrieval import TOKEN, Bm25
+    from mafrt.envs.search.server import app
+
+    asked = COMMAND.read(argv).make(RetrieverSettings)
+    token = os.environ.get(TOKEN) or None
+    if asked.corpus_path is None:
+        raise ConfigError("there is nothing to serve; give --corpus_path, a file of passages.")
+    if asked.host not in LOOPBACK and token is None:
+        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtraError("the retrieval server needs a package: pip install 'mafrt[serve]'") from error
+    family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
+    try:
+        listening = socket.create_server((asked.host, asked.port), family=family)
+    except OSError as error:
+        raise ConfigError(f"port {asked.port} of {asked.host} cannot be used ({error.strerror}).") from None
+    index = Bm25(load_corpus(asked.corpus_path))
+    shown = f"[{asked.host}]" if ":" in asked.host else asked.host
+    url = f"http://{shown}:{listening.getsockname()[1]}/retrieve"
+    print(f"{len(index.passages)} passages at {url}; Ctrl-C ends it.", flush=True)
+    config = uvicorn.Config(app(index, asked.topk, token), log_level="error", lifespan="off", access_log=False)
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(serve, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
