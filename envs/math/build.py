@@ -41,7 +41,7 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv:
     """The environment that the settings describe, on these tasks."""
-    names = ("horizon", "workflow", "sees", "tool_turns", "judge", "routes", "sandbox")
+    names = ("horizon", "workflow", "sees", "tool_turns", "judge", "routes", "tools", "sandbox")
     return MathEnv(tasks=tasks, team=team, **{name: settings[name] for name in names if name in settings})
 
 

@@ -40,6 +40,7 @@ class MathEnv(TaskEnv):
         tool_turns: int | None = None,
         judge: bool | None = None,
         routes: str | None = None,
+        tools: Sequence[str] = (),
         sandbox: str = "bwrap",
     ) -> None:
         """Read the tasks (`dataset_path=None`: the shipped word problems) or take `tasks` as given.
@@ -57,7 +58,13 @@ class MathEnv(TaskEnv):
         )
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
-        options = {"sees": sees, "tool_turns": tool_turns, "judge": judge, "routes": routes}
+        options = {
+            "sees": sees,
+            "tool_turns": tool_turns,
+            "judge": judge,
+            "routes": routes,
+            "tools": tools or None,
+        }
         team = team if team is not None else Team.of(("reasoner", "actor"))
         super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
         self.rubric = workflow if workflow in RUBRICS else None

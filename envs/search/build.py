@@ -49,7 +49,7 @@ def build_env(settings: Mapping[str, Any], questions: Sequence[Question], team: 
     """The environment that the settings describe, on these questions."""
     names = (
         "corpus_path", "retriever", "topk", "metric", "retriever_timeout_s", "horizon", "workflow", "sees",
-        "tool_turns", "judge", "routes", "sandbox",
+        "tool_turns", "judge", "routes", "tools", "sandbox",
     )  # fmt: skip
     return SearchEnv(questions=questions, team=team, **{name: settings[name] for name in names if name in settings})
 

@@ -65,6 +65,7 @@ class SearchEnv(TaskEnv):
         tool_turns: int | None = None,
         judge: bool | None = None,
         routes: str | None = None,
+        tools: Sequence[str] = (),
         sandbox: str = "bwrap",
     ) -> None:
         """Read the questions (`dataset_path=None`: generated ones of `split`) or take `questions` as given.
@@ -85,7 +86,13 @@ class SearchEnv(TaskEnv):
             raise ConfigError("questions is empty; give at least one")
         self.metric, self.topk = METRICS[metric], topk
         self._retriever = (retriever, corpus_path, retriever_timeout_s)
-        options = {"sees": sees, "tool_turns": tool_turns, "judge": judge, "routes": routes}
+        options = {
+            "sees": sees,
+            "tool_turns": tool_turns,
+            "judge": judge,
+            "routes": routes,
+            "tools": tools or None,
+        }
         team = team if team is not None else Team.of(("verifier", "search", "answer"))
         super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
 

@@ -43,5 +43,5 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> RewardEnv:
     """The environment that the settings describe, on these tasks."""
-    names = ("reward", "horizon", "workflow", "sees", "tool_turns", "judge", "routes", "sandbox")
+    names = ("reward", "horizon", "workflow", "sees", "tool_turns", "judge", "routes", "tools", "sandbox")
     return RewardEnv(tasks=tasks, team=team, **{name: settings[name] for name in names if name in settings})

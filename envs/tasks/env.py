@@ -41,6 +41,7 @@ class RewardEnv(TaskEnv):
         sees: str | None = None,
         judge: bool | None = None,
         routes: str | None = None,
+        tools: Sequence[str] = (),
         tool_turns: int | None = None,
         sandbox: str = "bwrap",
     ) -> None:
@@ -60,7 +61,7 @@ class RewardEnv(TaskEnv):
         self.tasks = tuple(tasks)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
-        options = {"sees": sees, "judge": judge, "routes": routes, "tool_turns": tool_turns}
+        options = {"sees": sees, "judge": judge, "routes": routes, "tool_turns": tool_turns, "tools": tools or None}
         team = team if team is not None else Team.of(("solver",))
         super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
         self.bounded = False  # the function is the user's

@@ -22,7 +22,9 @@ class WorkflowSettings:
     sees: str | None = None
     """view of the transcript: all, previous, predecessors, own, own+predecessors, problem, or module:function"""
     tool_turns: int | None = None
-    """mathchat: turns of the Code Executor, whose program runs after each; default: 2"""
+    """turns of an agent that call tools: mathchat 2 by default, tools 4"""
+    tools: tuple[str, ...] = ()
+    """tools: calculator, python, files, files:FOLDER, search:FILE, search:URL, mcp:FILE; default: calculator"""
     judge: bool | None = None
     """debate: the last agent takes no part, and decides; default: off, the majority decides"""
     routes: str | None = None

@@ -56,6 +56,7 @@ WORKFLOWS = Workflows(
         "summary": "mafrt.envs.workflows.simultaneous:Summary",
         "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
         "search": "mafrt.envs.search.workflow:SearchWorkflow",
+        "tools": "mafrt.envs.tools.workflow:ToolWorkflow",
         "router": "mafrt.envs.workflows.router:Router",
     },
 )

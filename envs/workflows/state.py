@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored
-from mafrt.environment.python_tool import Ran
+from mafrt.environment.python_tool import PythonTool, Ran
 
 JUDGE = "judge"
 TOOL = "tool"
@@ -49,6 +50,18 @@ class Tool(Protocol):
         ...
 
 
+class EpisodeTool(Tool):
+    """A tool with a state of its own in each episode."""
+
+    def fresh(self) -> EpisodeTool:
+        """The tool at the start of an episode."""
+        raise NotImplementedError
+
+    def copy(self) -> EpisodeTool:
+        """The tool at the same point of a forked episode."""
+        raise NotImplementedError
+
+
 class Rules(Protocol):
     """Scores of turns by rules, as the task source has them; None where only the outcome can tell."""
 
@@ -80,7 +93,7 @@ class Workflow:
     uses_tools: ClassVar[bool] = False
     """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
     tool: ClassVar[str] = "python"
-    """The tool that it uses: `python`, or `search`, which the task source has to bring."""
+    """The tool that it uses: `python`, `tools`, or `search`, which the task source has to bring."""
 
     def __init__(self, team: Team, horizon: int, judge_lines: bool) -> None:
         self.team, self.horizon, self.judge_lines = team, horizon, judge_lines
@@ -88,6 +101,20 @@ class Workflow:
         self.answering: tuple[str, ...] = tuple(a.name for a in team.agents if a.with_answer)
         self.max_steps = getattr(type(self), "max_steps", None) or horizon * len(self.names)
         """most steps that an episode can take"""
+
+    def make_tool(self, sandbox: str) -> Tool:
+        """The tool that answers `state.pending`.
+
+        Raises:
+            ConfigError: the task source has to bring it, and does not.
+            SandboxError: there is no such sandbox here.
+        """
+        if self.tool != "python":
+            raise ConfigError(
+                f"the workflow needs the tool {self.tool!r}, which these tasks do not have; take another workflow, or "
+                "tasks that bring it, as train_search does"
+            )
+        return PythonTool(sandbox)
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
         """Observations of the agents that speak next; empty when the episode is over."""
@@ -120,7 +147,7 @@ class Workflow:
         """Further numbers of a finished episode, averaged over episodes in evaluations."""
         return {}
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: Rules) -> dict[str, Evidence]:
         """Evidence about the turns between two states (agent -> evidence), for `--coach rules`.
 
         By default answers are scored as answers, and other turns by the team's result. An agent whose evidence has no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
@@ -11,10 +11,10 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
-from mafrt.environment.python_tool import PythonTool, Ran
 from mafrt.envs.workflows.registry import make_workflow
-from mafrt.envs.workflows.state import Rules, TaskState, Tool
+from mafrt.envs.workflows.state import EpisodeTool, Rules, TaskState, Tool
 
+E = TypeVar("E", bound="TaskEnv")
 REWARDS = ("outcome_only", "last", "each")
 
 
@@ -61,16 +61,17 @@ class TaskEnv(Env):
         shipped = all(type(part).__module__.startswith("mafrt.envs.") for part in (self, self.workflow))
         self.bounded = self.workflow.bounded and shipped
 
-    spawn, fork = spawn_sharing, fork_sharing
+    spawn = spawn_sharing
 
     def make_tool(self, sandbox: str) -> Tool:
-        """The tool of the workflow. Raises ConfigError if this task source has no such tool, SandboxError as above."""
-        if self.workflow.tool != "python":
-            raise ConfigError(
-                f"the workflow needs the tool {self.workflow.tool!r}, which {type(self).__name__} does not have; take "
-                "another workflow, or tasks that bring it, as train_search does"
-            )
-        return PythonTool(sandbox)
+        """The tool of the workflow. A task source may bring one. Raises as `Workflow.make_tool`."""
+        return self.workflow.make_tool(sandbox)
+
+    def fork(self: E) -> E:
+        twin = fork_sharing(self)
+        if isinstance(twin.tool, EpisodeTool):
+            twin.tool = twin.tool.copy()
+        return twin
 
     # ---------------------------------------------------------------------------------------------- the task source
 
@@ -103,6 +104,8 @@ class TaskEnv(Env):
         assert self.num_tasks is not None
         problem, info = self.choose(self.rng.randrange(self.num_tasks) if chosen is None else chosen)
         self.state = TaskState(problem)
+        if isinstance(self.tool, EpisodeTool):
+            self.tool = self.tool.fresh()
         self.unscored: frozenset[str] = frozenset()
         """agents whose latest turn is scored by the result"""
         return self.workflow.observe(self.state), {**info, "problem": problem}
@@ -138,7 +141,7 @@ class TaskEnv(Env):
             info["measures"] = measures
         return StepResult(self.workflow.observe(self.state), self._rewards(score, over), over, False, info)
 
-    def _evidence(self, before: TaskState, after: TaskState, ran: Ran | None) -> dict[str, Evidence]:
+    def _evidence(self, before: TaskState, after: TaskState, ran: Any) -> dict[str, Evidence]:
         """The workflow's evidence about the latest turns; turns without a score wait for the result."""
         found = self.workflow.evidence(before, after, ran, self.rules())
         scored = {agent for agent, evidence in found.items() if evidence.rules is not None}

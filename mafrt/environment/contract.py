@@ -104,7 +104,7 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
         good = isinstance(observation, list) and observation and all(
             isinstance(m, dict)
             and set(m) == {"role", "content"}
-            and m["role"] in ("system", "user", "assistant", "tool")
+            and m["role"] in ("system", "user", "assistant", "tool", "tools")
             and isinstance(m["content"], str)
             for m in observation
         )  # fmt: skip

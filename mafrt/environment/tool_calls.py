@@ -72,24 +72,53 @@ def visible(text: str, *, opened: bool = False) -> str:
 
 def find_call(text: str) -> ToolCall | BadCall | None:
     """The last tool call of `text`, None if it makes none."""
-    tool_call: ToolCall | BadCall | None = None
+    calls = marked_calls(text)
+    return calls[-1] if calls else None
+
+
+def find_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
+    """All tool calls of a text without its thoughts, for agents that have several tools.
+
+    `<tool_call>` tags and, with `fences`, fenced Python count, else a text that is one JSON call or a list of them, as
+    the chat templates of Llama 3 and Mistral have it.
+    """
+    said = visible(text)
+    if calls := marked_calls(said, fences):
+        return calls
+    bare = said.strip().removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").strip()
+    if not bare.startswith(("{", "[")):
+        return []
+    try:
+        value = json.loads(bare)
+    except (ValueError, RecursionError):
+        return []
+    entries = value if isinstance(value, list) else [value]
+    meant = all(isinstance(e, dict) and "name" in e and ("arguments" in e or "parameters" in e) for e in entries)
+    return [_from_json(json.dumps(entry)) for entry in entries] if meant else []
+
+
+def marked_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
+    """The calls in tags and fences, in order. One that is not closed replaces all of them: nothing is run."""
+    found: list[ToolCall | BadCall] = []
     opened: re.Match[str] | None = None
     for mark in _MARK.finditer(text):
         fence, language, call, call_end = mark.groups()
+        if fence and not fences:
+            continue
         if opened is None:
             if fence or call:
                 opened = mark
         elif fence and opened[1] and not language and len(fence) >= len(opened[1]):
             if opened[2].lower() in _LANGUAGES:
-                tool_call = ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]})
+                found.append(ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]}))
             opened = None
         elif call_end and opened[3]:
-            tool_call = _from_json(text[opened.end() : mark.start()])
+            found.append(_from_json(text[opened.end() : mark.start()]))
             opened = None
     if opened is not None and (opened[3] or opened[2].lower() in _LANGUAGES):
         problem = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
-        return BadCall(f"Nothing was run: {problem}.")
-    return tool_call
+        return [BadCall(f"Nothing was run: {problem}.")]
+    return found
 
 
 def code_of(call: ToolCall) -> str | BadCall:
@@ -124,13 +153,16 @@ def tool_message(output: str) -> Message:
 
 def _from_json(text: str) -> ToolCall | BadCall:
     try:
-        said = json.loads(text)
-        # Some models write the arguments as a JSON text of its own.
-        if isinstance(said, dict) and isinstance(said.get("arguments"), str):
-            said["arguments"] = json.loads(said["arguments"])
+        return _call(json.loads(text))
     except (ValueError, RecursionError) as error:
         return BadCall(f"Nothing was run: the tool call is not JSON ({str(error).splitlines()[0]}).")
+
+
+def _call(said: Any) -> ToolCall | BadCall:
+    """A call from its JSON value. Raises ValueError for arguments that are a text and not JSON."""
     arguments = said.get("arguments", said.get("parameters", {})) if isinstance(said, dict) else None
+    if isinstance(arguments, str):  # some models write the arguments as a JSON text of its own
+        arguments = json.loads(arguments)
     if not isinstance(said, dict) or not isinstance(said.get("name"), str) or not isinstance(arguments, dict):
         return BadCall('Nothing was run: a tool call is {"name": ..., "arguments": {...}}, found something else.')
     return ToolCall(said["name"], arguments)

@@ -19,9 +19,17 @@ class Voice:
     """max tokens of prompt and answer together"""
 
 
+TOOLS = "tools"
+"""Role of an observation's first message if it holds the schemas of the agent's tools, as JSON."""
+TOOLS_HEAD = "You may call these tools, each given by its JSON schema:"
+TOOLS_TAIL = 'A call is <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
+
+
 def messages_of(system: str, observation: Observation) -> list[Message]:
     """The chat: the agent's role prompt, then its observation. An observation's own system message wins."""
     seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    if seen and seen[0]["role"] == TOOLS:
+        return [seen[0], *messages_of(system, seen[1:])]
     if system and not (seen and seen[0]["role"] == "system"):
         return [{"role": "system", "content": system}, *seen]
     return seen
@@ -35,6 +43,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation) -> list
     messages = messages_of(system, observation)
     if getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
+    # The schemas of tools stand in the lines like any other message.
     text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
     return list(tokenizer.encode(text))
 
@@ -47,7 +56,18 @@ def opens_thought(tokenizer: Any) -> bool:
 
 
 def _rendered(tokenizer: Any, messages: list[Message]) -> str:
-    """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such."""
+    """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such.
+
+    Schemas of tools go to the template, and into the first message if it has no place for them.
+    """
+    if messages and messages[0]["role"] == TOOLS:
+        schemas, messages = json.loads(messages[0]["content"]), messages[1:]
+        if TOOLS in str(getattr(tokenizer, "chat_template", "")):
+            tokenizer = _WithTools(tokenizer, schemas)
+        else:
+            lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{TOOLS_HEAD}\n{lines}\n{TOOLS_TAIL}"}
+            messages = [first, *messages[1:]]
     outputs = [message["content"].strip() for message in messages if message["role"] == "tool"]
     if not outputs:
         return _template(tokenizer, messages)
@@ -67,6 +87,17 @@ def _rendered(tokenizer: Any, messages: list[Message]) -> str:
             message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
         plain.append(message)
     return _template(tokenizer, plain)
+
+
+@dataclass(frozen=True)
+class _WithTools:
+    """A tokenizer whose template is filled in with tools."""
+
+    tokenizer: Any
+    schemas: list[Any]
+
+    def apply_chat_template(self, messages: list[Message], **options: Any) -> Any:
+        return self.tokenizer.apply_chat_template(messages, tools=self.schemas, **options)
 
 
 def _template(tokenizer: Any, messages: list[Message]) -> str:

@@ -28,7 +28,7 @@ from mafrt.rollout.prompts import encode_prompt
 
 MOST_MIB = 4096
 """Largest file of records."""
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "user", "assistant", "tool", "tools")
 
 
 @dataclass(frozen=True)

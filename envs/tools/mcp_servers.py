@@ -1,0 +1,199 @@
+"""Tools of MCP servers, by the official client: programs over stdio, and servers over streamable HTTP.
+
+Servers are named in a file in the usual form:
+
+    {"mcpServers": {"time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]},
+                    "web": {"url": "http://127.0.0.1:9000/mcp"}}}
+
+A server is connected once in each process and shared by all episodes; it is connected again after it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.core import reading
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.text import brief, error_line
+from mafrt.envs.tools.base import Failed, Tool, Toolbox
+
+TIMEOUT_S = 60.0
+"""Of one call, and of connecting."""
+_FIELDS = ("command", "args", "env", "url", "timeout_s")
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """One entry of the file."""
+
+    name: str
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    url: str | None = None
+    timeout_s: float = TIMEOUT_S
+
+
+class McpServer:
+    """A connection to a server, in an event loop of its own thread."""
+
+    def __init__(self, spec: ServerSpec) -> None:
+        self.spec = spec
+        self._lock = threading.Lock()
+        self._process: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: Any = None
+        self._ended: asyncio.Event | None = None
+
+    def tools(self) -> list[Any]:
+        """The tools that the server offers. Raises Failed."""
+        return list(self._ask(lambda client: client.list_tools()).tools)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The texts of a tool's answer. Raises Failed if the server says that it failed, hangs, or is gone."""
+        result = self._ask(lambda client: client.call_tool(name, dict(arguments)))
+        parts = [getattr(part, "text", None) or f"[{getattr(part, 'type', 'content')}]" for part in result.content]
+        text = "\n".join(map(str, parts))
+        if result.is_error:
+            raise Failed(text or f"the server {self.spec.name} reports an error.")
+        return text or "The tool answered nothing."
+
+    def close(self) -> None:
+        """End the connection. May be called more than once."""
+        with self._lock:
+            self._drop()
+
+    def _ask(self, question: Any) -> Any:
+        name, timeout_s = self.spec.name, self.spec.timeout_s
+        with self._lock:
+            loop, client = self._connected()
+            future = asyncio.run_coroutine_threadsafe(question(client), loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            future.cancel()
+            why = f"the server {name} did not answer within {timeout_s:g} s."
+        except Exception as error:
+            if type(error).__name__ == "MCPError":  # the server's own answer: the connection is sound
+                raise Failed(f"the server {name} refused the call ({error_line(error)}).") from error
+            why = f"the server {name} failed ({type(error).__name__}: {error_line(error)})."
+        with self._lock:
+            if self._client is client:
+                self._drop()
+        raise Failed(why)
+
+    def _connected(self) -> tuple[asyncio.AbstractEventLoop, Any]:
+        """Loop and client of this process; threads do not survive a fork."""
+        if self._client is None or self._process != os.getpid():
+            ready: Future[Any] = Future()
+            threading.Thread(target=self._serve, args=(ready,), daemon=True, name="mafrt-mcp").start()
+            try:
+                self._loop, self._client, self._ended = ready.result(self.spec.timeout_s)
+            except FutureTimeoutError:
+                ready.cancel()
+                raise Failed(f"the server {self.spec.name} did not answer within {self.spec.timeout_s:g} s.") from None
+            except Exception as error:
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):
+                    cause = cause.exceptions[0]
+                why = f"{type(cause).__name__}: {error_line(cause)}"
+                raise Failed(f"the server {self.spec.name} cannot be reached ({why}).") from error
+            self._process = os.getpid()
+        assert self._loop is not None
+        return self._loop, self._client
+
+    def _drop(self) -> None:
+        if self._loop is not None and self._ended is not None and self._process == os.getpid():
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._client = self._loop = self._ended = None
+
+    def _serve(self, ready: Future[Any]) -> None:
+        async def run() -> None:
+            ended = asyncio.Event()
+            async with _client(self.spec) as client:
+                if ready.set_running_or_notify_cancel():
+                    ready.set_result((asyncio.get_running_loop(), client, ended))
+                    await ended.wait()
+
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # the thread ends here in any case; the caller gets the reason
+            if not ready.done():
+                ready.set_exception(error)
+
+
+def _client(spec: ServerSpec) -> Any:
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    if spec.url is not None:
+        return Client(spec.url)
+    assert spec.command is not None
+    parameters = StdioServerParameters(command=spec.command, args=list(spec.args), env=dict(spec.env) or None)
+    return Client(stdio_client(parameters, errlog=open(os.devnull, "w")))
+
+
+def read_servers(source: str) -> list[ServerSpec]:
+    """The servers that a file names. Raises ConfigError with the fault."""
+    try:
+        data = reading.parse_json(reading.read_text(source))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"mcp:{source} cannot be read ({error_line(error)}); give a JSON file.") from error
+    servers = data.get("mcpServers") if isinstance(data, dict) else None
+    if not isinstance(servers, dict) or not servers:
+        raise ConfigError(f'mcp:{source}: expected {{"mcpServers": {{name: ...}}}}, found {brief(data)}.')
+    return [_spec(source, name, entry) for name, entry in servers.items()]
+
+
+def _spec(source: str, name: str, entry: Any) -> ServerSpec:
+    where = f"mcp:{source}, server {name!r}"
+    if not isinstance(entry, dict) or ("command" in entry) == ("url" in entry):
+        raise ConfigError(f"{where}: expected an object with either 'command' or 'url', found {brief(entry)}.")
+    for key in entry:
+        if key not in _FIELDS:
+            raise ConfigError(f"{where}: {unknown('key', str(key), _FIELDS)}")
+    args, env, timeout_s = entry.get("args", []), entry.get("env", {}), entry.get("timeout_s", TIMEOUT_S)
+    texts = [entry.get("command", ""), entry.get("url", "")]
+    whole = isinstance(args, list) and isinstance(env, dict) and isinstance(timeout_s, (int, float)) and timeout_s > 0
+    if not whole or not all(isinstance(text, str) for text in [*texts, *args, *env.values()]):
+        raise ConfigError(f"{where}: expected texts, args as a list, env as an object, timeout_s above 0.")
+    return ServerSpec(name, entry.get("command"), tuple(args), env, entry.get("url"), float(timeout_s))
+
+
+def server_tools(source: str) -> Sequence[Tool]:
+    """The tools of all servers that a file names.
+
+    Raises:
+        ConfigError: a wrong file, or a server that cannot be reached now.
+        MissingExtraError: the package mcp is missing.
+    """
+    specs = read_servers(source)
+    try:
+        import mcp  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("MCP servers need a package: pip install 'mafrt[tools]'") from error
+    found: list[Tool] = []
+    for spec in specs:
+        server = McpServer(spec)
+        try:
+            offered = server.tools()
+        except Failed as failure:
+            raise ConfigError(f"mcp:{source}: {failure}") from failure
+        found += [_tool(server, each) for each in offered]
+    return found
+
+
+def _tool(server: McpServer, offered: Any) -> Tool:
+    def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
+        return server.call(offered.name, arguments)
+
+    schema = offered.input_schema if isinstance(offered.input_schema, Mapping) else {"type": "object"}
+    return Tool(str(offered.name), str(offered.description or ""), schema, call)

@@ -1,0 +1,95 @@
+"""Tools by name, as `--tools` takes them: calculator, python, files, files:FOLDER, search:FILE or URL, mcp:FILE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.environment.python_tool import PythonTool
+from mafrt.envs.tools.base import Failed, Tool, Toolbox, parameters
+from mafrt.envs.tools.calculator import calculator
+from mafrt.envs.tools.files import file_tools, inside, keep, read_folder
+
+TOPK = 3
+
+
+def python(sandbox: str) -> Tool:
+    """Runs programs in the sandbox, with the workspace's files. Raises SandboxError if there is no such sandbox."""
+    runner = PythonTool(sandbox)
+
+    def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
+        ran = runner.run(arguments["code"], toolbox.files, ("*",))
+        changed = {**toolbox.files, **{inside(name): content for name, content in ran.files.items()}}
+        keep(changed)
+        toolbox.files = changed
+        return runner.says(ran) or "The program printed nothing."
+
+    text = "Run a Python program and read what it prints. It sees the files of the workspace."
+    return Tool("python", text, parameters({"code": ("string", "the program")}), call)
+
+
+def search(source: str) -> Tool:
+    """Searches a corpus file by BM25, or asks a retriever behind a URL. Raises ConfigError, DataError."""
+    from mafrt.envs.search.questions import load_corpus
+    from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Retriever
+
+    retriever: Retriever
+    if source.startswith(("http://", "https://")):
+        retriever = remote = HttpRetriever(source)
+        remote.check()
+    else:
+        retriever = Bm25(load_corpus(source))
+
+    def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
+        try:
+            found = retriever.search(arguments["query"], arguments.get("topk", TOPK))
+        except EnvError as error:
+            raise Failed(f"{error}.") from error
+        return "\n".join(passage.shown() for passage, _ in found) or "Nothing was found."
+
+    topk = {"type": "integer", "minimum": 1, "maximum": 20, "description": f"number of passages, {TOPK} by default"}
+    schema = parameters({"query": ("string", "words to search for")})
+    schema["properties"]["topk"] = topk
+    return Tool("search", "Search for passages of text.", schema, call)
+
+
+NEEDS = {"files": "files or files:FOLDER", "search": "search:FILE or search:URL", "mcp": "mcp:FILE"}
+
+
+def make_toolbox(names: Sequence[str], sandbox: str = "bwrap") -> Toolbox:
+    """The tools that are named.
+
+    Raises:
+        ConfigError: no such tool, or an MCP server or retriever that does not answer.
+        SandboxError: there is no such sandbox here.
+    """
+    tools: list[Tool] = []
+    files: dict[str, bytes] = {}
+    makers: Mapping[str, Callable[[str], Sequence[Tool]]] = {
+        "calculator": lambda _: [calculator()],
+        "python": lambda _: [python(sandbox)],
+        "files": lambda _: file_tools(),
+        "search": lambda source: [search(source)],
+        "mcp": _mcp,
+    }
+    if not names:
+        raise ConfigError(f"tools is empty; name some: {', '.join(makers)}.")
+    for name in names:
+        kind, colon, source = name.partition(":")
+        if kind not in makers:
+            raise ConfigError(unknown("tool", name, makers))
+        if bool(colon) and kind in ("calculator", "python"):
+            raise ConfigError(f"the tool {kind} takes nothing behind a colon, found {name!r}.")
+        if not source and (colon or kind in ("search", "mcp")):
+            raise ConfigError(f"tools holds {name!r}; expected {NEEDS[kind]}.")
+        files |= read_folder(source) if kind == "files" and source else {}
+        tools += makers[kind](source)
+    return Toolbox(tools, files)
+
+
+def _mcp(source: str) -> Sequence[Tool]:
+    from mafrt.envs.tools.mcp_servers import server_tools
+
+    return server_tools(source)

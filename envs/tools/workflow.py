@@ -1,0 +1,86 @@
+"""`tools`: agents one after the other, each of which may call tools before it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Evidence, Message, Observation
+from mafrt.environment.tool_calls import find_calls, tool_message
+from mafrt.envs.tools.base import ERROR, Called, listed
+from mafrt.envs.tools.registry import make_toolbox
+from mafrt.envs.workflows.chain import Chain
+from mafrt.envs.workflows.state import TOOL, Key, Rules, TaskState, Tool
+from mafrt.envs.workflows.views import written
+
+
+class ToolWorkflow(Chain):
+    """A chain whose agents call tools.
+
+    The chat template gets the tools' schemas. A turn with calls is answered by a tool message, and the agent speaks
+    again; a turn without one is its last, and so is the turn after `tool_turns` turns with calls. The agents after it
+    see its calls and their answers in the transcript.
+    """
+
+    uses_tools = True
+    tool = "tools"
+
+    def __init__(
+        self,
+        team: Team,
+        horizon: int,
+        judge_lines: bool,
+        sees: str | None = None,
+        tool_turns: int = 4,
+        tools: Sequence[str] = ("calculator",),
+    ) -> None:
+        super().__init__(team, horizon, judge_lines, sees)
+        if isinstance(tool_turns, bool) or not isinstance(tool_turns, int) or tool_turns < 1:
+            raise ConfigError(f"tool_turns must be a whole number of at least 1, found {tool_turns!r}")
+        self.tools, self.tool_turns = tuple(tools), tool_turns
+        self.max_steps = horizon * len(self.names) * (tool_turns + 1)
+        self.schemas, self.fences = "[]", False
+
+    def make_tool(self, sandbox: str) -> Tool:
+        toolbox = make_toolbox(self.tools, sandbox)
+        self.schemas, self.fences = listed(toolbox.schemas()), toolbox.fences
+        return toolbox
+
+    def observe(self, state: TaskState) -> dict[str, Observation]:
+        if state.over:
+            return {}
+        name = self.names[state.position]
+        begun = len(state.said) - 2 * state.turns
+        chat: list[Message] = [
+            {"role": "tools", "content": self.schemas},
+            {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], name))},
+        ]
+        for role, text in state.said[begun:]:
+            chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})
+        return {name: chat}
+
+    def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
+        after = super().transition(state, actions)
+        text = actions[self.names[state.position]]
+        if state.turns >= self.tool_turns or not find_calls(text, self.fences):
+            return replace(after, turns=0)
+        return replace(after, position=state.position, turns=state.turns + 1, pending=text)
+
+    def measures(self, state: TaskState, key: Key) -> dict[str, float]:
+        """`tool_turns`: turns with calls; `tool_errors`: share of them in which a call failed."""
+        answers = [text for role, text in state.said if role == TOOL]
+        failed = sum(any(line.startswith(ERROR) for line in text.splitlines()) for text in answers)
+        return {"tool_turns": float(len(answers)), "tool_errors": failed / len(answers) if answers else 0.0}
+
+    def evidence(
+        self, before: TaskState, after: TaskState, ran: list[Called] | None, rules: Rules
+    ) -> dict[str, Evidence]:
+        (name, _), *answered = after.said[len(before.said) :]
+        if not answered or answered[0][0] != TOOL:
+            return super().evidence(before, after, None, rules)
+        output = answered[0][1]
+        failed = [called.answer for called in ran or () if called.answer.startswith(ERROR)]
+        facts = {"calls": len(ran or ()), "failed": len(failed)}
+        return {name: Evidence(output, rules.bad_call(failed[0]) if failed else None, facts)}

@@ -1,0 +1,293 @@
+"""Tools: calculator, files, Python, search and real MCP servers; wrong calls; fuzzed texts; the workflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers_models import tiny_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError, MafrtError
+from mafrt.environment.checker import check_env
+from mafrt.environment.session import Session
+from mafrt.environment.tool_calls import BadCall, ToolCall, find_calls
+from mafrt.envs.math import MathEnv, Task
+from mafrt.envs.search import SearchEnv
+from mafrt.envs.search.generated import generated
+from mafrt.envs.tools import Failed, make_toolbox
+from mafrt.envs.tools.calculator import compute
+from mafrt.envs.tools.files import inside
+from mafrt.envs.tools.mcp_servers import read_servers
+from mafrt.envs.workflows.task_env import TaskEnv
+from mafrt.rollout.prompts import encode_prompt, messages_of
+
+TASKS = [Task("t:0", "What is 3 + 4?", "7")]
+
+
+def call(name: str, **arguments) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def answers(toolbox, text: str) -> list[str]:
+    return [called.answer for called in toolbox.run(text)]
+
+
+# ------------------------------------------------------------------------------------------------ reading calls
+
+
+def test_calls_in_tags_fences_and_bare_json_are_found():
+    two = f"Let me see. {call('a', x=1)} and {call('b')}"
+    assert find_calls(two) == [ToolCall("a", {"x": 1}), ToolCall("b", {})]
+    assert find_calls('<|python_tag|>{"name": "a", "parameters": {"x": 1}}') == [ToolCall("a", {"x": 1})]
+    assert find_calls('[TOOL_CALLS][{"name": "a", "arguments": {}}]') == [ToolCall("a", {})]
+    assert find_calls(f"<think>{call('a')}</think> no call") == []
+    assert find_calls('{"name": "Ada", "age": 36}') == [] and find_calls("[1, 2]") == []
+    assert find_calls("```python\n1\n```") == [ToolCall("python", {"code": "1\n"})]
+    assert find_calls("```python\n1\n```", fences=False) == []
+    assert isinstance(find_calls("<tool_call>{")[0], BadCall)
+    assert find_calls('{"name": "a", "arguments": "{\\"x\\": 2}"}') == [ToolCall("a", {"x": 2})]
+
+
+PIECES = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", "```python\n", "```\n", "```", '{"name": "calculator",',
+     '"arguments": {"expression": "1+1"}}', "{" * 200, "[" * 5000, "<|im_end|>", "<|im_start|>assistant", "\\boxed{7}",
+     "工具调用", "الأداة", "\u202e", "\x00", "\ud800", "<search>", "</search>", "<verify>yes</verify>", "<answer>",
+     "Verdict: approve", '{"name": 5}', '{"name": "write_file", "arguments": {"path": "../x", "content": 1}}', "\n"]
+)  # fmt: skip
+FUZZED = st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join)
+ENVS: dict[str, TaskEnv] = {
+    name: MathEnv(tasks=TASKS, team=Team(tuple(AgentSpec(n, with_answer=n in answering) for n in "abc")), workflow=name)
+    for name, answering in (("chain", "c"), ("vote", "abc"), ("debate", "abc"), ("summary", "abc"))
+}
+ENVS["tools"] = MathEnv(
+    tasks=TASKS, team=Team.of(("a", "b")), workflow="tools", tools=("calculator", "files"), tool_turns=2
+)
+ENVS["search"] = SearchEnv(questions=generated("test").questions[:3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(sorted(ENVS)), texts=st.lists(FUZZED, min_size=12, max_size=12))
+def test_no_text_crashes_a_workflow_or_a_tool(name, texts):
+    session = Session(ENVS[name].spawn())
+    observations, _ = session.reset(seed=1)
+    for step in range(100):
+        result = session.step({agent: texts[step % len(texts)] for agent in observations})
+        if result.terminated or result.truncated:
+            break
+        observations = result.observations
+    assert 0.0 <= result.info.get("outcome", 0.0) <= 1.0
+
+
+# ------------------------------------------------------------------------------------------------ single tools
+
+
+def test_the_calculator_computes_and_evaluates_nothing():
+    assert compute("(3 + 4) * 2 ^ 3") == 56 and compute("max(sqrt(16), 2 * pi) // 1") == 6.0
+    for expression, words in (
+        ("__import__('os').system('true')", "only numbers"),
+        ("().__class__", "only numbers"),
+        ("open('x')", "there is no function 'open'"),
+        ("9 ** 9 ** 9", "too large"),
+        ("2 ** 4000 * 2 ** 4000", "too large"),
+        ("1 / 0", "has no value"),
+        ("(" * 300, "cannot be computed"),
+        ("1 if 2 else 3", "only numbers"),
+        ("1e308 * 10", "no finite value"),
+        ("'a' * 9", "only numbers"),
+        ("(-8) ^ 0.5", "cannot be computed"),
+    ):
+        with pytest.raises(Failed, match=words):
+            compute(expression)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "~/x", "", ".", "a\\b", "a\x00b", "x" * 201])
+def test_no_path_leads_out_of_the_workspace(path):
+    with pytest.raises(Failed, match="no path within the workspace"):
+        inside(path)
+
+
+def test_files_last_one_episode_and_links_are_left_out(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("alpha")
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    toolbox = make_toolbox([f"files:{tmp_path}"])
+    assert answers(toolbox, call("list_files")) == ["sub/a.txt (5 bytes)"]
+    assert answers(toolbox, call("write_file", path="./b.txt", content="beta")) == ["4 bytes written to b.txt."]
+    fork = toolbox.copy()
+    fork.run(call("write_file", path="c.txt", content="x"))
+    assert answers(toolbox, call("read_file", path="b.txt")) == ["beta"] and set(fork.files) - set(toolbox.files)
+    assert answers(toolbox.fresh(), call("read_file", path="b.txt"))[0].startswith("Error: there is no file")
+    assert not (tmp_path / "b.txt").exists()
+    big = answers(toolbox, call("write_file", path="d", content="x" * (17 * 2**20)))
+    assert big == ["Error: the workspace holds at most 16 MiB."]
+    with pytest.raises(ConfigError, match="no such folder"):
+        make_toolbox(["files:nowhere"])
+
+
+def test_python_runs_in_the_sandbox_with_the_files():
+    toolbox = make_toolbox(["python", "files"], sandbox="degraded")
+    toolbox.run(call("write_file", path="a.txt", content="41"))
+    said = answers(toolbox, "```python\nopen('b.txt', 'w').write('x')\nprint(int(open('a.txt').read()) + 1)\n```")
+    assert said == ["42"] and toolbox.files["b.txt"] == b"x"
+
+
+def test_search_as_a_tool(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"title": "Paris", "text": "The Seine crosses it."}\n{"text": "Rome lies on the Tiber."}')
+    toolbox = make_toolbox([f"search:{path}"])
+    assert answers(toolbox, call("search", query="Seine", topk=1)) == ["(Paris) The Seine crosses it."]
+    assert answers(toolbox, call("search", query="xyzzy")) == ["Nothing was found."]
+    assert answers(toolbox, call("search", query="x", topk=99))[0].startswith("Error: the arguments of search do not")
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        make_toolbox(["search:http://127.0.0.1:9/retrieve"])
+
+
+def test_wrong_calls_are_sentences_for_the_agent():
+    toolbox = make_toolbox(["calculator"])
+    for text, words in (
+        (call("calculater", expression="1"), "did you mean 'calculator'"),
+        (call("calculator"), "'expression' is a required property"),
+        (call("calculator", expression=5), "do not fit at expression: 5 is not of type 'string'"),
+        (call("calculator", expression="1", more=2), "'more' was unexpected"),
+        ("<tool_call>{'name'}</tool_call>", "not JSON"),
+        ("<tool_call>[]</tool_call>", "found something else"),
+    ):
+        [said] = answers(toolbox, text)
+        assert said.startswith("Error: ") and words in said
+    many = answers(toolbox, call("calculator", expression="1") * 10)
+    assert many[:8] == ["1"] * 8 and many[8].startswith("Error: at most 8 calls")
+    for names, words in (
+        ([], "tools is empty"),
+        (["calculater"], "did you mean 'calculator'"),
+        (["python:x"], "takes nothing behind a colon"),
+        (["mcp"], "expected mcp:FILE"),
+        (["calculator", "calculator"], "two tools are called"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_toolbox(names)
+
+
+# ------------------------------------------------------------------------------------------------ the workflow
+
+
+def test_an_agent_calls_reads_the_answer_and_goes_on():
+    env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=["calculator"], tool_turns=2)
+    check_env(env)
+    session = Session(env)
+    [seen] = session.reset(seed=0)[0].values()
+    assert [message["role"] for message in seen] == ["tools", "user"]
+    assert json.loads(seen[0]["content"])[0]["function"]["name"] == "calculator"
+    result = session.step({"a": call("calculator", expression="3 + 4")})
+    chat = result.observations["a"]
+    assert [m["role"] for m in chat] == ["tools", "user", "assistant", "tool"] and chat[-1]["content"] == "7"
+    assert result.info["evidence"]["a"].facts == {"calls": 1, "failed": 0}
+    result = session.step({"a": call("calculate")})
+    assert result.info["evidence"]["a"].rules.score == 1.0
+    result = session.step({"a": call("calculator", expression="1") + "\\boxed{7}"})  # its last turn: nothing is called
+    assert result.terminated and result.info["outcome"] == 1.0
+    assert result.info["measures"] == {"tool_turns": 2.0, "tool_errors": 0.5}
+    with pytest.raises(ConfigError, match="no setting tools"):
+        MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="single", tools=["calculator"])
+
+
+def test_a_fork_has_files_of_its_own():
+    env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=["files"])
+    session = Session(env)
+    session.reset(seed=0)
+    twin = session.fork()
+    twin.step({"a": call("write_file", path="x", content="1")})
+    assert isinstance(env, TaskEnv) and env.tool.files == {} and twin.unwrapped.tool.files == {"x": b"1"}
+
+
+def test_the_chat_template_gets_the_schemas_in_its_own_format():
+    tokenizer = tiny_tokenizer()
+    schema = make_toolbox(["calculator"]).schemas()
+    seen = [{"role": "tools", "content": json.dumps(schema)}, {"role": "user", "content": "hi"}]
+    assert [m["role"] for m in messages_of("be brief", seen)] == ["tools", "system", "user"]
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    text = tokenizer.decode(encode_prompt(tokenizer, "", seen))
+    assert "[calculator]" in text and "You may call" not in text
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    text = tokenizer.decode(encode_prompt(tokenizer, "be brief", seen))
+    assert "You may call these tools" in text and '"calculator"' in text and "tools:" not in text
+
+
+# ------------------------------------------------------------------------------------------------ MCP servers
+
+
+def servers(tmp_path, **entries) -> str:
+    path = tmp_path / "servers.json"
+    path.write_text(json.dumps({"mcpServers": entries}))
+    return f"mcp:{path}"
+
+
+STDIO = {"command": sys.executable, "args": ["-m", "mcp_server_time", "--local-timezone", "UTC"]}
+CONVERT = call("convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Kathmandu")
+
+
+def test_a_server_from_pypi_over_stdio(tmp_path):
+    env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=[servers(tmp_path, time=STDIO)])
+    assert {tool.name for tool in env.tool.tools} == {"get_current_time", "convert_time"}
+    session = Session(env)
+    session.reset(seed=0)
+    said = session.step({"a": CONVERT}).observations["a"][-1]["content"]
+    assert "17:45" in said and "+5.75h" in said
+    [wrong] = answers(env.tool, call("convert_time", source_timezone="UTC", time="25:00", target_timezone="UTC"))
+    assert wrong.startswith("Error: ") and "time" in wrong
+    [unknown] = answers(env.tool, call("get_current_time", timezone="Mars/Olympus"))
+    assert unknown.startswith("Error: ")
+
+
+def test_a_server_from_pypi_over_http(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = f"from mcp_server_time.server import create_server as c\nc('UTC').run('streamable-http', port={port})"
+    server = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(900):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        entry = {"url": f"http://127.0.0.1:{port}/mcp", "timeout_s": 60}
+        toolbox = make_toolbox([servers(tmp_path, time=entry)])
+        [said] = answers(toolbox, CONVERT)
+        assert "17:45" in said
+    finally:
+        server.kill()
+        server.wait()
+    [said] = answers(toolbox, CONVERT)
+    assert said.startswith("Error: the server time")
+
+
+def test_servers_that_hang_lie_or_are_not_there(tmp_path):
+    hangs = {"command": sys.executable, "args": ["-c", "import time; time.sleep(60)"], "timeout_s": 1}
+    lies = {"command": sys.executable, "args": ["-c", "print('hello', flush=True)"], "timeout_s": 30}
+    started = time.monotonic()
+    for entry, words in (
+        (hangs, "did not answer within 1 s"),
+        (lies, "cannot be reached"),
+        ({"command": os.path.join(tmp_path, "nothing")}, "cannot be reached"),
+        ({"url": "http://127.0.0.1:9/mcp", "timeout_s": 30}, "cannot be reached"),
+        ({"command": "x", "url": "y"}, "either 'command' or 'url'"),
+        ({"command": "x", "argz": []}, "did you mean 'args'"),
+        ({"command": "x", "args": "y"}, "args as a list"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_toolbox([servers(tmp_path, s=entry)])
+    assert time.monotonic() - started < 120
+    (tmp_path / "servers.json").write_text("{}")
+    with pytest.raises(MafrtError, match=r"expected .*mcpServers"):
+        read_servers(str(tmp_path / "servers.json"))
