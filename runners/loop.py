@@ -21,6 +21,7 @@ from mafrt.core.errors import (
     CoachError,
     CoachInterruptedError,
     EngineDownError,
+    EnvDownError,
     MafrtError,
     ProcessLostError,
 )
@@ -252,7 +253,7 @@ class Loop(Generic[B]):
             yield
         except CoachInterruptedError:
             pass  # the interruption came with a request to stop
-        except (CoachError, EngineDownError) as error:
+        except (CoachError, EngineDownError, EnvDownError) as error:
             if self.stop.requested:
                 return  # Ctrl-C reaches the engine's process too, so this is no failure
             self.paused = not isinstance(error, BudgetSpentError)
@@ -263,7 +264,7 @@ class Loop(Generic[B]):
         """Within it, an error leaves a checkpoint: no weights have moved since the last iteration."""
         try:
             yield
-        except (CoachError, EngineDownError, ProcessLostError):
+        except (CoachError, EngineDownError, EnvDownError, ProcessLostError):
             raise  # the loop ends with a checkpoint for the first two; a lost process could not take part in one
         except MafrtError:
             if self.training.iteration:

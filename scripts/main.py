@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "make a report of runs: one HTML file with curves and conversations",
     "show": "print a recorded episode in the terminal",
     "chat": "talk to a trained team in the terminal",
+    "serve": "serve an environment to trainers elsewhere",
     "serve_team": "serve a trained team behind an OpenAI-compatible address",
     "serve_retriever": "serve a corpus for search",
     "export": "export a trained team: PEFT folders, role prompts, model cards",

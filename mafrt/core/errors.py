@@ -55,6 +55,10 @@ class EngineDownError(MafrtError, RuntimeError):
     """No engine is left to sample. A run saves a checkpoint and pauses; no half iteration is learnt from."""
 
 
+class EnvDownError(MafrtError, RuntimeError):
+    """No server of the environment is left. A run saves a checkpoint and pauses; no half iteration is learnt from."""
+
+
 class SandboxError(MafrtError, RuntimeError):
     """Code could not be run at all. It says nothing about the code, so it is never counted as a wrong answer."""
 

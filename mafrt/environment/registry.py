@@ -8,11 +8,14 @@ from typing import Any
 
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import unknown
-from mafrt.core.errors import EnvError, MafrtError
+from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
 from mafrt.core.text import error_line
 from mafrt.environment.base import Env
 from mafrt.environment.foreign import adapted
 from mafrt.environment.session import Session, session_of
+
+REMOTE = "grpc://"
+"""Scheme of environments that are played on servers (`mafrt.environment.remote`)."""
 
 ENVIRONMENTS = Registry(
     "environment",
@@ -55,6 +58,8 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     A module is looked up in the current directory as well. EnvError names the missing part: the name, the module, the
     class, or the setting that the constructor does not take.
     """
+    if name_or_path.startswith(REMOTE):
+        return _remote(name_or_path, kwargs)
     factory = ENVIRONMENTS.resolve(name_or_path)
     _check_kwargs(name_or_path, factory, kwargs)
     if isinstance(factory, type) and not issubclass(factory, Env):
@@ -78,9 +83,20 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     return session_of(env)
 
 
+def _remote(address: str, kwargs: dict[str, Any]) -> Session:
+    """The environment of `grpc://HOST:PORT/NAME`."""
+    try:
+        from mafrt.environment.remote.client import RemoteEnv
+    except ImportError:
+        raise MissingExtraError("environments on servers need grpcio; pip install 'mafrt[grpc]'") from None
+    if other := sorted(kwargs.keys() - {"held_out"}):
+        raise EnvError(f"{address}: found the setting {other[0]!r}; settings of an environment go to mafrt serve")
+    return session_of(RemoteEnv(address, **kwargs))
+
+
 def takes(name_or_path: str, setting: str) -> bool:
     """Whether the environment's constructor names this setting. EnvError as `make_env` for one that is not there."""
-    if name_or_path not in ENVIRONMENTS and ":" not in name_or_path:
+    if name_or_path.startswith(REMOTE) or (name_or_path not in ENVIRONMENTS and ":" not in name_or_path):
         return False  # make_env says that there is none
     factory = ENVIRONMENTS.resolve(name_or_path)
     try:

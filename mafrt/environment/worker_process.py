@@ -47,7 +47,7 @@ _PR_SET_PDEATHSIG = 1
 
 def send(channel: socket.socket, message: dict[str, Any]) -> None:
     """Send one message. Raises ValueError or TypeError if it is not JSON-able or too large, before anything is sent."""
-    data = json.dumps(message, default=_plain).encode()
+    data = json.dumps(message, default=plain).encode()
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data)} bytes, more than {LARGEST}")
     channel.sendall(_LENGTH.pack(len(data)) + data)
@@ -234,7 +234,7 @@ def _answer(env: Env, sessions: dict[int, Session], request: dict[str, Any], cha
     return {"result": pack_step(session.step(request["actions"])), "step_count": session.step_count}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Values that JSON does not know: scalars and arrays of numpy and torch, sets as lists, the rest as text."""
     if hasattr(value, "tolist"):
         return value.tolist()

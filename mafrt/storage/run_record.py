@@ -22,6 +22,8 @@ from mafrt.core.errors import CheckpointError
 
 RECORD = "run.json"
 FORMAT = 1
+_REMOTE = "mafrt.environment.remote."
+"""Where environments on servers come from; they compare the environment itself when they connect."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def changes(then: RunRecord, now: RunRecord) -> list[str]:
             keys = sorted(
                 key for key in {*old.arguments, *new.arguments} if old.arguments.get(key) != new.arguments.get(key)
             )
+            if old.path.startswith(_REMOTE) and keys == ["address"]:
+                continue  # servers may be exchanged
             differences.append(f"arguments of the {name.replace('_', ' ')} ({', '.join(keys)})")
     differences += _team_changes(then.team, now.team)
     for name in sorted(then.files.keys() & now.files.keys()):

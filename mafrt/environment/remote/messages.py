@@ -1,0 +1,101 @@
+"""Observations, results and errors as messages of `environment.proto`, and back. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mafrt.core.distributed import packed_error, unpacked_error
+from mafrt.core.errors import MafrtError
+from mafrt.core.records import pack_step, unpack_step
+from mafrt.core.types import Observation, StepResult
+from mafrt.environment.remote import environment_pb2 as pb
+from mafrt.environment.worker_process import plain
+
+PROTOCOL = 1
+"""Version of the protocol; a server and a client of different versions refuse each other."""
+TOKEN = "MAFRT_ENV_TOKEN"
+"""Environment variable with the servers' token: keys are never arguments."""
+LARGEST = 64 << 20
+"""Bytes of one message."""
+OPTIONS = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
+
+
+def pack_observations(observations: Mapping[str, Observation]) -> list[pb.Observation]:
+    """In their order, which is that of the agents' turns."""
+    packed = []
+    for agent, seen in observations.items():
+        if isinstance(seen, str):
+            packed.append(pb.Observation(agent=agent, text=seen))
+        else:
+            messages = [pb.Message(role=m["role"], json=json.dumps(m, default=plain)) for m in seen]
+            packed.append(pb.Observation(agent=agent, messages=messages))
+    return packed
+
+
+def unpack_observations(packed: Iterable[pb.Observation]) -> dict[str, Observation]:
+    """Raises ValueError for a message that is no JSON object."""
+    observations: dict[str, Observation] = {}
+    for item in packed:
+        if item.HasField("text"):
+            observations[item.agent] = item.text
+        else:
+            observations[item.agent] = [_object(message.json) for message in item.messages]
+    return observations
+
+
+def pack_actions(actions: Mapping[str, str]) -> list[pb.Action]:
+    return [pb.Action(agent=agent, text=text) for agent, text in actions.items()]
+
+
+def unpack_actions(packed: Sequence[pb.Action]) -> dict[str, str]:
+    return {action.agent: action.text for action in packed}
+
+
+def pack_reset(observations: Mapping[str, Observation], info: Mapping[str, Any]) -> pb.ResetReply:
+    return pb.ResetReply(observations=pack_observations(observations), info=json.dumps(info, default=plain))
+
+
+def unpack_reset(reply: pb.ResetReply) -> tuple[dict[str, Observation], dict[str, Any]]:
+    """Raises ValueError for a reply that is none."""
+    return unpack_observations(reply.observations), _object(reply.info)
+
+
+def pack_result(result: StepResult) -> pb.StepReply:
+    record = pack_step(result)
+    return pb.StepReply(
+        observations=pack_observations(result.observations),
+        rewards=[pb.Reward(agent=agent, amount=amount) for agent, amount in result.rewards.items()],
+        terminated=result.terminated,
+        truncated=result.truncated,
+        info=json.dumps(record["info"], default=plain),
+    )
+
+
+def unpack_result(reply: pb.StepReply) -> StepResult:
+    """Raises ValueError, TypeError, KeyError or AttributeError for a reply that is none."""
+    return unpack_step(
+        {
+            "observations": unpack_observations(reply.observations),
+            "rewards": {reward.agent: reward.amount for reward in reply.rewards},
+            "terminated": reply.terminated,
+            "truncated": reply.truncated,
+            "info": _object(reply.info),
+        }
+    )
+
+
+def pack_failure(error: MafrtError) -> pb.Failure:
+    return pb.Failure(**packed_error(error))
+
+
+def unpack_failure(failure: pb.Failure) -> MafrtError:
+    return unpacked_error({"kind": failure.kind, "text": failure.text})
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"a {type(found).__name__} instead of a JSON object")
+    return found

@@ -1,0 +1,250 @@
+"""Serves one environment to trainers elsewhere: sessions of it behind gRPC, with a health check (grpc.health.v1).
+
+Every session has an environment of its own; their number is bounded, and one that no client has used for a while is
+closed. User code keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from mafrt.core.errors import ConfigError, EnvError, MafrtError
+from mafrt.core.text import error_line
+from mafrt.environment.remote import environment_pb2 as pb
+from mafrt.environment.remote import environment_pb2_grpc as rpc
+from mafrt.environment.remote.messages import (
+    OPTIONS,
+    PROTOCOL,
+    pack_failure,
+    pack_reset,
+    pack_result,
+    unpack_actions,
+)
+from mafrt.environment.session import Session, session_of
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SERVICE = "mafrt.environment.v1.Environment"
+_THREADS = 32
+
+
+@dataclass(frozen=True)
+class Served:
+    """The environment of a server."""
+
+    name: str
+    env: Session
+    held_out: Session | None
+    """instances of evaluations; None: there are none of its own"""
+    identity: str
+    """hash of class, arguments and source"""
+    timeout_s: float
+    """longest duration of a call"""
+
+
+@dataclass
+class _Open:
+    """A client's session."""
+
+    session: Session
+    used: float
+    steps: int = 0
+    last: pb.StepReply | None = None
+    """reply of the last step, for a request that comes twice"""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class EnvironmentServer(rpc.EnvironmentServicer):
+    """Listens from construction on.
+
+    Args:
+        served: the environment.
+        host, port: address; port 0 takes a free one.
+        token: that clients give; None only on loopback.
+        max_sessions: sessions at a time.
+        idle_s: seconds after which an unused session is closed.
+
+    Raises:
+        ConfigError: the address cannot be used, or others can reach it and there is no token.
+    """
+
+    def __init__(
+        self, served: Served, *, host: str, port: int, token: str | None, max_sessions: int, idle_s: float = 900.0
+    ) -> None:
+        if host not in LOOPBACK and token is None:
+            raise ConfigError(f"host {host} can be reached from other machines; set a token in MAFRT_ENV_TOKEN.")
+        self.served, self.max_sessions, self.idle_s = served, max_sessions, idle_s
+        self._sessions: dict[str, _Open] = {}
+        self._lock = threading.Lock()
+        # Environments that do not wait for something outside are written for one thread.
+        self._turn: Any = threading.Lock()
+        self._server = grpc.server(
+            ThreadPoolExecutor(_THREADS), interceptors=[_Token(token)] if token else [], options=OPTIONS
+        )
+        rpc.add_EnvironmentServicer_to_server(self, self._server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for service in ("", SERVICE):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise ConfigError(f"{host}:{port} cannot be listened on; choose another port, or 0.") from None
+        self.address = f"{host}:{self.port}"
+        self._server.start()
+
+    def wait(self) -> None:
+        """Block until the server is closed."""
+        self._server.wait_for_termination()
+
+    def close(self) -> None:
+        """Say that it is going, let calls in progress end, and close all sessions."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace=2.0).wait()
+        with self._lock:
+            for opened in self._sessions.values():
+                opened.session.close()
+            self._sessions.clear()
+
+    # ----------------------------------------------------------------------------------------------------- calls
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
+        env = self.served.env
+        return pb.Description(
+            protocol=PROTOCOL,
+            name=self.served.name,
+            agents=env.agents,
+            num_tasks=-1 if env.num_tasks is None else env.num_tasks,
+            max_steps=-1 if env.max_steps is None else env.max_steps,
+            identity=self.served.identity,
+            timeout_s=self.served.timeout_s,
+            costly_reset=env.unwrapped.costly_reset,
+            held_out=self.served.held_out is not None,
+            max_sessions=self.max_sessions,
+        )
+
+    def Open(self, request: pb.OpenRequest, context: grpc.ServicerContext) -> pb.Session:
+        env = self.served.held_out if request.held_out else self.served.env
+        if env is None:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "this server has no held-out instances")
+        with self._lock:
+            self._expire()
+            if len(self._sessions) >= self.max_sessions:
+                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"all {self.max_sessions} sessions are taken")
+            name = secrets.token_hex(8)
+            self._sessions[name] = _Open(session_of(env.spawn()), time.monotonic())
+        return pb.Session(id=name)
+
+    def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.ResetReply:
+        with self._using(request.session, context) as opened:
+            options = {"task": request.task} if request.HasField("task") else None
+            opened.steps, opened.last = 0, None
+
+            def reset() -> pb.ResetReply:
+                return pack_reset(*opened.session.reset(seed=request.seed, options=options))
+
+            return self._answer(opened.session, "reset", reset, pb.ResetReply)
+
+    def Step(self, request: pb.StepRequest, context: grpc.ServicerContext) -> pb.StepReply:
+        with self._using(request.session, context) as opened:
+            if request.number == opened.steps - 1 and opened.last is not None:
+                return opened.last
+            if request.number != opened.steps:
+                _abort(
+                    context,
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"step {request.number} after {opened.steps} steps",
+                )
+
+            def step() -> pb.StepReply:
+                return pack_result(opened.session.step(unpack_actions(request.actions)))
+
+            opened.last = self._answer(opened.session, "step", step, pb.StepReply)
+            opened.steps += 1
+            return opened.last
+
+    def Close(self, request: pb.Session, context: grpc.ServicerContext) -> pb.Closed:
+        with self._lock:
+            opened = self._sessions.pop(request.id, None)
+        if opened is not None:
+            with opened.lock:
+                opened.session.close()
+        return pb.Closed()
+
+    # --------------------------------------------------------------------------------------------------- sessions
+
+    @contextmanager
+    def _using(self, name: str, context: grpc.ServicerContext) -> Iterator[_Open]:
+        with self._lock:
+            opened = self._sessions.get(name)
+        if opened is None:
+            _abort(context, grpc.StatusCode.NOT_FOUND, "no such session: idle for too long, or of another server")
+        with opened.lock:
+            opened.used = time.monotonic()
+            yield opened
+            opened.used = time.monotonic()
+
+    def _answer(self, session: Session, method: str, call: Callable[[], Any], reply: Callable[..., Any]) -> Any:
+        """The reply of a call; an error of the environment is a reply too."""
+        try:
+            if session.blocking:
+                return call()
+            with self._turn:
+                return call()
+        except MafrtError as error:
+            return reply(failure=pack_failure(error))
+        except (TypeError, ValueError, RecursionError) as error:
+            failure = EnvError(
+                f"{session.class_name}.{method}() returned a value that cannot be sent as JSON ({error_line(error)}); "
+                "keep observations and info to texts, numbers, lists and dicts with text keys"
+            )
+            return reply(failure=pack_failure(failure))
+
+    def _expire(self) -> None:
+        """Close sessions that no client has used for `idle_s` seconds. Called with the lock held."""
+        old = time.monotonic() - self.idle_s
+        for name in [name for name, opened in self._sessions.items() if opened.used < old]:
+            opened = self._sessions[name]
+            if opened.lock.acquire(blocking=False):
+                del self._sessions[name]
+                opened.session.close()
+                opened.lock.release()
+
+
+class _Token(grpc.ServerInterceptor):
+    """Refuses calls without the token; health checks need none."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}"
+
+        def refuse(_: Any, context: grpc.ServicerContext) -> NoReturn:
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+
+        self._refused = grpc.unary_unary_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        if details.method.startswith("/grpc.health.v1.Health/"):
+            return continuation(details)
+        given = dict(details.invocation_metadata).get("authorization", "")
+        given = given if isinstance(given, str) else ""
+        if hmac.compare_digest(given.encode(), self._expected.encode()):
+            return continuation(details)
+        return self._refused
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> NoReturn:
+    context.abort(code, why)
+    raise AssertionError("not reached")

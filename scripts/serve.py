@@ -1,0 +1,104 @@
+"""Serve an environment to trainers elsewhere: `mafrt serve --env math`, then `mafrt train --env grpc://HOST:PORT/math`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.loading import env_arguments
+
+
+@dataclass(frozen=True)
+class ServeEnvSettings:
+    """Server"""
+
+    env: str | None = None
+    """the environment: a built-in one such as math, or package.module:Class"""
+    env_kwargs: tuple[str, ...] = ()
+    """arguments of its constructor: key=value ..., or one JSON object"""
+    eval_env_kwargs: tuple[str, ...] = ()
+    """arguments that differ for held-out instances; default: those that the environment names, if any"""
+    host: str = "127.0.0.1"
+    """address to listen on; any but loopback needs a token in MAFRT_ENV_TOKEN"""
+    port: int = 50551
+    """port to listen on; 0 takes a free one"""
+    max_sessions: int = 256
+    """environments at a time, over all clients; further ones are refused"""
+    env_timeout_s: float = 60.0
+    """seconds that a reset or step may take before its worker process is killed and the episode is lost"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+        if self.max_sessions < 1 or not self.env_timeout_s > 0:
+            raise ConfigError("max_sessions must be 1 or more and env_timeout_s above 0.")
+
+
+COMMAND = Command("serve", "Serve an environment over gRPC to trainers elsewhere.", (ServeEnvSettings,))
+
+
+def serve(argv: Sequence[str]) -> int:
+    asked = COMMAND.read(argv).make(ServeEnvSettings)
+    if asked.env is None:
+        raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
+    from mafrt.environment.registry import make_env
+    from mafrt.environment.workers import guarded
+
+    try:
+        from mafrt.environment.remote.messages import TOKEN
+        from mafrt.environment.remote.server import EnvironmentServer, Served
+    except ImportError:
+        raise MissingExtraError("mafrt serve needs grpcio; pip install 'mafrt[grpc]'") from None
+
+    kwargs = env_arguments(asked.env_kwargs, "env_kwargs")
+    # Worker processes are forked here, before the server's threads begin.
+    env = guarded(make_env(asked.env, **kwargs), asked.env_timeout_s)
+    differing = {**env.unwrapped.held_out, **env_arguments(asked.eval_env_kwargs, "eval_env_kwargs")}
+    held_out = None
+    if differing:
+        held_out = guarded(make_env(asked.env, **{**kwargs, **differing}), asked.env_timeout_s)
+    name = asked.env.rpartition(":")[2]
+    served = Served(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)
+    token = os.environ.get(TOKEN) or None
+    server = EnvironmentServer(served, host=asked.host, port=asked.port, token=token, max_sessions=asked.max_sessions)
+    print(f"{name} at grpc://{server.address}/{name}; Ctrl-C ends it.", flush=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.wait()
+    finally:
+        server.close()
+        env.close()
+    return 0
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def identity_of(env: Any, differing: dict[str, Any]) -> str:
+    """16 hex digits of class, arguments and source: equal on servers that may take each other's episodes."""
+    from mafrt import __version__
+    from mafrt.runners.identity import environment_record
+
+    record = environment_record(env)
+    arguments = repr(env.unwrapped._init_args) if record.arguments is None else record.arguments
+    known = [record.path, arguments, differing, record.sha256 or __version__]
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(serve, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""Environments on servers: equal to local play, whole after a server is killed, plain about servers that are no use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from helpers_models import tiny_tokenizer
+from walk_env import Walk
+
+from mafrt import make_env
+from mafrt.config.team import Team
+from mafrt.core import records
+from mafrt.core.errors import ConfigError, EnvDownError, EnvError
+from mafrt.core.types import SamplingParams
+from mafrt.engines.scripted import ScriptedEngine
+from mafrt.environment.checker import check_env
+from mafrt.environment.remote import environment_pb2 as pb
+from mafrt.environment.remote import environment_pb2_grpc as rpc
+from mafrt.environment.remote import pool
+from mafrt.environment.remote.messages import PROTOCOL
+from mafrt.environment.remote.server import EnvironmentServer, Served
+from mafrt.environment.session import Session
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
+
+ROOT = Path(__file__).parents[1]
+
+
+def played(env: Any, count: int, say: Any = lambda request: str(request.seed % 997)) -> list[Any]:
+    """All episodes of a rollout with `count` environments side by side, as records."""
+    tokenizer, team = tiny_tokenizer(), Team.of(Walk.agents)
+    how = dict.fromkeys(team.names, SamplingParams(max_new_tokens=20))
+    player = Player(ScriptedEngine(say, tokenizer), tokenizer, team, how, 900)
+    starts = {slot: Start(f"e{slot:03d}", f"g{slot}", slot, slot + 7, slot % Walk.num_tasks) for slot in range(count)}
+    episodes, stats = player.play([env.spawn() for _ in range(count)], lambda slot, done: starts.pop(slot, None))
+    assert stats.env_errors == 0
+    return [records.pack_episode(episode) for episode in episodes]
+
+
+def serve(**changes: Any) -> EnvironmentServer:
+    """A server in this process, on a free port of loopback."""
+    env = changes.pop("env", None) or Session(Walk())
+    served = {"name": "Walk", "env": env, "held_out": None, "identity": "i", "timeout_s": 5.0}
+    served |= {name: changes.pop(name) for name in list(changes) if name in served}
+    return EnvironmentServer(
+        Served(**served), **{"host": "127.0.0.1", "port": 0, "token": None, "max_sessions": 8, **changes}
+    )
+
+
+@pytest.fixture
+def server():
+    one = serve()
+    yield one
+    one.close()
+
+
+def test_an_episode_on_a_server_equals_a_local_one(server):
+    remote = make_env(f"grpc://{server.address}/Walk")
+    assert (remote.agents, remote.num_tasks, remote.max_steps) == (Walk.agents, 50, 64)
+    assert played(remote, 6) == played(Session(Walk()), 6)
+    check_env(remote)
+    session = remote.spawn()
+    session.reset(seed=3, options={"task": 1})
+    with pytest.raises(EnvError, match=r"Walk.step\(\) raised ValueError .*as asked.*walk_env.py"):
+        session.step({"left": "raise"})
+
+
+def test_a_fork_and_an_unseeded_reset_can_be_played_again(server):
+    session = make_env(f"grpc://{server.address}").spawn()
+    session.reset()
+    session.step({"left": "a"})
+    twin = session.fork()
+    assert tuple(twin.step({"right": "b"}))[:4] == tuple(session.step({"right": "b"}))[:4]
+
+
+def test_sessions_are_bounded_and_given_back(server):
+    remote = make_env(f"grpc://{server.address}/Walk")
+    remote.unwrapped._servers.patience_s = 0.3
+    held = [remote.spawn() for _ in range(8)]
+    for session in held:
+        session.reset(seed=1)
+    with pytest.raises(EnvDownError, match="all its sessions are taken"):
+        remote.spawn().reset(seed=1)
+    del session, held[2:]
+    remote.spawn().reset(seed=1)
+
+
+def test_idle_sessions_are_closed_and_their_episodes_go_on(server):
+    server.idle_s = 0.0
+    session = make_env(f"grpc://{server.address}/Walk").spawn()
+    session.reset(seed=5)
+    local = Session(Walk())
+    local.reset(seed=5)
+    make_env(f"grpc://{server.address}/Walk").spawn().reset(seed=1)  # opening one closes those that are idle
+    assert len(server._sessions) == 1
+    assert session.step({"left": "x"}).rewards == local.step({"left": "x"}).rewards
+
+
+def test_a_request_that_comes_twice_is_one_step(server):
+    with grpc.insecure_channel(server.address) as channel:
+        stub = rpc.EnvironmentStub(channel)
+        name = stub.Open(pb.OpenRequest()).id
+        stub.Reset(pb.ResetRequest(session=name, seed=4, task=0))
+        ask = pb.StepRequest(session=name, number=0, actions=[pb.Action(agent="left", text="a")])
+        assert stub.Step(ask) == stub.Step(ask)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Step(pb.StepRequest(session=name, number=5))
+        assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_health_needs_no_token_and_everything_else_does(monkeypatch):
+    guarded = serve(token="secret")
+    try:
+        with grpc.insecure_channel(guarded.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "mafrt.environment.v1.Environment"):
+                answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for token in (None, "other"):
+            monkeypatch.delenv("MAFRT_ENV_TOKEN", raising=False)
+            if token:
+                monkeypatch.setenv("MAFRT_ENV_TOKEN", token)
+            with pytest.raises(EnvError, match="refuses the token; set MAFRT_ENV_TOKEN"):
+                make_env(f"grpc://{guarded.address}/Walk")
+        monkeypatch.setenv("MAFRT_ENV_TOKEN", "secret")
+        assert make_env(f"grpc://{guarded.address}/Walk").agents == Walk.agents
+    finally:
+        guarded.close()
+    with pytest.raises(ConfigError, match="can be reached from other machines; set a token"):
+        serve(host="0.0.0.0")
+
+
+# ------------------------------------------------------------------------------------------------------ bad servers
+
+
+class Bad(rpc.EnvironmentServicer):
+    """A server that answers `Describe` as told and hangs or lies afterwards."""
+
+    def __init__(self, does: str) -> None:
+        self.does, self.released = does, threading.Event()
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        rpc.add_EnvironmentServicer_to_server(self, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def Describe(self, request: Any, context: Any) -> Any:
+        protocol = PROTOCOL + 1 if self.does == "protocol" else PROTOCOL
+        identity = "j" if self.does == "identity" else "i"
+        return pb.Description(
+            protocol=protocol,
+            name="Walk",
+            agents=Walk.agents,
+            num_tasks=50,
+            max_steps=64,
+            identity=identity,
+            timeout_s=0.1,
+        )
+
+    def Open(self, request: Any, context: Any) -> Any:
+        return pb.Session(id="s")
+
+    def Reset(self, request: Any, context: Any) -> Any:
+        if self.does == "hang":
+            self.released.wait(30)
+        lies = {
+            "json": pb.ResetReply(observations=[pb.Observation(agent="left", text="x")], info="[not json"),
+            "agent": pb.ResetReply(observations=[pb.Observation(agent="nobody", text="x")], info="{}"),
+            "empty": pb.ResetReply(info="{}"),
+        }
+        return lies.get(self.does, pb.ResetReply())
+
+    def close(self) -> None:
+        self.released.set()
+        self.server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("hang", "it has not answered in time"),
+        ("json", "it broke the protocol"),
+        ("agent", "nobody"),
+        ("empty", "no observations"),
+    ],
+)
+def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypatch):
+    monkeypatch.setattr(pool, "MARGIN_S", 0.3)
+    bad = Bad(does)
+    try:
+        alone = make_env(f"grpc://{bad.address}/Walk")
+        alone.unwrapped._servers.patience_s = 0.2
+        with pytest.raises(EnvDownError) as caught:
+            alone.spawn().reset(seed=1)
+        said = str(caught.value)
+        assert words in said and bad.address in said and "\n" not in said, said
+        both = make_env(f"grpc://{bad.address},{server.address}/Walk")
+        assert played(both, 4) == played(Session(Walk()), 4)
+    finally:
+        bad.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "words"), [("protocol", "version 2 of the protocol"), ("identity", "other arguments or source")]
+)
+def test_a_server_of_another_version_or_environment_is_refused(does, words, server):
+    bad = Bad(does)
+    try:
+        with pytest.raises(EnvError, match=words):
+            make_env(f"grpc://{server.address},{bad.address}/Walk")
+    finally:
+        bad.close()
+
+
+def test_addresses_that_are_none(server):
+    for address, words in (
+        ("grpc://nowhere", "no HOST:PORT"),
+        ("grpc:///Walk", "names no server"),
+        ("grpc://127.0.0.1:1/Walk", "no environment server can be reached"),
+        (f"grpc://{server.address}/Other", "'Other' was asked for"),
+        ("grpc://@/nowhere/servers.txt/Walk", "cannot be read"),
+    ):
+        with pytest.raises(EnvError, match=words):
+            make_env(address)
+    with pytest.raises(EnvError, match="settings of an environment go to mafrt serve"):
+        make_env(f"grpc://{server.address}/Walk", floor=1)
+
+
+# --------------------------------------------------------------------------------------------------- many processes
+
+
+def start(tmp_path: Path, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """`mafrt serve` in a process of its own, and its host:port."""
+    words = ["serve", "--env", "walk_env:Walk", "--port", str(port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mafrt.scripts.main", *words],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().split("grpc://")[1].split("/")[0]
+
+
+@pytest.mark.slow
+def test_200_episodes_on_4_servers_one_of_which_is_killed_and_one_exchanged(tmp_path):
+    servers = [start(tmp_path) for _ in range(4)]
+    late: list[Any] = []
+    listed = tmp_path / "servers.txt"
+    listed.write_text("".join(f"{address}\n" for _, address in servers))
+    calls = 0
+    seen: list[int] = []
+
+    def say(request: Any) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 300:  # every episode has begun, none has ended in all steps
+            servers[1][0].send_signal(signal.SIGKILL)
+        if calls == 450:  # swapped while running: a new server for one that is taken from the list
+            late.append(start(tmp_path))
+            listed.write_text("".join(f"{address}\n" for _, address in [servers[0], servers[2], late[0]]))
+        seen.append(request.seed)
+        return str(request.seed % 997)
+
+    try:
+        remote = make_env(f"grpc://@{listed}/Walk")
+        began = time.monotonic()
+        far = played(remote, 200, say)
+        print(f"200 episodes in {time.monotonic() - began:.1f} s")
+        near = played(Session(Walk()), 200)
+        assert len({episode["id"] for episode in far}) == len(far) == 200
+        assert far == near
+        assert len(seen) == len(set(seen)) == sum(len(episode["turns"]) for episode in near)  # no turn asked for twice
+        used = remote.unwrapped._servers.servers
+        assert late[0][1] in used and servers[3][1] not in used
+    finally:
+        for process, _ in [*servers, *late]:
+            process.kill()
+            process.wait()
+
+
+def test_the_generated_code_is_that_of_the_protocol(tmp_path):
+    made = subprocess.run(
+        ["bash", str(ROOT / "scripts/generate_protos.sh"), str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    for name in ("environment_pb2.py", "environment_pb2.pyi", "environment_pb2_grpc.py"):
+        shipped = ROOT / "mafrt/environment/remote" / name
+        assert (tmp_path / "mafrt/environment/remote" / name).read_text() == shipped.read_text(), name
+
+
+def test_a_resumed_run_may_use_other_servers(server):
+    from mafrt.runners.identity import environment_record
+    from mafrt.storage.run_record import RunRecord, changes
+
+    other = serve()
+    try:
+        found = [
+            RunRecord([], environment=environment_record(make_env(f"grpc://{one.address}/Walk")))
+            for one in (server, other)
+        ]
+        assert found[0].environment.arguments == {"address": f"grpc://{server.address}/Walk"}
+        assert changes(*found) == []
+    finally:
+        other.close()
