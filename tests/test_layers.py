@@ -31,7 +31,7 @@ ENVS_KNOW = {"envs", "environment", "sandbox", "config", "core"}
 ALGORITHMS_KNOW = {"algorithms", "config", "core"}
 HEAVY = {"torch", "transformers", "peft", "accelerate", "safetensors", "numpy", "pandas", "math_verify", "sympy"}
 HEAVY |= {"pyarrow", "datasets", "tensorboard", "yaml", "wandb", "openai", "anthropic", "vllm", "deepspeed", "tqdm"}
-HEAVY |= {"google", "tenacity"}
+HEAVY |= {"google", "tenacity", "grpc"}
 
 
 @cache
@@ -148,7 +148,7 @@ def test_algorithms_are_mathematics(name):
 
 
 LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
-HEAVY_FOLDERS = ("mafrt.scripts.benchmarks.", "mafrt.scripts.teaching_base.")
+HEAVY_FOLDERS = ("mafrt.scripts.benchmarks.", "mafrt.scripts.teaching_base.", "mafrt.environment.remote.")
 
 
 @pytest.mark.parametrize(
