@@ -1,0 +1,253 @@
+"""One whole iteration of GRPO, play and update, against TRL's GRPOTrainer with PEFT.
+
+Both sample `--prompts` x `--samples` answers of exactly `--tokens` tokens per agent from the same base, prompts (by the
+same chat template) and fresh adapters, and take one optimizer step. K agents are one iteration here and K iterations
+of TRL, which trains one adapter; the ratio is K TRL iterations over one of ours. TRL runs as fast as it can here: no
+reference model, no gradient checkpointing, the whole batch at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.signals import StopRequest
+from mafrt.core.types import StepResult
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.environment.base import Env
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.benchmarks import _measure
+
+ROLE = "Plan the steps, then calculate."
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LR = 1e-6
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
+    args = _parser().parse_args(argv)
+    torch.set_num_threads(args.threads)
+    rows = []
+    for count in args.adapters:
+        rows.append(_measure_one(args, count))
+        print(_line(rows[-1]), flush=True)
+    shape = {k: getattr(args, k) for k in ("model", "prompts", "samples", "tokens", "rank", "dtype", "device")}
+    return {"bench": "iteration", "shape": shape, "clock": args.clock, "machine": _measure.machine(), "rows": rows}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mafrt bench iteration", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="teaching-base", help="the base, for example smollm2")
+    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4], help="numbers of agents K")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts per agent")
+    parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of every answer")
+    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--dtype", default="float32", help="of the base; log-probs are compared in float32")
+    parser.add_argument("--rounds", type=int, default=5, help="timed iterations")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser
+
+
+class Asked(Env):
+    """Every agent answers the same problem once; a reward that varies, and means nothing."""
+
+    bounded = True
+
+    def __init__(self, problems: Sequence[str], names: Sequence[str]) -> None:
+        self.agents = tuple(names)
+        self.problems, self.num_tasks = problems, len(problems)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        task = options["task"] if options else self.rng.randrange(self.num_tasks)
+        return dict.fromkeys(self.agents, self.problems[task]), {"task": str(task)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        rewards = {name: reward(text) for name, text in actions.items()}
+        return StepResult({}, rewards, True, False, {"outcome": sum(rewards.values()) / len(rewards)})
+
+
+def reward(text: str) -> float:
+    return len(set(text)) / (len(text) + 1)
+
+
+class Trl:
+    """TRL's trainer in a thread of its own, which takes one step at a time when asked."""
+
+    def __init__(self, args: argparse.Namespace, problems: Sequence[str]) -> None:
+        from datasets import Dataset
+        from peft import LoraConfig
+        from transformers import TrainerCallback
+        from trl import GRPOConfig, GRPOTrainer
+
+        whole = SharedBase.load(args.model, dtype=args.dtype, device=args.device)
+        self.begin, self.done, self.seconds = threading.Semaphore(0), threading.Semaphore(0), 0.0
+        self.error: BaseException | None = None
+        rival, clock = self, _measure.CLOCKS[args.clock]
+
+        class Turnstile(TrainerCallback):
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
+                rival.begin.acquire()
+                self.started = clock()
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                _measure.synchronize(args.device)
+                rival.seconds = clock() - self.started
+                rival.done.release()
+
+        messages = [[{"role": "system", "content": ROLE}, {"role": "user", "content": text}] for text in problems]
+        size = args.prompts * args.samples
+        config = GRPOConfig(
+            output_dir="runs/bench_trl",
+            per_device_train_batch_size=size,
+            num_generations=args.samples,
+            steps_per_generation=1,
+            max_steps=args.rounds + 1,
+            max_completion_length=args.tokens,
+            generation_kwargs={"min_new_tokens": args.tokens},
+            learning_rate=LR,
+            beta=0.0,
+            gradient_checkpointing=False,
+            loss_type="grpo",
+            report_to="none",
+            logging_strategy="no",
+            save_strategy="no",
+            use_cpu=args.device == "cpu",
+            bf16=False,
+            disable_tqdm=True,
+            shuffle_dataset=False,
+        )
+        self.trainer = GRPOTrainer(
+            model=whole.model,
+            processing_class=whole.tokenizer,
+            reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": messages}),
+            peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=TARGETS),
+            callbacks=[Turnstile()],
+        )
+        self.thread = threading.Thread(target=self._train, daemon=True)
+        self.thread.start()
+
+    def _train(self) -> None:
+        try:
+            self.trainer.train()
+        except BaseException as error:
+            self.error = error
+            self.done.release()
+
+    def step(self) -> float:
+        """Seconds of one iteration."""
+        self.begin.release()
+        self.done.acquire()
+        if self.error is not None:
+            raise self.error
+        return self.seconds
+
+
+class Ours:
+    """A run of this library, one iteration at a time."""
+
+    def __init__(self, args: argparse.Namespace, problems: Sequence[str], count: int) -> None:
+        names = [f"agent{k}" for k in range(count)]
+        config = TrainConfig.of(
+            algorithm="grpo",
+            iterations=args.rounds + 1,
+            n_rollout_threads=args.prompts * args.samples,
+            n_samples=args.samples,
+            max_new_tokens=args.tokens,
+            lora_rank=args.rank,
+            lora_alpha=2.0 * args.rank,
+            lr=LR,
+            ppo_epoch=1,
+            num_mini_batch=1,
+            eval_episodes=0,
+        )
+        self.base = SharedBase.load(args.model, dtype=args.dtype, device=args.device)
+        team = Team(tuple(AgentSpec(name, ROLE) for name in names))
+        engine = LocalEngine(self.base, eos_ids=())
+        self.runner = OnPolicy(Asked(problems, names), team, self.base, config, engine=engine)
+        self.runner.stop = StopRequest()
+        self.clock, self.device = _measure.CLOCKS[args.clock], args.device
+        self.play = 0.0
+
+    def step(self) -> float:
+        """Seconds of one iteration; `play` has those of its sampling."""
+        started = self.clock()
+        batch = self.runner.collect()
+        _measure.synchronize(self.device)
+        self.play = self.clock() - started
+        self.batch = batch
+        self.runner.learn(batch)
+        _measure.synchronize(self.device)
+        return self.clock() - started
+
+
+def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
+    problems = _problems(args.prompts)
+    ours, trl = Ours(args, problems, count), Trl(args, problems)
+    _check(args, ours, trl, count)
+    times: dict[str, list[float]] = {"ours": [], "trl": [], "play": []}
+    for number in range(args.rounds):
+        for rival in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
+            times[rival].append((ours if rival == "ours" else trl).step())
+        times["play"].append(ours.play)
+    whole = [count * seconds for seconds in times["trl"]]
+    middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    return {
+        "K": count,
+        "ours_s": round(middle["ours"], 3),
+        "play_s": round(middle["play"], 3),
+        "learn_s": round(middle["ours"] - middle["play"], 3),
+        "trl_s": round(middle["trl"], 3),
+        "trl/ours per agent": _measure.ratio(whole, times["ours"]),
+    }
+
+
+def _problems(count: int) -> list[str]:
+    from mafrt.core.shipped import SHIPPED
+    from mafrt.envs.math.tasks import load_tasks
+
+    tasks = load_tasks(str(SHIPPED / "envs/math/data/word_problems_train.jsonl"))
+    return [task.problem for task in tasks[:count]]
+
+
+def _check(args: argparse.Namespace, ours: Ours, trl: Trl, count: int) -> None:
+    """Same prompts, as many tokens, and the same log-probabilities, or no timing; a first iteration of each."""
+    ours.step()
+    trl.step()
+    turns = [turn for episode in ours.batch.episodes for turn in episode.turns]
+    tokens = [len(turn.action_ids) for turn in turns]
+    if tokens != [args.tokens] * (count * args.prompts * args.samples):
+        raise _measure.Disagreement(f"found answers of {sorted(set(tokens))} tokens; not timed")
+    theirs = trl.trainer.processing_class.apply_chat_template(
+        trl.trainer.train_dataset[0]["prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
+    if theirs not in [list(turn.prompt_ids) for turn in turns]:
+        raise _measure.Disagreement("TRL's prompt is none of ours; not timed")
+    # In bfloat16 both round, each in its own order.
+    ids = torch.tensor([[*turns[0].prompt_ids, *turns[0].action_ids]], device=args.device)
+    with torch.no_grad():
+        hidden = ours.base.forward(ids, None, torch.tensor([-1]))
+        mine = ours.base.logits(hidden).float().log_softmax(-1)
+        other = trl.trainer.model(input_ids=ids).logits.float().log_softmax(-1)
+    _measure.agree("log-probs", mine, other, tolerance=1e-2 if args.dtype == "float32" else 1.0)
+
+
+def _line(row: dict[str, Any]) -> str:
+    ratio = row["trl/ours per agent"]
+    return (
+        f"K={row['K']:<3} ours {row['ours_s']:7.2f} s (play {row['play_s']:.2f}, learn {row['learn_s']:.2f})  "
+        f"TRL {row['trl_s']:7.2f} s an agent  TRL / ours per agent {ratio['median']:.2f} "
+        f"({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+    )
