@@ -83,13 +83,15 @@ def test_a_beginning_is_computed_once():
     found = pack(real.bool(), torch.tensor([0, 0, 0, 1]), torch.device("cpu"), ids)
     # 20 + 2 + 1 of the family, 21 of the other task, 21 of the other adapter, whose equal row is not shared.
     assert len(found.take) == 23 + 21 + 21 and found.index.tolist() == [0] * 44 + [1] * 21
-    assert [(count, length, mask is not None) for count, length, mask in found.blocks] == [
+    assert [(block.rows, block.length, block.family is not None) for block in found.blocks] == [
         (1, 23, True),
-        (1, 21, False),
-        (1, 21, False),
-    ] or len(found.blocks) == 2  # equal lengths may lie in one block
-    mask = found.blocks[0][2]
-    assert mask is not None and int(mask.sum()) == 20 * 21 // 2 + 3 * 20 + (1 + 1 + 2)
+        (2, 21, False),
+    ]
+    family = found.blocks[0].family
+    assert family.shared == 20 and sorted(family.rests[family.real].tolist()) == [0, 1, 2]
+    assert sorted(family.real.sum(1).tolist()) == [1, 2]
+    # The first token of a rest sees the beginning and itself, the second one the first too.
+    assert family.mask.sum(1).tolist() == [21, 22]
     back = ids.flatten()[found.take][found.source]
     assert torch.equal(back, ids.flatten()[found.places]) and len(found.places) == int(real.sum())
 
@@ -113,4 +115,4 @@ def test_rows_without_tokens_and_single_tokens():
     found = pack(torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1]), device, torch.zeros(2, 3, dtype=torch.long))
     assert found.blocks == () and len(found.take) == 0
     found = pack(torch.ones(2, 1, dtype=torch.bool), torch.tensor([0, 0]), device, torch.ones(2, 1, dtype=torch.long))
-    assert [block[:2] for block in found.blocks] == [(2, 1)]
+    assert [(block.rows, block.length) for block in found.blocks] == [(2, 1)]

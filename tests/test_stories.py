@@ -10,7 +10,7 @@ import pytest
 from mafrt.core.errors import DataError
 from mafrt.envs.math import process_rewards, story_scenes, verify
 from mafrt.envs.math.stories import COUNTS, RANGES, distinct
-from mafrt.envs.math.story_templates import SPLITS
+from mafrt.envs.math.story_templates import SPLITS, templates
 from mafrt.envs.math.tasks import load_tasks
 
 
@@ -35,19 +35,24 @@ def test_by_hand():
 
 
 def texts(split):
-    return {text for kinds in SPLITS[split].values() for texts in kinds for text in texts}
+    return {text for kinds in templates(split).values() for texts in kinds for text in texts}
 
 
-def sentences(split):
-    scenes = {"train": story_scenes.TRAIN, "validation": story_scenes.VALIDATION, "test": story_scenes.TEST}[split]
+def sentences(scenes):
     return {sentence for part in dataclasses.astuple(scenes) for sentence in part}
 
 
 def test_splits_share_neither_templates_nor_numbers():
     for one, other in itertools.combinations(SPLITS, 2):
         assert not texts(one) & texts(other)
-        assert not sentences(one) & sentences(other)
-        assert not {n for r in RANGES[one] for n in r} & {n for r in RANGES[other] for n in r}
+        if {one, other} != {"test", "new"}:
+            assert not {n for r in RANGES[one] for n in r} & {n for r in RANGES[other] for n in r}
+    assert not sentences(story_scenes.KNOWN) & sentences(story_scenes.NEW)
+    # Every sentence of a held-out template stands in templates of training, in another sequence.
+    for held_out in ("validation", "test"):
+        for operations, (_, composed) in templates(held_out).items():
+            shown = " ".join(templates("train")[operations][1])
+            assert all(sentence in shown for text in composed for sentence in text.split(". "))
     for split in SPLITS:
         for story in distinct(split, 150):
             sign, number = story.steps[0]
@@ -59,5 +64,5 @@ def test_named_as_a_data_set():
     tasks = load_tasks("stories:validation")
     assert len(tasks) == len({task.problem for task in tasks}) == COUNTS["validation"]
     assert tasks == load_tasks("stories:validation") and tasks[0].id == "stories:validation:0"
-    with pytest.raises(DataError, match="expected stories:train, stories:validation, stories:test"):
+    with pytest.raises(DataError, match="expected stories:train, stories:validation, stories:test, stories:new"):
         load_tasks("stories:dev")

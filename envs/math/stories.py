@@ -1,8 +1,10 @@
 """Story problems of one and two steps, generated from a seed, with splits that share neither template nor numbers.
 
 `stories:train`, `stories:validation` and `stories:test` name them where a data set is asked for. The splits have
-templates of their own (`story_templates`), and the largest number of a problem's first step (a sum, minuend, product
-or dividend) lies in ranges of its own, so a held-out problem is neither a known sentence nor a known calculation.
+templates of their own (`story_templates`): validation and test are sequences of sentences that training never shows,
+although it shows each sentence in others. The largest number of a problem's first step (a sum, minuend, product or
+dividend) lies in ranges of its own, so a held-out problem is neither a known text nor a known calculation.
+`stories:new` shares no sentence with the others.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from dataclasses import dataclass
 
 from mafrt.core.errors import DataError
 from mafrt.envs.math import story_scenes
-from mafrt.envs.math.story_templates import NAMES, SPLITS, THINGS
+from mafrt.envs.math.story_templates import NAMES, SPLITS, THINGS, templates
 
 PREFIX = "stories:"
 RANGES: dict[str, tuple[range, ...]] = {
     "train": (range(5, 13), range(17, 25)),
     "validation": (range(13, 15), range(25, 28)),
     "test": (range(15, 17), range(28, 33)),
+    "new": (range(15, 17), range(28, 33)),
 }
 """Split -> ranges of the largest number of the first step."""
-COUNTS = {"train": 8000, "validation": 200, "test": 400}
+COUNTS = {"train": 8000, "validation": 200, "test": 400, "new": 400}
 SEED = 1
 _SENTENCES = {
     "+": "Add {b} to {a}",
@@ -81,7 +84,7 @@ def _apply(operation: str, left: int, right: int) -> int:
 def draw(rng: random.Random, split: str) -> Story:
     """One random problem of a split."""
     operations = rng.choice(story_scenes.SEQUENCES)
-    written, composed = SPLITS[split][operations]
+    written, composed = templates(split)[operations]
     # Either kind alike: texts that are written out are few, and vary more.
     text = rng.choice(written if written and rng.random() < 0.5 else composed)
     while True:

@@ -1,7 +1,7 @@
 """Sentences that story problems are put together from: a beginning, one or two events, and a question.
 
-Slots: {n} a name, {t} a thing, {a} the number that the first step begins with, {x} that of an event. The splits share
-no sentence, so a held-out problem is put together from sentences that training never shows.
+Slots: {n} a name, {t} a thing, {a} the number that the first step begins with, {x} that of an event. Training,
+validation and test use the sentences of `KNOWN`, each in sequences of its own; no sentence of `NEW` is among them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 
 @dataclass(frozen=True)
 class Scenes:
-    """The sentences of one split."""
+    """Sentences by their part in a problem."""
 
     beginnings: tuple[str, ...]
     gains: tuple[str, ...]
@@ -25,7 +25,7 @@ class Scenes:
     questions: tuple[str, ...]
 
     def templates(self, operations: str) -> Iterator[str]:
-        """Every text of this split that is solved by `operations`, in order; none for an unknown sequence."""
+        """Every text that is solved by `operations`, in order."""
         kinds = {"+": self.gains, "-": self.losses, "/": self.shares}
         grouped = operations[0] == "*"
         starts, rest = (self.groups, operations[1:]) if grouped else (self.beginnings, operations)
@@ -39,7 +39,7 @@ class Scenes:
 SEQUENCES = ("+", "-", "*", "/", "+-", "-+", "*+", "*-", "-/", "+/")
 """Operations of the problems, each with the same share."""
 
-TRAIN = Scenes(
+KNOWN = Scenes(
     beginnings=(
         "{n} has {a} {t}.", "There are {a} {t} in a box.", "{n} starts the day with {a} {t}.", "A shop has {a} {t}.",
         "{n} owns {a} {t}.", "On a table lie {a} {t}.", "{n} counts {a} {t} in a drawer.", "A school keeps {a} {t}.",
@@ -75,46 +75,61 @@ TRAIN = Scenes(
         "How many {t} is that?", "What is the number of {t} now?",
     ),
 )  # fmt: skip
-VALIDATION = Scenes(
+NEW = Scenes(
     beginnings=(
-        "{n} keeps {a} {t} in a bag.", "A library owns {a} {t}.", "{a} {t} stand on a shelf.", "{n} brought {a} {t}.",
+        "{n} keeps {a} {t} in a bag.",
+        "A library owns {a} {t}.",
+        "{a} {t} stand on a shelf.",
+        "{n} brought {a} {t}.",
+        "{n} collected {a} {t}.",
+        "A museum shows {a} {t}.",
+        "{a} {t} are stored in a cellar.",
+        "{n} packs {a} {t}.",
+        "Inside a cabinet there are {a} {t}.",
     ),
     gains=(
-        "{n} orders {x} more.", "An uncle sends {n} {x} more.", "{n} makes {x} more.", "Another {x} are donated.",
+        "{n} orders {x} more.",
+        "An uncle sends {n} {x} more.",
+        "{n} makes {x} more.",
+        "Another {x} are donated.",
+        "{n} receives {x} more by mail.",
+        "{n} earns {x} more.",
+        "A cousin leaves {n} another {x}.",
+        "{x} extra ones turn up.",
+        "{n} digs out {x} more.",
     ),
     losses=(
-        "{n} drops {x} and cannot use them.", "{n} returns {x}.", "A dog chews up {x} of them.", "{x} go missing.",
+        "{n} drops {x} and cannot use them.",
+        "{n} returns {x}.",
+        "A dog chews up {x} of them.",
+        "{x} go missing.",
+        "{n} donates {x}.",
+        "{x} are damaged and go in the trash.",
+        "{n} mails {x} to an aunt.",
+        "{x} disappear.",
+        "{n} spends {x}.",
     ),
     groups=(
-        "{a} baskets contain {b} {t} each.", "{n} stacks {a} layers of {b} {t}.", "{a} pupils carry {b} {t} each.",
+        "{a} baskets contain {b} {t} each.",
+        "{n} stacks {a} layers of {b} {t}.",
+        "{a} pupils carry {b} {t} each.",
+        "{a} crates arrive, and every crate has {b} {t} in it.",
+        "{n} ties {a} bundles of {b} {t}.",
+        "Each of {a} guests leaves {b} {t}.",
+        "{n} hangs up {a} strings of {b} {t}.",
     ),
     shares=(
         "{n} deals them out evenly to {x} players. How many {t} does a player hold?",
         "They are placed on {x} trays, equally many on each. How many {t} lie on a tray?",
-    ),
-    questions=("How many {t} does this give?", "Count the {t}: how many are there?"),
-)  # fmt: skip
-TEST = Scenes(
-    beginnings=(
-        "{n} collected {a} {t}.", "A museum shows {a} {t}.", "{a} {t} are stored in a cellar.", "{n} packs {a} {t}.",
-        "Inside a cabinet there are {a} {t}.",
-    ),
-    gains=(
-        "{n} receives {x} more by mail.", "{n} earns {x} more.", "A cousin leaves {n} another {x}.",
-        "{x} extra ones turn up.", "{n} digs out {x} more.",
-    ),
-    losses=(
-        "{n} donates {x}.", "{x} are damaged and go in the trash.", "{n} mails {x} to an aunt.", "{x} disappear.",
-        "{n} spends {x}.",
-    ),
-    groups=(
-        "{a} crates arrive, and every crate has {b} {t} in it.", "{n} ties {a} bundles of {b} {t}.",
-        "Each of {a} guests leaves {b} {t}.", "{n} hangs up {a} strings of {b} {t}.",
-    ),
-    shares=(
         "{n} hands them out equally to {x} guests. How many {t} does a guest receive?",
         "{x} drawers take them, the same number each. How many {t} are in a drawer?",
         "They are arranged in {x} equal rows. How many {t} stand in a row?",
     ),
-    questions=("How many {t} are there at last?", "How many {t} would you count?", "Tell the number of {t}."),
-)  # fmt: skip
+    questions=(
+        "How many {t} does this give?",
+        "Count the {t}: how many are there?",
+        "How many {t} are there at last?",
+        "How many {t} would you count?",
+        "Tell the number of {t}.",
+    ),
+)

@@ -8,6 +8,9 @@ No template stands in two splits, and the splits tell of different situations.
 
 from __future__ import annotations
 
+import functools
+
+from mafrt.core.seeding import seed_of
 from mafrt.envs.math import story_scenes
 
 NAMES = (
@@ -75,16 +78,26 @@ TEST: tuple[tuple[str, str], ...] = (
     ("{n} grew {a} melons and kept {b}. The rest were sold to {c} shops equally. How many did a shop get?", "-/"),
     ("A club had {a} members. {b} joined, and all of them split into {c} equal groups. How large is a group?", "+/"),
 )
-WRITTEN = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
-_SCENES = {"train": story_scenes.TRAIN, "validation": story_scenes.VALIDATION, "test": story_scenes.TEST}
-SPLITS = {
-    split: {
-        operations: (
-            tuple(text for text, solved_by in WRITTEN[split] if solved_by == operations),
-            tuple(scenes.templates(operations)),
-        )
-        for operations in story_scenes.SEQUENCES
-    }
-    for split, scenes in _SCENES.items()
-}
-"""Split -> operations -> (texts that are written out, texts put together)."""
+SHARE = {"validation": 0, "test": 1}
+"""Split -> which of ten sequences of sentences are its own; training has the other eight."""
+
+
+def _templates(split: str, operations: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(texts that are written out, texts put together) of a split."""
+    if split == "new":
+        texts = tuple(text for text, solved_by in (*VALIDATION, *TEST) if solved_by == operations)
+        return texts, tuple(story_scenes.NEW.templates(operations))
+    known = sorted(story_scenes.KNOWN.templates(operations), key=lambda text: seed_of(0, text))
+    if split in SHARE:
+        return (), tuple(known[SHARE[split] :: 10])
+    texts = tuple(text for text, solved_by in TRAIN if solved_by == operations)
+    return texts, tuple(text for place, text in enumerate(known) if place % 10 not in SHARE.values())
+
+
+@functools.cache
+def templates(split: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Operations -> `_templates` of one of `SPLITS`."""
+    return {operations: _templates(split, operations) for operations in story_scenes.SEQUENCES}
+
+
+SPLITS = ("train", "validation", "test", "new")

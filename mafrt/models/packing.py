@@ -2,13 +2,13 @@
 
 The real tokens of a padded batch become one long row. Rows of one adapter that share at least half of their tokens (the
 samples of one prompt, or prompts with a common transcript) form a family: its prefix stands once, followed by the rest
-of each row, and a mask lets every token see the prefix and its own row only. Hidden states and gradients are those of
+of each row, and every token sees the prefix and its own row only. Hidden states and gradients are those of
 row-by-row passes up to rounding, since a causal model's states at the prefix do not depend on what follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,41 @@ import torch
 from torch import Tensor, nn
 
 LEAST_SHARED = 16
-"""tokens of the shortest prefix that is worth a mask"""
-MOST_TOKENS = 2048
-"""of a family, whose mask has the square of that many entries"""
+"""tokens of the shortest prefix that is shared"""
+MOST_TOKENS = 8192
+"""of a family, whose rows are copied together to the length of the longest"""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rows with a common beginning, as `shared` tokens followed by the rest of each row."""
+
+    shared: int
+    """tokens of the beginning"""
+    rests: Tensor
+    """`[rows, longest]`: place of each token of the rests, counted from the end of the beginning; rows that are shorter
+    repeat a token"""
+    real: Tensor
+    """`[rows, longest]` bool: False for the repeated ones"""
+    mask: Tensor
+    """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest may attend to"""
+
+    @classmethod
+    def of(cls, shared: int, sizes: Sequence[int], device: torch.device) -> Family:
+        """From the number of shared tokens and of each row's further ones."""
+        steps, lengths = torch.arange(max(sizes)), torch.tensor(sizes)
+        rests = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.minimum(steps, lengths.unsqueeze(1) - 1)
+        mask = torch.ones(len(steps), shared + len(steps), dtype=torch.bool).tril(shared)
+        return cls(shared, rests.to(device), (steps < lengths.unsqueeze(1)).to(device), mask.to(device))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive tokens: `rows` of equal `length`, or one family of `length` tokens."""
+
+    rows: int
+    length: int
+    family: Family | None = None
 
 
 @dataclass(frozen=True)
@@ -32,9 +64,7 @@ class Packing:
     """`[N]`: position in the flattened batch that each token is read from"""
     index: Tensor
     """`[N]` on the CPU: adapter of each token"""
-    blocks: tuple[tuple[int, int, Tensor | None], ...]
-    """consecutive (rows, length, mask): rows of equal length without a mask, or one family with a mask `[length,
-    length]` that is True where a token (first axis) may attend to another"""
+    blocks: tuple[Block, ...]
     places: Tensor
     """`[M]`: the real positions of the flattened batch"""
     source: Tensor
@@ -68,10 +98,10 @@ def pack(
     places: list[int] = []
     source: list[int] = []
     adapters: list[int] = []
-    blocks: list[tuple[int, int, Tensor | None]] = []
+    blocks: list[Block] = []
     for rows in families:
         shared = prefix.get(rows[0], 0) if len(rows) > 1 else 0
-        first, sizes = len(take), [shared]
+        first, sizes = len(take), list[int]()
         for number, row in enumerate(rows):
             flat = [row * steps + column for column in columns[row]]
             own = flat if number == 0 else flat[shared:]
@@ -83,11 +113,11 @@ def pack(
             adapters += [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()
             sizes.append(len(flat) - shared)
         if len(rows) > 1:
-            blocks.append((1, len(take) - first, _mask(sizes).to(device)))
-        elif blocks and blocks[-1][2] is None and blocks[-1][1] == lengths[rows[0]]:
-            blocks[-1] = (blocks[-1][0] + 1, lengths[rows[0]], None)
+            blocks.append(Block(1, len(take) - first, Family.of(shared, sizes, device)))
+        elif blocks and blocks[-1].family is None and blocks[-1].length == lengths[rows[0]]:
+            blocks[-1] = Block(blocks[-1].rows + 1, lengths[rows[0]])
         else:
-            blocks.append((1, lengths[rows[0]], None))
+            blocks.append(Block(1, lengths[rows[0]]))
     return Packing(
         torch.tensor(take, dtype=torch.int64, device=device),
         torch.tensor(adapters, dtype=torch.int64),
@@ -130,13 +160,6 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def _mask(sizes: Sequence[int]) -> Tensor:
-    """Who sees whom in a family: `sizes` are the tokens of the prefix (first) and of each row's rest."""
-    part = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    seen = (part.unsqueeze(0) == 0) | (part.unsqueeze(0) == part.unsqueeze(1))
-    return seen & torch.ones(len(part), len(part), dtype=torch.bool).tril()
-
-
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -154,11 +177,32 @@ def packed_attention(
 
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    sizes = [count * length for count, length, _ in packing.blocks]
+    sizes = [block.rows * block.length for block in packing.blocks]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return sdpa_attention_forward(module, q, k, v, None if mask is None else mask[None, None], **kwargs)[0]
+
     out = []
-    parts_of = (t.split(sizes, 2) for t in (query, key, value))
-    for (count, length, mask), *parts in zip(packing.blocks, *parts_of, strict=True):
-        q, k, v = (part[0].unflatten(1, (count, length)).transpose(0, 1) for part in parts)
-        own = None if mask is None else mask[None, None]
-        out.append(sdpa_attention_forward(module, q, k, v, own, **kwargs)[0].flatten(0, 1))
+    for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
+        if block.family is not None:
+            out.append(_within_family(block.family, parts, attend))
+            continue
+        q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
+        out.append(attend(q, k, v, None).flatten(0, 1))
     return torch.cat(out).unsqueeze(0), None
+
+
+def _within_family(family: Family, parts: Sequence[Tensor], attend: Callable[..., Tensor]) -> Tensor:
+    """Attention of a family's queries, keys and values, `[heads, N, head_dim]` each: `[N, heads, head_dim]`.
+
+    The beginning attends to itself. Each rest attends to the beginning and to itself, all rests at once.
+    """
+    beginning, rest = [part[:, : family.shared] for part in parts], [part[:, family.shared :] for part in parts]
+    first = attend(*(part.unsqueeze(0) for part in beginning), None)[0]
+    # [heads, rows, longest, head_dim] -> [rows, heads, ...]
+    queries, *others = (part[:, family.rests].transpose(0, 1) for part in rest)
+    keys, values = (
+        torch.cat((part.unsqueeze(0).expand(len(own), -1, -1, -1), own), 2)
+        for part, own in zip(beginning[1:], others, strict=True)
+    )
+    return torch.cat((first, attend(queries, keys, values, family.mask)[family.real]))

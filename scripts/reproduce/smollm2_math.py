@@ -1,9 +1,10 @@
 """Reinforcement learning on a pretrained model: does it add what imitation does not?
 
 SmolLM2-135M-Instruct first imitates solved story problems (the start, shared by all arms): few plans, which a person
-would have to write, and many calculations, which any calculator writes. From the same adapters, per seed: reinforcement learning (configs/smollm2_math.yaml), and imitation of the right ones among as many episodes that
-the start itself plays (rejection sampling). Settings are chosen on stories:validation; the table is of stories:test.
-Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not run again.
+would have to write, and many calculations, which any calculator writes. From the same adapters, per seed: reinforcement
+learning (configs/smollm2_math.yaml), and imitation of the right ones among as many episodes that the start itself plays
+(rejection sampling). Settings are chosen on stories:validation; the table is of stories:test. Every stage is a mafrt
+command whose results lie in the output folder; a stage that is there is not run again.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ class Scores:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=32, help="of reinforcement learning")
+    parser.add_argument("--iterations", type=int, default=16, help="of reinforcement learning")
     parser.add_argument("--demonstrations", type=int, default=320, help="solved problems of the warm start")
-    parser.add_argument("--calculations", type=int, default=1600, help="problems of which it sees the calculation only")
+    parser.add_argument("--calculations", type=int, default=640, help="problems of which it sees the calculation only")
     parser.add_argument("--tasks", type=int, default=400, help="held-out problems")
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
     parser.add_argument("--model_name_or_path", default="smollm2", help="the base")
-    parser.add_argument("--episodes", type=int, default=64, help="of each iteration")
+    parser.add_argument("--episodes", type=int, default=128, help="of each iteration")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/smollm2_math"))
     return parser.parse_args(argv)
 
 
-def write_demonstrations(path: Path, stories: Sequence[Story], *, plans: bool) -> None:
-    """Solutions of these problems, and plans if asked for, as records for train_sft."""
+def write_demonstrations(path: Path, stories: Sequence[Story], plans: int) -> None:
+    """Solutions of these problems, and plans of the last `plans` of them, as records for train_sft."""
     from mafrt.envs.workflows.views import written
 
     lines = []
-    for story in stories:
+    for place, story in enumerate(stories):
         asked, planned = written(story.problem, ()), written(story.problem, (("reasoner", story.plan),))
-        if plans:
+        if place >= len(stories) - plans:
             lines.append({"agent": "reasoner", "prompt": asked, "response": story.plan})
         lines.append({"agent": "actor", "prompt": planned, "response": story.solution})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -71,16 +72,12 @@ def warm_start(args: argparse.Namespace) -> Path:
     from mafrt.scripts import train_sft
 
     out: Path = args.output
-    # Reinforcement learning meets the first training problems, the start imitates the last ones.
-    stories, few = distinct("train"), args.demonstrations
-    words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
-    if not (out / "plans/adapters").is_dir():
-        write_demonstrations(out / "plans.jsonl", stories[-few:], plans=True)
-        run(train_sft.main, *words, "--records_path", out / "plans.jsonl", "--run_dir", out / "plans")
     if not (out / "start/adapters").is_dir():
-        write_demonstrations(out / "calculations.jsonl", stories[-few - args.calculations : -few], plans=False)
-        more = ("--load_path", out / "plans/adapters", "--freeze", "reasoner", "--lr", 5e-4)
-        run(train_sft.main, *words, *more, "--records_path", out / "calculations.jsonl", "--run_dir", out / "start")
+        # Reinforcement learning meets the first training problems, the start imitates the last ones.
+        stories, plans = distinct("train"), args.demonstrations
+        write_demonstrations(out / "start.jsonl", stories[-plans - args.calculations :], plans)
+        words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
+        run(train_sft.main, *words, "--records_path", out / "start.jsonl", "--run_dir", out / "start")
     return out / "start/adapters"
 
 
