@@ -66,10 +66,11 @@ class Asked(Env):
 
     def __init__(self, problems: Sequence[str], names: Sequence[str]) -> None:
         self.agents = tuple(names)
-        self.problems, self.num_tasks = problems, len(problems)
+        self.problems = problems
+        self.num_tasks = len(problems)
 
     def reset(self, seed: Any = None, options: Any = None) -> Any:
-        task = options["task"] if options else self.rng.randrange(self.num_tasks)
+        task = options["task"] if options else self.rng.randrange(len(self.problems))
         return dict.fromkeys(self.agents, self.problems[task]), {"task": str(task)}
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -127,7 +128,8 @@ class Trl:
             disable_tqdm=True,
             shuffle_dataset=False,
         )
-        self.trainer = GRPOTrainer(
+        trainer: Any = GRPOTrainer
+        self.trainer: Any = trainer(
             model=whole.model,
             processing_class=whole.tokenizer,
             reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
