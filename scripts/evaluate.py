@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +38,10 @@ from mafrt.scripts.cli.loading import (
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
-from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, SampleSettings
-from mafrt.storage.run_record import RunRecord, load_record
+from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
+from mafrt.storage.run_record import RECORD, RunRecord, load_record
+from mafrt.storage.transcript_files import FOLDER
+from mafrt.storage.transcripts import TranscriptWriter, wanted
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -53,7 +57,7 @@ NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(Eng
 COMMAND = Command(
     "evaluate",
     "Evaluate a trained team, or the untrained base, on held-out tasks.",
-    (EvaluateSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
+    (EvaluateSettings, RecordSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
     epilog="A run brings its own base, team, workflow and sampling; --config and flags win over them.",
 )
 
@@ -79,6 +83,8 @@ def evaluate(argv: Sequence[str]) -> int:
             raise ConfigError(f"output {output} cannot be written ({why}); give a file name in a folder that exists.")
         if output.exists() and not asked.overwrite:
             raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")
+    recording = settings.make(RecordSettings)
+    folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
     check_limits(
@@ -114,6 +120,7 @@ def evaluate(argv: Sequence[str]) -> int:
                 samples=asked.k,
                 greedy=asked.greedy,
                 seed=asked.seed,
+                keep=lambda group: folder is not None and wanted(group, recording.transcript_share),
             )
     finally:
         terminal.close()
@@ -123,7 +130,33 @@ def evaluate(argv: Sequence[str]) -> int:
     if output is not None:
         write(output, evaluated, settings)
         print(f"numbers in {output}")
+    if folder is not None:
+        share, most = recording.transcript_share, recording.transcript_max_mib
+        decode = partial(base.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        writer = TranscriptWriter(folder / FOLDER, team, decode, share=share, max_mib=most)
+        writer.write("evaluation", 0 if loaded is None else loaded.step, evaluated.episodes)
+        print(f"conversations in {folder}; mafrt show {folder} lists them")
     return 0
+
+
+def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
+    """The folder for the conversations, made and empty of earlier ones. Raises ConfigError if it cannot be used."""
+    if named is None:
+        return None
+    folder = Path(named).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"record_dir {folder} cannot be made ({error.strerror}); give another folder.") from None
+    if why := is_writable(folder):
+        raise ConfigError(f"record_dir {folder} cannot be written ({why}); give another folder.")
+    if (folder / RECORD).exists():
+        raise ConfigError(f"record_dir {folder} is a run, which records its own evaluations; give another folder.")
+    if any((folder / FOLDER).glob("*")):
+        if not overwrite:
+            raise ConfigError(f"record_dir {folder} holds conversations; give another, or replace them: --overwrite.")
+        shutil.rmtree(folder / FOLDER)
+    return folder
 
 
 def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]:

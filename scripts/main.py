@@ -33,6 +33,7 @@ COMMANDS = {
     "check_env": "check that an environment keeps its contract",
     "get_base": "fetch a base model that has a name, such as smollm2",
     "make_base": "make the teaching base again, from its own corpus",
+    "completion": "print the completion script of bash, zsh or fish",
     "info": "print versions and installed extras",
 }
 """Each is the module of that name in this package, with a `main(argv) -> exit code`."""

@@ -21,11 +21,12 @@ from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.envs.math.build import problems
-from mafrt.scripts import bench, check_env, evaluate, info, train, train_code, train_math
+from mafrt.scripts import bench, check_env, evaluate, info, show, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command, convert, read_yaml
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.settings import TRAIN, train_config
+from mafrt.storage.transcript_files import read_transcript, transcript_files
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Command("demo", "A demonstration.", TRAIN)
@@ -496,6 +497,20 @@ def test_evaluate_a_run(capsys, workdir, run):
     assert evaluate.main([*argv, "--overwrite", "--max_new_tokens", "5", "--no_greedy"]) == 0
     numbers = json.loads(Path("numbers.json").read_text())
     assert numbers["settings"]["max_new_tokens"] == 5 and not numbers["greedy_scores"]
+
+
+def test_an_evaluation_records_its_conversations(capsys, workdir, run):
+    argv = ["--load_path", str(run), "--k", "1", "--tasks", "3", "--record_dir", "seen", "--transcript_share", "0.99"]
+    assert evaluate.main(argv) == 0
+    assert "mafrt show seen lists them" in capsys.readouterr().out
+    [file] = transcript_files(Path("seen"))
+    recorded = read_transcript(file)
+    assert (file.kind, file.iteration, recorded.problem) == ("evaluation", 2, None)
+    assert {episode["id"].split("-")[0] for episode in recorded.episodes} == {"sampled", "greedy"}
+    assert all(turn["observation"] and "evidence" in turn for e in recorded.episodes for turn in e["turns"])
+    assert show.main(["seen", "--kind", "sampled"]) == 0 and "3 episodes" in capsys.readouterr().out
+    assert "seen holds conversations" in refused(capsys, evaluate.main, *argv)
+    assert "is a run, which records" in refused(capsys, evaluate.main, *argv[:-4], "--record_dir", str(run))
 
 
 def test_evaluate_the_untrained_base_and_single_adapters(capsys, workdir, run):

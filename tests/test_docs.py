@@ -82,9 +82,8 @@ def test_commands_parse(document, line):
     argv = words[1:]
     if name == "train" and "--reward" in argv:
         name = "train_tasks"
-    if name in ("test", "install", "bench", "make_base", "gpu_check") or argv == [
-        "--help"
-    ]:  # these have parsers of their own
+    # These have parsers of their own.
+    if name in ("test", "install", "bench", "make_base", "completion", "gpu_check") or argv == ["--help"]:
         return
     if "--config" in argv:
         at = argv.index("--config")

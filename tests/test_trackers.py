@@ -39,7 +39,7 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(monkeypatch):
     monkeypatch.setattr("mafrt.config.train_config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="report_to is wandb, which is not installed; run: pip install wandb"):
         RunConfig(report_to="wandb")
-    with pytest.raises(ConfigError, match="report_to"):
+    with pytest.raises(ConfigError, match="report_to is weave, which keeps nothing without its service"):
         RunConfig(report_to="weave")
 
 

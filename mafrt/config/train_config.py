@@ -141,7 +141,22 @@ class TeamConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class TranscriptConfig:
+    """Share and size of the recorded conversations."""
+
+    transcript_share: float = 1.0
+    """share of the tasks, in [0, 1], whose episodes go to transcripts/ with observations and advantages; 0: none"""
+    transcript_max_mib: float = 2.0
+    """max MiB of the transcripts of one iteration or evaluation, before compression; further tasks are left out"""
+
+    def __post_init__(self) -> None:
+        above(self, 0, "transcript_max_mib")
+        if not 0 <= self.transcript_share <= 1:
+            raise ConfigError(f"transcript_share is {self.transcript_share}; choose a value in [0, 1].")
+
+
+@dataclass(frozen=True)
+class RunConfig(TranscriptConfig):
     """Length, checkpoints, evaluations and logs of a run."""
 
     iterations: int = 100
@@ -172,23 +187,21 @@ class RunConfig:
     """also write token ids of prompts and answers, for exact offline training; the file gets much larger"""
     report_to: Literal["none", "wandb", "trackio"] = "none"
     """tracker of the curves besides TensorBoard; WANDB_MODE=offline keeps those of wandb on this machine"""
-    transcript_share: float = 1.0
-    """share of the tasks, in [0, 1], whose episodes go to transcripts/ with observations and advantages; 0: none"""
-    transcript_max_mib: float = 2.0
-    """max MiB of the transcripts of one iteration or evaluation, before compression; further tasks are left out"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
         at_least(self, 0, "max_rollbacks")
         at_least(self, 1, "keep_last", "eval_samples")
+        if self.report_to == "weave":
+            raise ConfigError(
+                "report_to is weave, which keeps nothing without its service; use wandb, or trackio for this machine."
+            )
         check_fields(self)
         if self.report_to != "none" and find_spec(self.report_to) is None:
             raise ConfigError(
                 f"report_to is {self.report_to}, which is not installed; run: pip install {self.report_to}"
             )
-        above(self, 0, "transcript_max_mib")
-        if not 0 <= self.transcript_share <= 1:
-            raise ConfigError(f"transcript_share is {self.transcript_share}; choose a value in [0, 1].")
 
     @property
     def trackers(self) -> tuple[str, ...]:

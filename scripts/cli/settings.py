@@ -17,6 +17,7 @@ from mafrt.config.train_config import (
     RunConfig,
     TeamConfig,
     TrainConfig,
+    TranscriptConfig,
 )
 from mafrt.core.errors import ConfigError
 
@@ -144,6 +145,14 @@ class EvaluateSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least 0.")
         if not self.k and not self.greedy:
             raise ConfigError("k is 0 and greedy is off, so nothing would be played; switch one of them on.")
+
+
+@dataclass(frozen=True)
+class RecordSettings(TranscriptConfig):
+    """Recorded conversations"""
+
+    record_dir: str | None = None
+    """folder for the conversations, which mafrt report and mafrt show read; default: none are recorded"""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Print the completion script of a shell: commands and flags, from the same settings as `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.scripts.cli.command import run_main
+
+SHELLS = ("bash", "zsh", "fish")
+USAGE = """usage: mafrt completion bash|zsh|fish
+
+Print the completion script of a shell. To switch it on:
+  bash  mafrt completion bash > ~/.local/share/bash-completion/completions/mafrt
+  zsh   mafrt completion zsh > ~/.zfunc/_mafrt        (a folder of $fpath, before compinit)
+  fish  mafrt completion fish > ~/.config/fish/completions/mafrt.fish"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands as subcommands of one parser."""
+    from mafrt.scripts.main import COMMANDS
+
+    whole = argparse.ArgumentParser(prog="mafrt")
+    commands = whole.add_subparsers()
+    for name, told in COMMANDS.items():
+        module = importlib.import_module(f"mafrt.scripts.{name}") if name != "completion" else None
+        own = [module.COMMAND.parser()] if hasattr(module, "COMMAND") else []
+        command = commands.add_parser(name, help=told, description=told, parents=own, add_help=not own)
+        if name == "completion":
+            command.add_argument("shell", choices=SHELLS)
+    return whole
+
+
+def complete(argv: Sequence[str]) -> int:
+    if list(argv) in ([], ["-h"], ["--help"]):
+        print(USAGE)
+        return 0 if argv else 2
+    if len(argv) != 1 or argv[0] not in SHELLS:
+        raise ConfigError(f"found {' '.join(argv)!r}, expected one shell: {', '.join(SHELLS)}.")
+    try:
+        import shtab
+    except ImportError:
+        raise MissingExtraError("Completion scripts are made by shtab; run: pip install 'mafrt[completion]'") from None
+    print(shtab.complete(parser(), argv[0]))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(complete, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
