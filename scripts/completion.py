@@ -26,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="mafrt")
     commands = whole.add_subparsers()
     for name, told in COMMANDS.items():
-        module = importlib.import_module(f"mafrt.scripts.{name}") if name != "completion" else None
-        own = [module.COMMAND.parser()] if hasattr(module, "COMMAND") else []
+        settings = getattr(importlib.import_module(f"mafrt.scripts.{name}"), "COMMAND", None)
+        own = [] if settings is None else [settings.parser()]
         command = commands.add_parser(name, help=told, description=told, parents=own, add_help=not own)
         if name == "completion":
             command.add_argument("shell", choices=SHELLS)
