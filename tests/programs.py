@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
@@ -90,6 +91,36 @@ def raises(task, base_url):
 
 def exits(task, base_url):
     raise SystemExit(3)
+
+
+def flaky(task, base_url):
+    """Fails in one episode of twelve, by chance."""
+    if random.random() < 1 / 12:
+        raise ConnectionError("the search engine is down")
+    return two_calls(task, base_url)
+
+
+SENT = []
+"""the messages of each call of `rewrites`"""
+
+
+def rewrites(task, base_url):
+    """Edits, drops and reorders its own history."""
+    llm = SHARED.with_options(base_url=base_url)
+
+    def call(messages):
+        SENT.append([dict(message) for message in messages])
+        reply = llm.chat.completions.create(model="first", messages=messages)
+        return {"role": "assistant", "content": reply.choices[0].message.content}
+
+    history = [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}]
+    history += [call(history), {"role": "user", "content": "two"}]
+    history += [call(history), {"role": "user", "content": "three"}]
+    history[2] = {"role": "assistant", "content": "edited"}
+    history += [call(history)]
+    call([*history[3:], {"role": "user", "content": "dropped"}])
+    call([history[0], *reversed(history[1:4])])
+    return 1.0
 
 
 def hangs(task, base_url):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,16 +11,24 @@ from pathlib import Path
 import httpx
 import pytest
 import toy
-from helpers_models import tiny_base
+from helpers_models import add_random_adapter, tiny_base
 
-from mafrt.config.team import Team
+from mafrt.config.algorithm import make_algorithm
+from mafrt.config.team import AgentSpec, Team
+from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.types import Sampled
+from mafrt.core.types import Sampled, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.protocol import ApiError, parse_call
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
+from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
+from mafrt.training.learner import Learner
+from mafrt.training.policy_objective import Objective
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 
@@ -224,9 +233,9 @@ def test_bad_tasks_name_their_line(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ training
 
 
-def trainer(folder=None, load_path=None, **changes):
-    env = program("two_calls")
-    config = toy.settings(n_rollout_threads=32, ppo_epoch=1, num_mini_batch=1, **changes)
+def trainer(folder=None, load_path=None, name="two_calls", **changes):
+    env = program(name)
+    config = toy.settings(**{"n_rollout_threads": 32, "ppo_epoch": 1, "num_mini_batch": 1, **changes})
     resume = resolve(load_path) if load_path else None
     return OnPolicy(env, Team.of(env.agents), tiny_base(), config, run_dir=folder, resume=resume)
 
@@ -243,6 +252,87 @@ def test_a_program_trains_and_a_resumed_run_is_the_same(tmp_path):
     trainer(tmp_path / "part", iterations=5, lr=5e-2).run()
     trainer(tmp_path / "part", tmp_path / "part" / "checkpoints" / "step_000004", iterations=12, lr=5e-2).run()
     assert (tmp_path / "part" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_a_program_that_rewrites_its_history_gets_the_training_rows_of_each_call():
+    from programs import SENT
+
+    base, tokens = tiny_base(), SamplingParams(max_new_tokens=6)
+    team = Team((AgentSpec("first", prompt="Role."), AgentSpec("second")))
+    for seed, name in enumerate(team.names):
+        add_random_adapter(base, name, seed=seed)
+    player = Player(LocalEngine(base, eos_ids=()), base.tokenizer, team, dict.fromkeys(team.names, tokens), 250)
+    SENT.clear()
+    starts = iter([Start("e", "g", 1, 1)])
+    [episode], stats = player.play([program("rewrites")], lambda slot, finished: next(starts, None))
+    assert stats.env_errors == 0 and len(episode.turns) == len(SENT) == 5
+    for turn, sent in zip(episode.turns, SENT, strict=True):
+        assert turn.observation == sent
+        assert turn.prompt_ids == encode_prompt(base.tokenizer, "Role.", sent)
+        assert turn.text == base.tokenizer.decode(turn.action_ids, skip_special_tokens=True)
+    assert [m["content"] for m in SENT[2][:3]] == ["S", "one", "edited"]
+    assert SENT[3][0]["content"] == "two" and SENT[4][1]["content"] == "two"
+    learn = LearnConfig()
+    learner = Learner(
+        base,
+        {name: name for name in team.names},
+        dict.fromkeys(team.names, 1.0),
+        dict.fromkeys(team.names, learn),
+        learn,
+        Objective(make_algorithm("grpo")),
+        seed=0,
+    )
+    # The log-probabilities that were recorded through the address are the trainer's on the same ids.
+    for turn, again in zip(episode.turns, learner.logprobs(episode.turns), strict=True):
+        assert turn.logprobs == pytest.approx(again, abs=1e-4)
+
+
+def test_sixty_four_episodes_at_once(tmp_path):
+    trainer(tmp_path / "run", iterations=1, n_rollout_threads=64).run()
+    [line] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert line["episodes"] == 64 and line["env_errors"] == 0
+
+
+KILLED = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_program import trainer
+trainer(Path({folder!r}), name={name!r}, iterations=100000, lr=5e-2, save_interval=2).run()
+"""
+
+
+def killed(folder: Path, name: str) -> None:
+    """A run that gets kill -9 after the fifth iteration."""
+    code = KILLED.format(tests=str(PROGRAMS.parent), folder=str(folder), name=name)
+    process = subprocess.Popen([sys.executable, "-c", code])
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 240
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 5):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.wait(timeout=30)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_exactly(tmp_path):
+    killed(tmp_path / "killed", "two_calls")
+    step = resolve(tmp_path / "killed").step
+    assert step >= 4
+    trainer(tmp_path / "killed", tmp_path / "killed", iterations=step + 3, lr=5e-2, save_interval=2).run()
+    trainer(tmp_path / "whole", iterations=step + 3, lr=5e-2, save_interval=2).run()
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_program_that_is_not_deterministic_is_counted_and_goes_on(tmp_path):
+    killed(tmp_path / "run", "flaky")
+    step = resolve(tmp_path / "run").step
+    trainer(tmp_path / "run", tmp_path / "run", name="flaky", iterations=step + 4, lr=5e-2, save_interval=2).run()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == list(range(1, step + 5))
+    assert sum(line["env_errors"] for line in lines) > 0 and all(line["episodes"] == 32 for line in lines)
 
 
 def test_failing_episodes_are_counted(tmp_path):
