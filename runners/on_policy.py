@@ -87,7 +87,9 @@ class OnPolicy:
         accept_changes: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        from mafrt.algorithms.spin import Spin
         from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of, voices_of
+        from mafrt.runners.preference_update import PreferenceUpdater
         from mafrt.runners.update import Updater
 
         self.rule = resolve_rule(config, team)
@@ -146,7 +148,8 @@ class OnPolicy:
             async_rollout,
             lambda: self.stop.requested,
         )
-        self.updater = Updater(base, team, config, self.rule, sampling, self.engine, context, self.judge)
+        parts = (base, team, config, self.rule, sampling, self.engine, context, self.judge)
+        self.updater = PreferenceUpdater(*parts) if isinstance(self.rule.settings, Spin) else Updater(*parts)
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
         self.state = RunState()

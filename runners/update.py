@@ -99,7 +99,7 @@ class Updater:
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
-        metrics |= self._of_the_batch(episodes, turns, stats)
+        metrics |= batch_metrics(rule, self.team, episodes, turns, stats)
         metrics |= {f"lr/{name}": self.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
         metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
@@ -124,32 +124,35 @@ class Updater:
             ratio.update(zip(own, new_logprobs, strict=True))
         return metrics | ratio.metrics()
 
-    def _of_the_batch(self, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats) -> dict[str, float]:
-        """Metrics of the batch: scores, lengths, the environment's own measures, and lost episodes."""
-        scores = [score(episode) for episode in episodes]
-        metrics = {
-            "score": sum(scores) / len(scores),
-            "episodes": float(len(episodes)),
-            "turns": float(len(turns)),
-            "tokens": float(stats.tokens),
-            "env_errors": float(stats.env_errors),
-            "env_lost_share": stats.lost_share(len(episodes)),
-            "prompt_too_long": float(stats.prompt_too_long),
-        }
-        if self.rule.tree_samples > 1:
-            metrics["tree_unscored"] = stats.tree_unscored / max(stats.tree_turns, 1)
-            metrics["tree_errors"] = float(stats.tree_errors)
-        if self.rule.sampling_rounds:
-            metrics["sampling_rounds"] = float(stats.sampling_rounds)
-            metrics["groups_replaced"] = float(stats.groups_replaced)
-        measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
-        metrics |= {f"measure/{name}": value for name, value in measured.items()}
-        for name in self.team.names:
-            own = [turn for turn in turns if turn.agent == name]
-            if own:
-                metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
-                metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in own) / len(own)
-        return metrics
+
+def batch_metrics(
+    rule: Rule, team: Team, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats
+) -> dict[str, float]:
+    """Metrics of the batch: scores, lengths, the environment's own measures, and lost episodes."""
+    scores = [score(episode) for episode in episodes]
+    metrics = {
+        "score": sum(scores) / len(scores),
+        "episodes": float(len(episodes)),
+        "turns": float(len(turns)),
+        "tokens": float(stats.tokens),
+        "env_errors": float(stats.env_errors),
+        "env_lost_share": stats.lost_share(len(episodes)),
+        "prompt_too_long": float(stats.prompt_too_long),
+    }
+    if rule.tree_samples > 1:
+        metrics["tree_unscored"] = stats.tree_unscored / max(stats.tree_turns, 1)
+        metrics["tree_errors"] = float(stats.tree_errors)
+    if rule.sampling_rounds:
+        metrics["sampling_rounds"] = float(stats.sampling_rounds)
+        metrics["groups_replaced"] = float(stats.groups_replaced)
+    measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
+    metrics |= {f"measure/{name}": value for name, value in measured.items()}
+    for name in team.names:
+        own = [turn for turn in turns if turn.agent == name]
+        if own:
+            metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
+            metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in own) / len(own)
+    return metrics
 
 
 def mean_of(metrics: Mapping[str, float], name: str) -> float:

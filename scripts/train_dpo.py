@@ -27,6 +27,8 @@ class DpoSettings:
     """reference policy: the base without adapter, or the adapters before the first step"""
     min_gap: float = 0.0
     """two recorded turns make a pair if their returns differ by more than this"""
+    online: bool = False
+    """pairs from the team's own play: the flags are then those of mafrt train, with --algorithm spin"""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
@@ -62,6 +64,12 @@ def prepare(settings: Settings) -> OfflineTask:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--online" in words:
+        from mafrt.scripts import train
+
+        words.remove("--online")
+        return train.main([*words, "--algorithm", "spin"])
     return run_main(lambda words: study(COMMAND, words, prepare), argv)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
@@ -22,6 +22,8 @@ class SftSettings:
 
     min_return: float = 1.0
     """smallest return of a recorded turn that is imitated"""
+    predict: Literal["turns", "observations", "both"] = "turns"
+    """learnt from recorded episodes: the agents' turns, the observations that follow them (a world model), or both"""
 
 
 COMMAND = Command(
@@ -46,7 +48,7 @@ def prepare(settings: Settings) -> OfflineTask:
 
         return examples_of(said, own.min_return)
 
-    return OfflineTask(rule, ("response",), choose)
+    return OfflineTask(rule, ("response",), choose, own.predict != "observations", own.predict != "turns")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

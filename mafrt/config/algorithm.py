@@ -40,6 +40,7 @@ REGISTRY = Registry(
         "dr_mas": f"{_PRESETS}:DrMas",
         "at_grpo": f"{_PRESETS}:AtGrpo",
         "gigpo": f"{_PRESETS}:GiGpo",
+        "spin": "mafrt.algorithms.spin:Spin",
         "vdn": f"{_PRESETS}:Vdn",
         "qmix": f"{_PRESETS}:Qmix",
     },

@@ -168,7 +168,7 @@ def _replayed(
     """Prompt and action of every turn, or None if the replay does not reproduce the record."""
     assert env is not None
     try:
-        seen = _observations(episode, env, seed, opens_thought(tokenizer))
+        seen = observations_of(episode, env, seed, opens_thought(tokenizer))
     except EnvError:
         return None  # the caller counts it
     tokens = []
@@ -180,7 +180,7 @@ def _replayed(
     return tokens if seen is not None else None
 
 
-def _observations(episode: Mapping[str, Any], env: Env, seed: int, opened: bool) -> list[Observation] | None:
+def observations_of(episode: Mapping[str, Any], env: Env, seed: int, opened: bool) -> list[Observation] | None:
     """Observation of each turn; None if the replay differs from the record. Raises EnvError.
 
     `opened`: whether the chat template begins every answer inside a thought, which the environment did not hear.

@@ -121,6 +121,10 @@ class OfflineTask:
     """names of the answers in a record of a file"""
     choose: Callable[[Sequence[RecordedTurn]], list[Record]]
     """makes records out of recorded turns"""
+    turns: bool = True
+    """whether recorded turns are learnt"""
+    next_states: bool = False
+    """whether the observations that follow recorded turns are learnt"""
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,7 @@ def read(settings: Settings, task: OfflineTask) -> OfflineData:
     held_out = read_answers(data.eval_records_path, task.fields, team)
     runs = []
     for path, run_episodes in zip(map(Path, data.episodes_path), episodes, strict=True):
-        exact = all(holds_tokens(episode) for _, episode in run_episodes)
+        exact = not task.next_states and all(holds_tokens(episode) for _, episode in run_episodes)
         runs.append((path, run_episodes, *((None, 0) if exact else _environment(path))))
     return OfflineData(team, answers, held_out, runs)
 
@@ -222,16 +226,25 @@ def encode(
     """The records to learn from and the held-out ones, as tokens."""
     from mafrt.runners.checks import check_window
     from mafrt.runners.offline import dataset as reading
+    from mafrt.runners.offline.next_states import next_states
     from mafrt.runners.offline.replay import recorded_turns
 
     data, tokenizer = settings.make(RecordSettings), base.tokenizer
     window = check_window(data.context_window, base.context_window)
     turns: list[RecordedTurn] = []
+    states: list[Record] = []
     for path, episodes, env, seed in source.runs:
-        new, counts = recorded_turns(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
-        turns += new
-        print(_report_line(path, counts, len(new)), flush=True)
-    records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns)]
+        if task.turns:
+            new, counts = recorded_turns(episodes, source.team, tokenizer, env=env, seed=seed, return_of=data.return_of)
+            turns += new
+            print(_report_line(path, counts, len(new)), flush=True)
+        if task.next_states and env is not None:
+            found, counts = next_states(episodes, source.team, tokenizer, env, seed)
+            states += found
+            lost = counts["not_reproduced"]
+            left = f"; {lost} episodes came out otherwise when played again and are left out" if lost else ""
+            print(f"{path}: {len(found)} next observations of {counts['episodes']} episodes{left}.", flush=True)
+    records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
     kept = reading.fit(records, window, skip=data.skip_too_long)
     if len(kept) < len(records):
         print(f"{len(records) - len(kept)} records are longer than {window} tokens and are left out.")

@@ -1,0 +1,43 @@
+"""Online preference learning from the team's own play (SPIN): no advantages in the loss, but pairs of answers.
+
+Every iteration plays groups, pairs answers of one agent to one prompt by their rewards, and takes DPO steps on the
+pairs against a reference that is the adapters' own past, renewed every `ref_update_freq` iterations.
+
+Source: SPIN, Chen 2024 (2401.01335): the opponent is the previous iterate, and the reference moves with it. Deviation:
+SPIN's better answer comes from a data set; here both come from own play and the reward decides, as in online DPO (Guo
+2024, 2402.04792). The pairs and the loss are those of `train_dpo` (`runners/offline/dpo.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+from mafrt.algorithms.base import structural
+from mafrt.algorithms.group_relative import GroupRelative
+from mafrt.config.algorithm import PolicyLossSettings
+from mafrt.config.schema import check_number
+
+
+@dataclass(frozen=True)
+class Spin(GroupRelative):
+    """DPO on pairs from own play, against the adapters as they were some iterations ago."""
+
+    outcome_to: Literal["last", "end", "each", "all"] = "all"
+    unit: Literal["trajectory", "row"] = structural("row")
+    group: Literal["problem", "agent", "turn"] = structural("agent")
+    beta: float = 0.1
+    """weight of the log-ratios; larger values keep the adapters closer to the reference"""
+    ref_update_freq: int = 1
+    """iterations after which the reference becomes a copy of the adapters"""
+    min_gap: float = 0.0
+    """two answers make a pair if their rewards differ by more than this"""
+
+    paper: ClassVar[str] = "SPIN (2401.01335)"
+    unused: ClassVar[frozenset[str]] = frozenset(item.name for item in fields(PolicyLossSettings))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("beta", self.beta, above=0.0)
+        check_number("ref_update_freq", self.ref_update_freq, least=1, whole=True)
+        check_number("min_gap", self.min_gap, least=0.0)

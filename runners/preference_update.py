@@ -1,0 +1,185 @@
+"""Update phase of `spin`: pairs of the batch's answers, and DPO steps against the adapters' own past.
+
+The reference is a copy of every adapter on the same base, renewed every `ref_update_freq` iterations. It is a part of
+the checkpoint, so a resumed run repeats an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mafrt import algorithms
+from mafrt.algorithms import CreditContext
+from mafrt.algorithms.spin import Spin
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import ConfigError
+from mafrt.core.seeding import permutation, seed_of
+from mafrt.core.types import Episode, SamplingParams
+from mafrt.engines import Engine
+from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.tree_player import show_advantages, to_learn
+from mafrt.runners.algorithm import Rule
+from mafrt.runners.judge import Judge
+from mafrt.runners.offline.dataset import Record, turn_of
+from mafrt.runners.offline.dpo import Dpo, pairs_of
+from mafrt.runners.offline.replay import RecordedTurn
+from mafrt.runners.offline.sft import RecordLearner
+from mafrt.runners.update import batch_metrics
+from mafrt.training.learner import Learner
+from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training.update_metrics import COUNTS
+
+if TYPE_CHECKING:
+    from mafrt.models.several_bases import Bases
+
+_REFERENCE = "@reference"
+"""Name of the reference's weights among the learner's state; no adapter may be called so."""
+
+
+class ReferenceLearner:
+    """A learner, and copies of its adapters as they were when `renew` was last called.
+
+    Args:
+        learner: has the optimizers.
+        adapters: adapters with a reference.
+    """
+
+    def __init__(self, learner: Learner, adapters: Sequence[str]) -> None:
+        self.learner, self.base = learner, learner.base
+        self.copies = {name: f"{name}{_REFERENCE}" for name in adapters}
+        for name, copy in self.copies.items():
+            if copy not in self.base.adapters:
+                self.base.copy_adapter(name, copy)
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the adapters as they are the reference."""
+        for name, copy in self.copies.items():
+            self.base.load_adapter_state(copy, self.base.adapter_state(name))
+
+    @torch.no_grad()
+    def refer(self, records: Sequence[Record]) -> None:
+        """Fill `reference` of every record with the log-probabilities of its answers under the copies."""
+        cast = {agent: self.copies[adapter] for agent, adapter in self.learner.adapter_of.items()}
+        logprobs = self.learner.logprobs([turn for record in records for turn in record.turns], cast)
+        sums = iter([float(torch.tensor(values, dtype=torch.float64).sum()) for values in logprobs])
+        for record in records:
+            record.reference = tuple(next(sums) for _ in record.turns)
+
+    @property
+    def slowdown(self) -> float:
+        """Factor on all learning rates."""
+        return self.learner.slowdown
+
+    @slowdown.setter
+    def slowdown(self, factor: float) -> None:
+        self.learner.slowdown = factor
+
+    def forget(self, adapter: str) -> None:
+        """Reset the moments of an adapter's optimizer."""
+        self.learner.forget(adapter)
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state by adapter, and the reference's weights."""
+        weights = {name: self.base.adapter_state(copy) for name, copy in self.copies.items()}
+        return {**self.learner.state(), _REFERENCE: weights}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state(state)
+        for name, copy in self.copies.items():
+            self.base.load_adapter_state(copy, state[_REFERENCE][name])
+
+
+@dataclass(eq=False, repr=False)
+class PreferenceUpdater:
+    """Learns pairs of a batch; has the interface of `mafrt.runners.update.Updater`."""
+
+    base: Bases
+    team: Team
+    config: TrainConfig
+    rule: Rule
+    sampling: Mapping[str, SamplingParams]
+    engine: Engine
+    context: CreditContext
+    judge: Judge | None
+    kl_coef: float | None = None
+    """always None: the reference is in the loss"""
+
+    def __post_init__(self) -> None:
+        from mafrt.runners.build import make_critic
+
+        if len(self.base.parts) > 1 or self.base.processes.size > 1 or self.config.play.async_steps:
+            raise ConfigError("spin learns on one base, in one process and without async_steps; leave the others out.")
+        assert isinstance(self.rule.settings, Spin)
+        self.settings = self.rule.settings
+        self.critic = make_critic(self.base, self.team, self.config, self.rule)
+        self.records = RecordLearner(
+            self.base.main,
+            self.team,
+            self.config.learn,
+            Dpo(self.settings.beta),
+            seed_of(self.config.run.seed, "learner"),
+            make_lr_schedule(self.config.learn, self.config.run.iterations),
+        )
+        self.learner = ReferenceLearner(self.records.learner, self.team.adapters)
+
+    def learn(self, episodes: list[Episode], stats: PlayStats, iteration: int) -> dict[str, float]:
+        """Pair the answers of the scheduled agents, take the DPO steps, and return the metrics."""
+        plan = self.rule.schedule.plan(iteration)
+        if iteration % self.settings.ref_update_freq == 0:
+            self.learner.renew()
+        trained = to_learn(episodes)
+        turns = [turn for episode in trained for turn in episode.turns]
+        metrics = algorithms.assign(trained, self.settings, self.context)
+        show_advantages(episodes)
+        pairs = self._pairs(trained, plan.agents)
+        metrics |= {f"pairs/{agent}": float(sum(pair.agent == agent for pair in pairs)) for agent in plan.agents}
+        if self.judge is not None:
+            metrics |= self.judge.metrics(episodes)
+        if self.judge is None or not self.judge.too_few(episodes):
+            metrics |= self._steps(pairs, iteration)
+        metrics |= batch_metrics(self.rule, self.team, episodes, turns, stats)
+        metrics |= {f"lr/{name}": self.records.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
+        metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
+        metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
+        return dict(sorted(metrics.items()))
+
+    def _pairs(self, episodes: Sequence[Episode], agents: Sequence[str]) -> list[Record]:
+        """Pairs of answers with their reference; the tokens are copies, so the episodes' turns stay as they are."""
+        rewards = algorithms.turn_rewards(episodes, self.settings, self.context)
+        said = [
+            RecordedTurn(
+                turn_of(turn.agent, turn.prompt_ids, turn.action_ids, turn.stop, turn.text),
+                episode.group,
+                reward,
+                episode.id,
+            )
+            for episode, own in zip(episodes, rewards, strict=True)
+            for turn, reward in zip(episode.turns, own, strict=True)
+            if reward is not None and turn.action_ids and turn.agent in agents
+        ]
+        pairs = pairs_of(said, self.settings.min_gap)
+        self.learner.refer(pairs)
+        return pairs
+
+    def _steps(self, pairs: Sequence[Record], iteration: int) -> dict[str, float]:
+        """All passes over the pairs. Returns the means of the first pass before each step, and sums of counts."""
+        learn, first = self.config.learn, list[dict[str, float]]()
+        counts = dict.fromkeys(COUNTS, 0.0)
+        for epoch in range(learn.ppo_epoch if pairs else 0):
+            order = permutation(len(pairs), self.config.run.seed, "pairs", iteration, epoch)
+            size = -(-len(order) // learn.num_mini_batch)
+            for start in range(0, len(order), size):
+                found = self.records.step([pairs[place] for place in order[start : start + size]], iteration)
+                for name in COUNTS:
+                    counts[name] += found.pop(name, 0.0)
+                if epoch == 0:
+                    first.append(found)
+        names = sorted({name for found in first for name in found})
+        values = {name: [found[name] for found in first if name in found] for name in names}
+        return counts | {name: sum(some) / len(some) for name, some in values.items()}
