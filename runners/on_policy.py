@@ -30,6 +30,7 @@ from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
 from mafrt.runners.checks import check_bases, check_processes, check_prompts, check_team, check_tree, check_window
 from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
+from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import evaluate
 from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
@@ -96,6 +97,7 @@ class OnPolicy:
         timeout_s = config.play.env_timeout_s
         self.env = env = guarded(env, timeout_s)
         self.eval_env = env if eval_env is None else guarded(eval_env, timeout_s)
+        config = with_epochs(config, env)
         self.team, self.base, self.config = team, base, config
         self.processes = base.processes
         check_processes(self.processes, config)

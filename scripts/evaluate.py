@@ -6,9 +6,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.envs.math import load_tasks
-from mafrt.envs.math.build import build_env
+from mafrt.envs.math.build import evaluation_env, load_sets
 from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.cli.command import Command, Settings, run_main
@@ -86,6 +87,7 @@ def evaluate(argv: Sequence[str]) -> int:
     recording = settings.make(RecordSettings)
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
+    casts = role_swaps(team) if asked.swap else {}
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
     check_limits(
         config,
@@ -111,30 +113,38 @@ def evaluate(argv: Sequence[str]) -> int:
     window = check_window(config.play.context_window, base.main.context_window)
     engine = make_engine(base, config, window)
     terminal = Terminal(stream=sys.stderr)
+    player = Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices)
+
+    def played(by: Player) -> Evaluation:
+        found = evaluation.evaluate(
+            env,
+            by,
+            tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
+            samples=asked.k,
+            greedy=asked.greedy,
+            seed=asked.seed,
+            keep=lambda _: True,
+        )
+        assert found is not None  # None means interrupted, and nothing here interrupts it
+        return found
+
     try:
         with reporting(terminal.stage):
-            evaluated = evaluation.evaluate(
-                env,
-                Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices),
-                tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
-                samples=asked.k,
-                greedy=asked.greedy,
-                seed=asked.seed,
-                keep=lambda group: folder is not None and wanted(group, recording.transcript_share),
-            )
+            evaluated = played(player)
+            swapped = {name: played(player.cast(cast)) for name, cast in casts.items()}
     finally:
         terminal.close()
         engines.close(engine)
-    assert evaluated is not None  # None means interrupted, and nothing here interrupts it
-    print(table(evaluated, time.perf_counter() - started))
+    print(table(evaluated, swapped, time.perf_counter() - started))
     if output is not None:
-        write(output, evaluated, settings)
-        print(f"numbers in {output}")
+        write(output, evaluated, swapped, settings, team)
+        print(f"numbers, prompts and answers in {output}")
     if folder is not None:
         share, most = recording.transcript_share, recording.transcript_max_mib
         decode = partial(base.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         writer = TranscriptWriter(folder / FOLDER, team, decode, share=share, max_mib=most)
-        writer.write("evaluation", 0 if loaded is None else loaded.step, evaluated.episodes)
+        kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
+        writer.write("evaluation", 0 if loaded is None else loaded.step, kept)
         print(f"conversations in {folder}; mafrt show {folder} lists them")
     return 0
 
@@ -157,6 +167,22 @@ def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
             raise ConfigError(f"record_dir {folder} holds conversations; give another, or replace them: --overwrite.")
         shutil.rmtree(folder / FOLDER)
     return folder
+
+
+def role_swaps(team: Team) -> dict[str, dict[str, str]]:
+    """Every pair of agents with different adapters -> agent -> adapter with these two swapped.
+
+    Raises:
+        ConfigError: there is no such pair, or the two sit on different bases.
+    """
+    own = {agent.name: agent.adapter for agent in team.agents}
+    pairs = [(a, b) for a, b in combinations(team.names, 2) if own[a] != own[b]]
+    if not pairs:
+        raise ConfigError("swap needs two agents with different adapters; leave --swap out.")
+    for a, b in pairs:
+        if team.agent(a).model != team.agent(b).model:
+            raise ConfigError(f"swap: {a} and {b} sit on different bases, so their adapters cannot be swapped.")
+    return {f"{a} <-> {b}": own | {a: own[b], b: own[a]} for a, b in pairs}
 
 
 def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]:
@@ -188,9 +214,9 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
     source = settings["dataset_path"]
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}
-    tasks = load_tasks(source, split="test", **fields)
-    env = build_env(settings.values, tasks, team)
-    return env, env.team
+    tasks = load_sets(source, "test", fields) if source is not None else load_tasks(split="test")
+    env = evaluation_env({**settings.values, "eval_dataset_path": source}, tasks, team)
+    return env, team_for(env, team, settings["n_agents"])
 
 
 def _changed(settings: Settings) -> dict[str, Any]:
@@ -229,12 +255,19 @@ def place(base: Bases, team: Team, loaded: Loadable | None) -> None:
     return None
 
 
-def table(evaluation: Evaluation, seconds: float) -> str:
-    """The numbers for people."""
+def table(evaluation: Evaluation, swapped: Mapping[str, Evaluation], seconds: float) -> str:
+    """The numbers for people, with 95% intervals over tasks."""
+    from mafrt.runners import evaluation_summary as summary
     from mafrt.storage.report import duration
 
     tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
-    rows = [(name.removeprefix("eval/"), f"{value:.3f}") for name, value in evaluation.metrics().items()]
+    rows = [(name, str(number)) for name, number in summary.numbers(evaluation).items()]
+    if (most := summary.majority(evaluation.episodes)) is not None and evaluation.samples > 1:
+        rows.append((f"majority@{evaluation.samples}", f"{most.number}  ties {most.ties:.3f}"))
+    rows += [(f"measure/{name}", f"{value:.3f}") for name, value in sorted(evaluation.measures.items())]
+    for name, other in swapped.items():
+        rows += [(f"{name} {kind}", str(number)) for kind, number in summary.numbers(other).items() if "@" in kind]
+        rows += [(f"{name} greedy", str(summary.numbers(other)["greedy"]))] if not evaluation.samples else []
     rows += [("tasks", str(tasks)), ("time", duration(seconds))]
     if evaluation.lost:
         rows.append(("episodes lost", str(evaluation.lost)))
@@ -242,17 +275,27 @@ def table(evaluation: Evaluation, seconds: float) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
 
 
-def write(path: Path, evaluation: Evaluation, settings: Settings) -> None:
-    """Write numbers, scores of every task, and the settings they came from."""
+def write(
+    path: Path, evaluation: Evaluation, swapped: Mapping[str, Evaluation], settings: Settings, team: Team
+) -> None:
+    """Write numbers with intervals, scores of every task, every prompt and answer, and the settings."""
     from mafrt.core.atomic_files import write_atomic
+    from mafrt.runners import evaluation_summary as summary
 
+    most = summary.majority(evaluation.episodes)
+    intervals = {name: number.bounds for name, number in summary.numbers(evaluation).items()}
     content = {
-        "metrics": evaluation.metrics(),
+        "metrics": evaluation.metrics()
+        | {f"eval/{name}": n.value for name, n in summary.numbers(evaluation).items() if name.startswith("agent/")}
+        | ({f"eval/majority@{evaluation.samples}": most.number.value, "eval/majority_ties": most.ties} if most else {}),
+        "intervals": intervals | ({f"majority@{evaluation.samples}": most.number.bounds} if most else {}),
         "samples": evaluation.samples,
         "lost": evaluation.lost,
         "scores": {task: list(scores) for task, scores in evaluation.scores.items()},
         "greedy_scores": dict(evaluation.greedy_scores),
+        "swapped": {name: other.metrics() for name, other in swapped.items()},
         "settings": settings.values,
+        "episodes": summary.episode_lines(evaluation.episodes, {agent.name: agent.prompt for agent in team.agents}),
     }
     write_atomic(path, (json.dumps(content, default=list) + "\n").encode())
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "collect": "collect good recorded episodes as chat JSONL for fine-tuning",
     "bench": "run a benchmark",
     "check_env": "check that an environment keeps its contract",
+    "prepare_data": "prepare DAPO-Math, NQ or HotpotQA from local files",
     "get_base": "fetch a base model that has a name, such as smollm2",
     "make_base": "make the teaching base again, from its own corpus",
     "completion": "print the completion script of bash, zsh or fish",

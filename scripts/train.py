@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
+from mafrt.environment.session import session_of
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -20,6 +21,7 @@ from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceS
 from mafrt.scripts.cli.train import train
 
 if TYPE_CHECKING:
+    from mafrt.config.team import Team
     from mafrt.environment.base import Env
 
 SAMPLES = 3
@@ -51,6 +53,8 @@ def prepare(settings: Settings) -> PreparedRun:
             f"Name an environment: --env {' or '.join(env_names())}, --env package.module:Class, or a --program."
         )
     team = load_team(settings)
+    if "," in name or "@" in name:
+        return prepare_mixture(settings, team, name)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     notes: list[str] = []
     # Worker processes are forked here, before a model is loaded and its threads begin.
@@ -66,6 +70,34 @@ def prepare(settings: Settings) -> PreparedRun:
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
+
+
+def prepare_mixture(settings: Settings, team: Team | None, names: str) -> PreparedRun:
+    """Several environments as one, `--env math@2,code`; `--env_kwargs '{"math": {...}}'` has arguments of one."""
+    from mafrt.environment.registry import make_env, takes
+    from mafrt.environment.workers import guarded
+    from mafrt.envs.mixed import Mixed, named_sets, weights_of
+
+    sets = named_sets(names)
+    given, differing = (env_arguments(settings[name], name) for name in ("env_kwargs", "eval_env_kwargs"))
+    for name in [*given, *differing]:
+        if name not in sets:
+            raise ConfigError(f"env_kwargs names {name!r}; in a mixture its keys are {', '.join(sets)}.")
+
+    def build(more: Mapping[str, Mapping[str, Any]]) -> Mixed:
+        envs = {}
+        for name, (path, _) in sets.items():
+            own = {**with_sandbox(path, dict(given.get(name, {})), settings), **more.get(name, {})}
+            with_team = {"team": team} if team is not None and takes(path, "team") else {}
+            envs[name] = make_env(path, **{**with_team, **own})
+        return Mixed(envs, weights_of(sets))
+
+    env = build({})
+    held_out = {name: {**each.held_out, **differing.get(name, {})} for name, each in env.envs.items()}
+    eval_env = build(held_out) if any(held_out.values()) else None
+    parts = [None if part is None else guarded(session_of(part), settings["env_timeout_s"]) for part in (env, eval_env)]
+    assert parts[0] is not None
+    return PreparedRun(parts[0], parts[1], team_for(env, team, settings["n_agents"]), "_".join(sets))
 
 
 def prepare_program(settings: Settings) -> PreparedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from mafrt.envs.construction import Construction, held_out_note, hold_out, subse
 from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
+from mafrt.envs.mixed import Mixed, named_sets, repeated, weights_of
 
 NAME = "math"
 
@@ -35,8 +37,18 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     if leaks.shared:
         notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
     tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
-    eval_env = build_env(settings, held_out, team) if held_out else None
+    eval_env = evaluation_env(settings, held_out, team) if held_out else None
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
+
+
+def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv | Mixed:
+    """The environment on held-out problems; several sets are played side by side, each with a score of its own."""
+    sets = settings.get("eval_dataset_path")
+    if sets is None or not several(sets):
+        return build_env(settings, tasks, team)
+    fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
+    loaded = {name: load_tasks(source, split="test", **fields) for name, (source, _) in named_sets(sets).items()}
+    return Mixed({name: build_env(settings, each, team) for name, each in loaded.items()})
 
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv:
@@ -50,9 +62,26 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task
     fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
     source, held_out = settings.get("dataset_path"), settings.get("eval_dataset_path")
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
-    tasks = load_tasks(source, **fields) if source is not None else load_tasks()
+    tasks = load_sets(source, "train", fields) if source is not None else load_tasks()
     if held_out is not None:
-        return tasks, load_tasks(held_out, split="test", **fields)
+        return tasks, load_sets(held_out, "test", fields)
     if source is None:
         return tasks, load_tasks(split="test")
     return hold_out(tasks)
+
+
+def several(source: str) -> bool:
+    """Whether a setting names several sets, or one with a weight: `a.jsonl@2,b.jsonl`."""
+    return ("," in source or "@" in source) and not os.path.exists(source)
+
+
+def load_sets(source: str, split: str, fields: Mapping[str, Any]) -> Sequence[Task]:
+    """The problems of one set, or of several, those of a set as often as its weight asks for."""
+    if not several(source):
+        return load_tasks(source, split=split, **fields)
+    sets = named_sets(source)
+    loaded = {name: load_tasks(each, split=split, **fields) for name, (each, _) in sets.items()}
+    weights = weights_of(sets)
+    if weights is None:
+        return [task for tasks in loaded.values() for task in tasks]
+    return [loaded[name][number] for name, number in repeated({n: len(t) for n, t in loaded.items()}, weights)]

@@ -10,6 +10,6 @@ class MathSettings:
     """Problems."""
 
     dataset_path: str | None = None
-    """JSON, JSONL, Parquet, a Hugging Face data set id, or stories:train; default: the shipped word problems"""
+    """file, Hugging Face id, stories:train, arithmetic:train, or several as A@WEIGHT,B; default: shipped problems"""
     eval_dataset_path: str | None = None
-    """held-out problems; default: the shipped ones, or the last tenth (at most 200) of your own"""
+    """held-out problems, or several sets as A,B; default: shipped ones, or the last tenth (at most 200) of yours"""

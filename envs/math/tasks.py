@@ -20,7 +20,7 @@ from typing import Any
 from mafrt.core.errors import DataError, MissingExtraError
 from mafrt.core.text import brief, error_line
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
-from mafrt.envs.math import stories
+from mafrt.envs.math import arithmetic, stories
 from mafrt.envs.math.answers import boxed, hash_answer
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
@@ -51,7 +51,8 @@ def load_tasks(
     split: str = "train",
     needs_answer: bool = True,
 ) -> tuple[Task, ...]:
-    """All tasks of `source`: a file, a folder, a Hugging Face data set id, or `stories:SPLIT` (`stories.py`).
+    """All tasks of `source`: a file, a folder, a Hugging Face data set id, `stories:SPLIT`
+    (`stories.py`), or `arithmetic:SPLIT` (`arithmetic.py`).
 
     None: the shipped word problems.
 
@@ -67,6 +68,9 @@ def load_tasks(
             parts = sorted(p.stem.removeprefix("word_problems_") for p in SHIPPED.glob("word_problems_*.jsonl"))
             raise DataError(f"there is no split {split!r} of the shipped word problems; there are {', '.join(parts)}")
         source = path
+    if str(source).startswith(arithmetic.PREFIX):
+        pairs = arithmetic.problems(arithmetic.parse(str(source)))
+        return tuple(Task(f"{source}:{n}", problem, answer) for n, (problem, answer) in enumerate(pairs))
     if str(source).startswith(stories.PREFIX):
         return _story_tasks(str(source))
     path, fields = Path(source), _Fields(problem_field, answer_field, needs_answer)

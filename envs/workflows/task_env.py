@@ -137,6 +137,9 @@ class TaskEnv(Env):
         self.unscored = frozenset()
         info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
         info["evidence"] = evidence
+        info["answers"] = {
+            agent: {"key": self.key(decisive[agent]), "score": score} for agent, score in correct.items()
+        }
         if over and (measures := self.workflow.measures(self.state, self.key)):
             info["measures"] = measures
         return StepResult(self.workflow.observe(self.state), self._rewards(score, over), over, False, info)

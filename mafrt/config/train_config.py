@@ -161,6 +161,8 @@ class RunConfig(TranscriptConfig):
 
     iterations: int = 100
     """training iterations, each a rollout and an update"""
+    epochs: int = 0
+    """passes over the training tasks, in place of iterations; 0: iterations decide"""
     seed: int = 1
     """every random choice of the run follows from it"""
     save_interval: int = 10
@@ -191,7 +193,7 @@ class RunConfig(TranscriptConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 0, "iterations", "save_interval", "keep_every", "eval_interval", "eval_episodes", "seed")
-        at_least(self, 0, "max_rollbacks")
+        at_least(self, 0, "epochs", "max_rollbacks")
         at_least(self, 1, "keep_last", "eval_samples")
         if self.report_to == "weave":
             raise ConfigError(

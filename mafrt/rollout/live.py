@@ -73,6 +73,8 @@ class Live:
             self.episode.outcome = float(result.info["outcome"])
         if "measures" in result.info:
             self.episode.info["measures"] = dict(result.info["measures"])
+        if "answers" in result.info:
+            self.episode.info["answers"] = dict(result.info["answers"])
 
     def _pay(self, rewards: Mapping[str, float]) -> None:
         """A reward goes to its agent's latest turn, also if others spoke since."""

@@ -20,7 +20,7 @@ _SAME = {
     # transformers and TRL
     "learning_rate": "lr",
     "max_steps": "iterations",
-    "num_train_epochs": "iterations",
+    "num_train_epochs": "epochs",
     "num_iterations": "ppo_epoch",
     "num_ppo_epochs": "ppo_epoch",
     "warmup_ratio": "lr_warmup",
@@ -96,7 +96,8 @@ _SAME = {
     "response_length": "max_new_tokens",
     "generate_max_len": "max_new_tokens",
     "prompt_max_len": "context_window",
-    "total_epochs": "iterations",
+    "total_epochs": "epochs",
+    "num_episodes": "epochs",
     "total_training_steps": "iterations",
     "test_freq": "eval_interval",
     "save_freq": "save_interval",

@@ -91,7 +91,7 @@ class EnvSettings:
     """The environment."""
 
     env: str | None = None
-    """a built-in environment such as math, or package.module:Class"""
+    """a built-in environment such as math, package.module:Class, or several as math@2,code"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor: key=value ..., or one JSON object"""
     eval_env_kwargs: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class EvaluateSettings:
     accept_changes: bool = False
     """evaluate a run although its environment, team, data or base changed since it was started"""
     dataset_path: str | None = None
-    """problems to solve; default: the held-out problems of the run, or the shipped ones"""
+    """problems to solve, several sets as A,B; default: the held-out problems of the run, or the shipped ones"""
     env: str | None = None
     """play this environment instead of solving problems; default: the run's own"""
     env_kwargs: tuple[str, ...] = ()
@@ -132,10 +132,12 @@ class EvaluateSettings:
     """sampled answers per task, for avg@k and pass@k; 0 leaves them out"""
     greedy: bool = True
     """also play each task once at temperature 0"""
+    swap: bool = False
+    """also play with the adapters of every two agents swapped"""
     seed: int = 1
     """every random choice of the evaluation follows from it"""
     output: str | None = None
-    """JSON file for the numbers, per-task scores included; default: none is written"""
+    """JSON file for the numbers, the scores of every task, and every prompt and answer; default: none is written"""
     overwrite: bool = False
     """replace the file of --output if it exists"""
 

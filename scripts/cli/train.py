@@ -53,12 +53,16 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     from mafrt.runners.algorithm import resolve_rule
     from mafrt.runners.async_rollout import check_async
     from mafrt.runners.checks import check_sampler, check_several, check_tree
+    from mafrt.runners.epochs import with_epochs
     from mafrt.runners.identity import describe_run, refuse_changes
     from mafrt.runners.judge import prepare_coach
     from mafrt.runners.limits import check_limits
 
     config = train_config(settings)
     prepared = prepare(settings)
+    if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
+        raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
+    config = with_epochs(config, prepared.env)
     check_limits(
         config,
         prepared.team,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from mafrt.runners.intervals import interval
 from mafrt.scripts.reporting.episodes import Recorded
 from mafrt.scripts.reporting.run_data import RunData
 from mafrt.storage.transcript_files import read_transcript, transcript_files
@@ -59,22 +59,3 @@ def task_means(run: Path, iteration: int, kind: str) -> list[float]:
             if str(content.get("id", "")).startswith(kind) and episode.score is not None:
                 scores.setdefault(episode.group, []).append(episode.score)
     return [sum(values) / len(values) for values in scores.values()]
-
-
-def interval(means: list[float]) -> tuple[float, float] | None:
-    """95% interval of the mean over tasks; None for fewer than two tasks.
-
-    Wilson's interval (JASA 22, 1927) where every task is solved or not, so that 20 of 20 is not certainty; 1.96
-    standard errors to both sides otherwise.
-    """
-    n = len(means)
-    if n < 2:
-        return None
-    center, z = sum(means) / n, 1.96
-    if all(mean in (0.0, 1.0) for mean in means):
-        middle = (center + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(center * (1 - center) / n + z * z / (4 * n * n))
-        return max(0.0, middle - half), min(1.0, middle + half)
-    deviation = math.sqrt(sum((mean - center) ** 2 for mean in means) / (n - 1))
-    half = z * deviation / math.sqrt(n)
-    return center - half, center + half

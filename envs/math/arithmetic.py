@@ -1,0 +1,105 @@
+"""Arithmetic problems generated from a seed: `arithmetic:SPLIT`, with kinds, a range of numbers and a count.
+
+    arithmetic:train                                 1000 problems of + - * / with numbers from 1 to 99
+    arithmetic:test:kinds=+-:low=10:high=999:count=200:steps=2:seed=3
+
+A problem is in exactly one split, by the hash of its text, for any settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mafrt.config.schema import unknown
+from mafrt.core.errors import DataError
+
+PREFIX = "arithmetic:"
+SPLITS = ("train", "test")
+HELD_OUT = 5
+"""one problem in so many is held out"""
+KINDS = "+-*/"
+MOST_COUNT = 1_000_000
+MOST_DRAWS = 200
+"""Draws for each problem before the range counts as too small."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Settings of a set."""
+
+    split: str = "train"
+    kinds: str = KINDS
+    low: int = 1
+    high: int = 99
+    steps: int = 1
+    """operations of a problem"""
+    count: int = 1000
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        odd = [
+            (self.split not in SPLITS, f"split is {self.split!r}; choose {' or '.join(SPLITS)}"),
+            (not self.kinds or set(self.kinds) - set(KINDS), f"kinds is {self.kinds!r}; choose some of {KINDS}"),
+            (not 0 <= self.low < self.high, f"low is {self.low} and high is {self.high}; choose 0 <= low < high"),
+            (not 1 <= self.steps <= 5, f"steps is {self.steps}; choose 1 to 5"),
+            (not 1 <= self.count <= MOST_COUNT, f"count is {self.count}; choose 1 to {MOST_COUNT}"),
+        ]
+        for wrong, why in odd:
+            if wrong:
+                raise DataError(f"{PREFIX} {why}.")
+
+
+def parse(source: str) -> Arithmetic:
+    """`arithmetic:train:kinds=+-:high=20` -> settings. Raises DataError."""
+    split, _, rest = source.removeprefix(PREFIX).partition(":")
+    names = ("kinds", "low", "high", "steps", "count", "seed")
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(":")):
+        name, _, value = part.partition("=")
+        if name not in names:
+            raise DataError(f"{source}: {unknown('setting', name, names)}")
+        if name != "kinds" and not value.isdigit():
+            raise DataError(f"{source}: {name} is {value!r}; expected a whole number.")
+        given[name] = value if name == "kinds" else int(value)
+    return Arithmetic(split or "train", **given)
+
+
+def problems(chosen: Arithmetic) -> Iterator[tuple[str, str]]:
+    """Distinct (problem, answer) pairs. Raises DataError if the range has too few."""
+    rng = random.Random(f"arithmetic:{chosen}")
+    seen: set[str] = set()
+    for number in range(chosen.count):
+        for _ in range(MOST_DRAWS):
+            expression, value = _draw(rng, chosen)
+            if value is not None and expression not in seen and _split(expression) == chosen.split:
+                break
+        else:
+            raise DataError(
+                f"{PREFIX} the range {chosen.low} to {chosen.high} gives {number} different problems at most; ask for "
+                "fewer, or for a larger range."
+            )
+        seen.add(expression)
+        yield f"What is {expression}?", str(value)
+
+
+def _draw(rng: random.Random, chosen: Arithmetic) -> tuple[str, int | None]:
+    """An expression, worked out from the left, and its value; None if it is not whole."""
+    value = Fraction(rng.randint(chosen.low, chosen.high))
+    text = str(value)
+    for step in range(chosen.steps):
+        kind, number = rng.choice(chosen.kinds), rng.randint(max(chosen.low, 1), chosen.high)
+        if kind == "/" and step == 0:  # a quotient that is whole
+            value *= number
+            text = str(value)
+        text = f"({text}) {kind} {number}" if step else f"{text} {kind} {number}"
+        value = {"+": value + number, "-": value - number, "*": value * number, "/": value / number}[kind]
+    return text, int(value) if value.denominator == 1 else None
+
+
+def _split(expression: str) -> str:
+    return SPLITS[hashlib.sha256(expression.encode()).digest()[0] % HELD_OUT == 0]

@@ -1,0 +1,108 @@
+"""Prepare public data sets from local files: DAPO-Math, NQ and HotpotQA as the JSONL that training reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mafrt.core.atomic_files import write_atomic
+from mafrt.core.errors import ConfigError
+from mafrt.envs.construction import subset
+from mafrt.scripts.cli.command import Command, run_main
+
+_DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
+_DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.?\s*\Z")
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """Data to prepare."""
+
+    dataset: Literal["dapo_math", "nq", "hotpot"] | None = None
+    """dapo_math, nq or hotpot"""
+    input: tuple[str, ...] = ()
+    """files as they were downloaded: Parquet, JSON or JSONL"""
+    output: str = "data"
+    """folder for train.jsonl, test.jsonl, and corpus.jsonl of hotpot"""
+    test_size: int = 500
+    """records that are held out, drawn with the seed; 0: none"""
+    limit: int | None = None
+    """keep a random subset of so many records, drawn with the seed; default: all"""
+    seed: int = 1
+    """every random choice follows from it"""
+
+    def __post_init__(self) -> None:
+        if self.test_size < 0:
+            raise ConfigError(f"test_size is {self.test_size}; choose a value of at least 0.")
+
+
+COMMAND = Command(
+    "prepare_data",
+    "Prepare DAPO-Math, NQ or HotpotQA from local files: duplicates and prompt templates removed, a part held out.",
+    (PrepareSettings,),
+    words="dataset",
+)
+
+
+def dapo_math(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Problems and answers of DAPO-Math, without the template around each problem and without repetitions."""
+    from mafrt.envs.math.tasks import load_tasks
+
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for task in load_tasks(path):
+            problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", task.problem)).strip()
+            found.setdefault(problem, {"problem": problem, "answer": task.answer})
+    return list(found.values()), []
+
+
+def questions(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Questions with golden answers, and the passages that come with them as a corpus."""
+    from mafrt.envs.search.questions import load_questions, passages_of
+
+    read = [question for path in paths for question in load_questions(path)]
+    found = {q.text: {"question": q.text, "golden_answers": list(q.answers), **q.meta} for q in read}
+    passages = [{"id": str(n), "title": p.title, "text": p.text} for n, p in enumerate(passages_of(read))]
+    return list(found.values()), passages
+
+
+def prepare(argv: Sequence[str]) -> int:
+    asked = COMMAND.read(argv).make(PrepareSettings)
+    if asked.dataset is None or not asked.input:
+        raise ConfigError("give the data set and its files: prepare_data hotpot --input hotpot_train_v1.1.json")
+    records, corpus = (dapo_math if asked.dataset == "dapo_math" else questions)(asked.input)
+    if asked.limit is not None and asked.limit < len(records):
+        records = list(subset(records, asked.limit, asked.seed))
+    if asked.test_size >= len(records):
+        raise ConfigError(f"test_size is {asked.test_size} of {len(records)} records; leave some to train on.")
+    order = subset(range(len(records)), asked.test_size, asked.seed) if asked.test_size else ()
+    held_out = set(order)
+    folder = Path(asked.output).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {
+        "train": [record for n, record in enumerate(records) if n not in held_out],
+        "test": [records[n] for n in sorted(held_out)],
+        "corpus": corpus,
+    }
+    for name, part in parts.items():
+        if part:
+            write_atomic(folder / f"{name}.jsonl", _lines(part))
+            print(f"{len(part)} records in {folder / f'{name}.jsonl'}")
+    return 0
+
+
+def _lines(records: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(prepare, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Mixtures of environments and data sets, passes, generated arithmetic, prepared data, and numbers of evaluations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
+from mafrt.core.errors import ConfigError, DataError
+from mafrt.core.types import Episode
+from mafrt.environment.checker import check_env
+from mafrt.environment.session import Session
+from mafrt.envs.games import PlanPath, Referential
+from mafrt.envs.math import MathEnv, Task, arithmetic
+from mafrt.envs.math.build import build
+from mafrt.envs.math.tasks import load_tasks
+from mafrt.envs.mixed import Mixed, named_sets, repeated, weights_of
+from mafrt.envs.tools.calculator import compute
+from mafrt.runners.epochs import with_epochs
+from mafrt.runners.evaluation import Evaluation
+from mafrt.runners.evaluation_summary import agent_scores, episode_lines, majority, numbers
+from mafrt.scripts import evaluate, prepare_data, train
+from mafrt.scripts.cli.flag_synonyms import synonym
+
+
+def math_env(*answers: int) -> MathEnv:
+    tasks = [Task(f"t:{a}", f"Say {a}.", str(a)) for a in answers]
+    return MathEnv(tasks=tasks, team=Team.of(("a",)))
+
+
+def test_a_pass_of_a_mixture_has_every_task_and_the_weights():
+    assert repeated({"a": 2, "b": 4}, None) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("b", 3)]
+    # 2 of a for each of b: b has 3 tasks, so a needs 6 turns of its 2 tasks.
+    assert [name for name, _ in repeated({"a": 2, "b": 3}, {"a": 2.0, "b": 1.0})] == ["a"] * 6 + ["b"] * 3
+    env = Mixed({"few": math_env(1), "many": math_env(2, 3, 4)}, {"few": 1.0, "many": 1.0})
+    assert env.num_tasks == 6
+    session = Session(env)
+    _, info = session.reset(seed=0, options={"task": 5})
+    assert info["task"] == "many/t:4" and info["set"] == "many"
+    result = session.step({"a": "\\boxed{4}"})
+    assert result.terminated and result.info["measures"]["score/many"] == 1.0
+    with pytest.raises(ConfigError, match="played by scout, guesser"):
+        Mixed({"m": math_env(1), "game": Referential()})
+
+
+def test_environments_without_tasks_mix_by_weight():
+    env = Mixed({"two": Referential(2, 2), "four": Referential()}, {"two": 3.0})
+    names = [Session(env).reset(seed=seed)[1]["set"] for seed in range(40)]
+    assert env.num_tasks is None and 22 <= names.count("two") <= 38
+    check_env(Mixed({"two": Referential(2, 2), "four": Referential()}))
+
+
+@pytest.mark.parametrize("text", ["a,", "a@0", "a@x", "x/a.json,y/a.json"])
+def test_wrong_mixtures_are_refused(text):
+    with pytest.raises(ConfigError):
+        named_sets(text)
+
+
+def test_named_sets_and_weights():
+    sets = named_sets("data/a.jsonl@2, arithmetic:test:high=9")
+    assert list(sets) == ["a", "arithmetic_test_high_9"] and weights_of(sets) == {
+        "a": 2.0,
+        "arithmetic_test_high_9": 1.0,
+    }
+    assert weights_of(named_sets("a,b")) is None
+
+
+def test_several_training_and_evaluation_sets(tmp_path):
+    for name, answer in (("aime", 1), ("amc", 2)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"problem": f"{name}?", "answer": answer}))
+    both = f"{tmp_path}/aime.jsonl,{tmp_path}/amc.jsonl"
+    built = build({"dataset_path": both.replace(",", "@3,"), "eval_dataset_path": both})
+    assert [task.answer for task in built.train_env.tasks] == ["1", "1", "1", "2"]
+    assert isinstance(built.eval_env, Mixed) and list(built.eval_env.envs) == ["aime", "amc"]
+
+
+def test_mixed_environments_from_the_command_line(capsys):
+    from mafrt.scripts.cli.command import Settings
+
+    settings: Settings = train.COMMAND.read(["--env", "referential@2,sudoku"])
+    with pytest.raises(ConfigError, match="give one team"):
+        train.prepare(settings)
+    settings = train.COMMAND.read(["--env", "math@2,tasks", "--env_kwargs", '{"maths": {}}'])
+    with pytest.raises(ConfigError, match="its keys are math, tasks"):
+        train.prepare(settings)
+    prepared = train.prepare(train.COMMAND.read(["--env", "math,code", "--profile_path", "profiles/code_single.json"]))
+    assert list(prepared.env.unwrapped.envs) == ["math", "code"] and prepared.eval_env is None
+
+
+def test_epochs_are_passes_over_the_tasks():
+    config = TrainConfig.of(epochs=3, n_rollout_threads=8, n_samples=4)
+    # 5 tasks, 2 of which are drawn in an iteration: 15 draws in 8 iterations.
+    assert with_epochs(config, math_env(1, 2, 3, 4, 5)).run.iterations == 8
+    assert with_epochs(TrainConfig.of(iterations=7), math_env(1)).run.iterations == 7
+    with pytest.raises(ConfigError, match="no numbered tasks"):
+        with_epochs(config, PlanPath())
+    assert synonym("num_train_epochs").flag == "epochs"
+
+
+def test_generated_arithmetic_is_right_distinct_and_split():
+    train_tasks = load_tasks("arithmetic:train:kinds=+-/:low=1:high=30:count=300:steps=2")
+    test = load_tasks("arithmetic:test:kinds=+-/:low=1:high=30:count=60:steps=2")
+    assert len({task.problem for task in (*train_tasks, *test)}) == 360
+    for task in train_tasks[:50]:
+        expression = task.problem.removeprefix("What is ").removesuffix("?")
+        assert compute(expression) == float(task.answer)
+    assert arithmetic.parse("arithmetic:").count == 1000
+    for source, words in (
+        ("arithmetic:dev", "choose train or test"),
+        ("arithmetic:train:kind=+", "did you mean 'kinds'"),
+        ("arithmetic:train:high=x", "expected a whole number"),
+        ("arithmetic:train:low=9:high=2", "low < high"),
+        ("arithmetic:train:high=3:count=500", "different problems at most"),
+    ):
+        with pytest.raises(DataError, match=words):
+            load_tasks(source)
+
+
+def test_data_sets_are_prepared_from_files(tmp_path, capsys):
+    template = (
+        "Solve the following math problem step by step. The last line is Answer.\n\nWhat is {n}?\n\nRemember to put"
+    )
+    records = [
+        {
+            "prompt": [
+                {"role": "user", "content": template.format(n=n % 4) + ' your answer on its own line after "Answer:".'}
+            ],
+            "reward_model": {"ground_truth": str(n % 4)},
+        }
+        for n in range(12)
+    ]
+    (tmp_path / "dapo.jsonl").write_text("\n".join(map(json.dumps, records)))
+    out = tmp_path / "out"
+    words = ["dapo_math", "--input", str(tmp_path / "dapo.jsonl"), "--output", str(out), "--test_size", "1"]
+    assert prepare_data.main(words) == 0
+    kept = [json.loads(line) for name in ("train", "test") for line in (out / f"{name}.jsonl").read_text().splitlines()]
+    assert sorted(record["problem"] for record in kept) == [f"What is {n}?" for n in range(4)]
+    hotpot = [{"question": f"q{n}", "answer": "a", "context": [["T", ["Same text."]]]} for n in range(3)]
+    (tmp_path / "h.json").write_text(json.dumps(hotpot))
+    words = ["hotpot", "--input", str(tmp_path / "h.json"), "--output", str(out), "--test_size", "1"]
+    assert prepare_data.main(words) == 0
+    assert len((out / "corpus.jsonl").read_text().splitlines()) == 1
+    assert json.loads((out / "train.jsonl").read_text().splitlines()[0])["golden_answers"] == ["a"]
+    assert prepare_data.main(["nq"]) == 2 and "give the data set" in capsys.readouterr().err
+    assert prepare_data.main([*words[:-1], "9"]) == 2
+
+
+def episode(group: str, sample: int, key: str | None, outcome: float, kind: str = "sampled") -> Episode:
+    answers = {"actor": {"key": key, "score": outcome}}
+    return Episode(f"{kind}-{group}-{sample}", group, [], outcome, {"answers": answers})
+
+
+def test_majority_ties_agents_and_intervals():
+    episodes = [
+        # Task 1: 7 twice and right, 8 once: 1. Task 2: 3 (right) and 4 tie: their mean, 1/2. Task 3: nothing is said.
+        *(episode("1", n, key, float(key == "7")) for n, key in enumerate(("7", "8", "7"))),
+        *(episode("2", n, key, float(key == "3")) for n, key in enumerate(("3", "4", None))),
+        *(episode("3", n, None, 0.0) for n in range(3)),
+        episode("1", 0, "8", 0.0, "greedy"),
+    ]
+    most = majority(episodes)
+    assert most.number.value == pytest.approx(0.5) and most.ties == pytest.approx(1 / 3)
+    assert agent_scores(episodes) == {"actor": [pytest.approx(2 / 3), pytest.approx(1 / 3), 0.0]}
+    assert majority([Episode("sampled-1", "1")]) is None
+    scores = {str(n): (1.0, 0.0) for n in range(9)}
+    found = numbers(Evaluation(scores, {}, 2, 0, {}, episodes))
+    assert found["avg@2"].value == 0.5 and found["avg@2"].bounds == (0.5, 0.5) and found["pass@2"].bounds[0] < 1.0
+    assert str(found["pass@2"]).startswith("1.000  (0.")
+    assert episode_lines(episodes[:1], {})[0]["answers"]["actor"]["key"] == "7"
+
+
+def test_evaluate_prints_and_writes_everything_that_was_said(tmp_path, capsys):
+    out = tmp_path / "numbers.json"
+    words = [
+        "--dataset_path",
+        "arithmetic:test:count=3,arithmetic:test:count=2:high=9",
+        "--k",
+        "2",
+        "--max_new_tokens",
+        "8",
+    ]
+    assert evaluate.main([*words, "--swap", "--output", str(out)]) == 0
+    said = capsys.readouterr().out
+    for row in (
+        "avg@2",
+        "majority@2",
+        "agent/actor",
+        "measure/score/arithmetic_test_count_2_high_9",
+        "reasoner <-> actor",
+    ):
+        assert row in said
+    content = json.loads(out.read_text())
+    assert len(content["episodes"]) == 15 and content["swapped"].keys() == {"reasoner <-> actor"}
+    turn = content["episodes"][0]["turns"][0]
+    assert turn["agent"] == "reasoner" and turn["observation"].startswith("Problem: What is") and turn["role_prompt"]
+    assert evaluate.main(["--profile_path", "profiles/code_single.json", "--swap"]) == 2
+    assert "two agents with different adapters" in capsys.readouterr().err
