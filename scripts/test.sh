@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 # The fast ones run side by side on all cores with one torch thread each, since two threads on a busy core wait for each
-# other; the slow ones start servers and processes of their own and run one after the other.
+# other. Of the slow ones two run at a time: they start servers and processes of their own.
 # Arguments go through to pytest, for example -k resume, -x or -m "not slow".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,5 +9,6 @@ bash scripts/install.sh
 if [ $# -gt 0 ]; then
   exec .venv/bin/python -m pytest "$@"
 fi
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -n auto -m "not slow"
-exec .venv/bin/python -m pytest -m slow
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+.venv/bin/python -m pytest -n auto -m "not slow"
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup -m slow

@@ -4,6 +4,9 @@ Both sample `--prompts` x `--samples` answers of exactly `--tokens` tokens per a
 same chat template) and fresh adapters, and take one optimizer step. K agents are one iteration here and K iterations
 of TRL, which trains one adapter; the ratio is K TRL iterations over one of ours. TRL runs as fast as it can here: no
 reference model, no gradient checkpointing, the whole batch at once.
+
+`limit` is the time of the matrix products alone, at the speed of one large product measured in the same run: each
+prompt and answer token once through the blocks in play, and in learning forward and backward, prompts once per group.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from mafrt.core.signals import StopRequest
 from mafrt.core.types import StepResult
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.base import Env
+from mafrt.models.memory_estimate import shape_of
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._gpu import roofline
 
 ROLE = "Plan the steps, then calculate."
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -204,6 +209,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
         for rival in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
             times[rival].append((ours if rival == "ours" else trl).step())
         times["play"].append(ours.play)
+    limit = _flop(ours) / roofline.measure(args.device, ours.base.model.dtype, small=True).flop_s
     whole = [count * seconds for seconds in times["trl"]]
     middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
     return {
@@ -211,9 +217,20 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "ours_s": round(middle["ours"], 3),
         "play_s": round(middle["play"], 3),
         "learn_s": round(middle["ours"] - middle["play"], 3),
+        "limit_s": round(limit, 3),
         "trl_s": round(middle["trl"], 3),
         "trl/ours per agent": _measure.ratio(whole, times["ours"]),
     }
+
+
+def _flop(ours: Ours) -> float:
+    """Floating point operations that an iteration cannot do without; those of adapters and attention are left out."""
+    shape = shape_of(ours.base.config.to_dict())
+    turns = [turn for episode in ours.batch.episodes for turn in episode.turns]
+    prompts = sum(len(ids) for _, ids in {(turn.agent, tuple(turn.prompt_ids)) for turn in turns})
+    answers = sum(len(turn.action_ids) for turn in turns)
+    # Forward in play, forward and backward in learning: the base is frozen, so no gradients of weights.
+    return 3 * 2.0 * (shape.block_weights * (prompts + answers) + shape.vocabulary * shape.hidden * answers)
 
 
 def _problems(count: int) -> list[str]:
@@ -249,7 +266,8 @@ def _check(args: argparse.Namespace, ours: Ours, trl: Trl, count: int) -> None:
 def _line(row: dict[str, Any]) -> str:
     ratio = row["trl/ours per agent"]
     return (
-        f"K={row['K']:<3} ours {row['ours_s']:7.2f} s (play {row['play_s']:.2f}, learn {row['learn_s']:.2f})  "
+        f"K={row['K']:<3} ours {row['ours_s']:7.2f} s (play {row['play_s']:.2f}, learn {row['learn_s']:.2f}, "
+        f"limit {row['limit_s']:.2f})  "
         f"TRL {row['trl_s']:7.2f} s an agent  TRL / ours per agent {ratio['median']:.2f} "
         f"({ratio['q1']:.2f} to {ratio['q3']:.2f})"
     )
