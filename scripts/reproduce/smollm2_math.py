@@ -3,8 +3,9 @@
 SmolLM2-135M-Instruct first imitates solved story problems (the start, shared by all arms): few plans, which a person
 would have to write, and many calculations, which any calculator writes. From the same adapters, per seed: reinforcement
 learning (configs/smollm2_math.yaml), and imitation of the right ones among as many episodes that the start itself plays
-(rejection sampling). Settings are chosen on stories:validation; the table is of stories:test. Every stage is a mafrt
-command whose results lie in the output folder; a stage that is there is not run again.
+(rejection sampling). Settings are chosen on stories:validation; the tables are of stories:test and, whose sentences no
+stage has seen, stories:new. Every stage is a mafrt command whose results lie in the output folder; a stage that is
+there is not run again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=16, help="of reinforcement learning")
     parser.add_argument("--demonstrations", type=int, default=320, help="solved problems of the warm start")
     parser.add_argument("--calculations", type=int, default=640, help="problems of which it sees the calculation only")
-    parser.add_argument("--tasks", type=int, default=400, help="held-out problems")
+    parser.add_argument("--tasks", type=int, default=400, help="held-out problems of each split")
+    parser.add_argument("--splits", nargs="+", choices=("test", "new"), default=["test", "new"])
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
     parser.add_argument("--model_name_or_path", default="smollm2", help="the base")
     parser.add_argument("--episodes", type=int, default=128, help="of each iteration")
@@ -103,14 +105,14 @@ def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
     return folder / "adapters"
 
 
-def evaluate(name: str, adapters: Path, args: argparse.Namespace) -> Scores:
-    """Scores on stories:test."""
+def evaluate(name: str, split: str, adapters: Path, args: argparse.Namespace) -> Scores:
+    """Scores on a split of the stories."""
     from mafrt.scripts import evaluate as command
 
-    path = args.output / f"{name}.json"
+    path = args.output / f"{name}_{split}.json"
     if not path.is_file():
         words = ["--load_path", adapters, "--model_name_or_path", args.model_name_or_path]
-        words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", "stories:test"]
+        words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", f"stories:{split}"]
         words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", 28, "--output", path]
         run(command.main, *words)
     found = json.loads(path.read_text(encoding="utf-8"))["metrics"]
@@ -163,13 +165,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.output
     out.mkdir(parents=True, exist_ok=True)
     adapters = warm_start(args)
-    start = evaluate("start_test", adapters, args)
-    found: dict[str, list[Scores]] = {arm: [] for arm in args.arms}
-    for seed in args.seeds:
-        for arm in args.arms:
-            trained = train(args, arm, seed, adapters)
-            found[arm].append(evaluate(f"{arm.replace(' ', '_')}_{seed}_test", trained, args))
-    text = table(start, found)
+    trained = {(arm, seed): train(args, arm, seed, adapters) for seed in args.seeds for arm in args.arms}
+    parts = []
+    for split in args.splits:
+        start = evaluate("start", split, adapters, args)
+        found = {
+            arm: [evaluate(f"{arm.replace(' ', '_')}_{seed}", split, trained[arm, seed], args) for seed in args.seeds]
+            for arm in args.arms
+        }
+        parts.append(f"stories:{split}\n\n{table(start, found)}")
+    text = "\n\n".join(parts)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     if (svg := figure(out, args.seeds)) is not None:
         (out / "curves.svg").write_text(svg, encoding="utf-8")
