@@ -1,0 +1,65 @@
+"""Tasks on which one part of a learning rule decides: every turn is one word, and the right word depends on the box.
+
+The shipped base says each of the words now and then (about 1 turn in 15), so that all of it has to be learnt, and an
+episode of one-token turns takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
+from mafrt.core.types import StepResult
+from mafrt.environment.base import Env
+
+WORDS = ("Add", "Divide", "Subtract", "Multiply")
+BOXES = 8
+
+
+def team(size: int) -> Team:
+    return Team(tuple(AgentSpec(name=f"agent{k}", prompt="Say a word.") for k in range(size)))
+
+
+class Words(Env):
+    """Agents speak in turn, or all at once. Each turn has a reward, and the outcome is the share of right words.
+
+    Args:
+        size: agents.
+        rounds: turns of each agent.
+        together: whether all speak at once.
+        offset: added to the outcome in every other box, whatever is said.
+        fixed: boxes in which every word is right, so that nothing can be learnt there.
+    """
+
+    bounded = True
+
+    def __init__(
+        self, size: int = 2, rounds: int = 2, *, together: bool = False, offset: float = 0.0, fixed: int = 0
+    ) -> None:
+        self.agents = team(size).names
+        self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
+        self.num_tasks = BOXES
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        self.right = 0.0
+        return self._ask(0), {"task": str(self.box)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        rewards = {name: float(self._is_right(text)) for name, text in actions.items()}
+        self.right += sum(rewards.values())
+        done = self.step_count + 1
+        turns = self.rounds if self.together else self.rounds * len(self.agents)
+        if done < turns:
+            return StepResult(self._ask(done), rewards, False, False, {})
+        share = self.right / (self.rounds * len(self.agents))
+        outcome = share + self.offset * (self.box % 2)
+        return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"right": share}})
+
+    def _ask(self, step: int) -> dict[str, str]:
+        speaking = self.agents if self.together else (self.agents[step % len(self.agents)],)
+        return dict.fromkeys(speaking, f"Box {self.box}.")
+
+    def _is_right(self, text: str) -> bool:
+        return self.box < self.fixed or text.strip() == WORDS[self.box % len(WORDS)]

@@ -1,0 +1,45 @@
+"""The bench that switches parts of rules off: its world, its intervals, and that both sides really differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from mafrt.scripts.benchmarks import parts
+from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Words
+from mafrt.scripts.benchmarks.parts import PARTS, interval
+
+
+def test_words_in_turn():
+    world = Words(2, 1, offset=8.0)
+    observations, _ = world.reset(options={"task": 1})
+    assert observations == {"agent0": "Box 1."}
+    first = world.step({"agent0": f" {WORDS[1]} "})
+    assert first.rewards == {"agent0": 1.0} and set(first.observations) == {"agent1"} and not first.terminated
+    last = world.step({"agent1": WORDS[0]})
+    assert last.rewards == {"agent1": 0.0} and last.terminated
+    assert last.info["outcome"] == 8.5 and last.info["measures"] == {"right": 0.5}
+
+
+def test_words_at_once_and_given_boxes():
+    world = Words(3, 1, together=True, fixed=2)
+    observations, _ = world.reset(options={"task": 1})
+    assert set(observations) == {"agent0", "agent1", "agent2"}
+    assert world.step(dict.fromkeys(observations, "x")).info["outcome"] == 1.0  # every word is right there
+    world.reset(options={"task": 2})
+    assert world.step({"agent0": WORDS[2], "agent1": "x", "agent2": ""}).info["outcome"] == pytest.approx(1 / 3)
+    assert world.num_tasks == BOXES
+
+
+def test_an_interval_by_hand():
+    # Mean .2, deviation .1, three seeds: 4.303 * .1 / sqrt(3) = .248.
+    assert interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-3)
+    assert interval([0.1])[0] == float("-inf")
+
+
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_both_sides_differ_in_the_part_and_run(name, monkeypatch):
+    part = PARTS[name]
+    assert part.alive != part.dead and not set(part.settings) & (set(part.alive) | set(part.dead))
+    monkeypatch.setattr(parts, "COMMON", {**parts.COMMON, "n_rollout_threads": 8})
+    monkeypatch.setattr(parts, "evaluate", lambda *_, **__: type("Found", (), {"scores": {"0": [0.5, 0.7]}})())
+    assert parts.score(part, {**part.settings, **part.alive}, 1, 1) == pytest.approx(0.6)
