@@ -43,16 +43,16 @@ class Words(Env):
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = options["task"] if options else self.rng.randrange(BOXES)
-        self.right = 0.0
+        self.right, self.done = 0.0, 0
         return self._ask(0), {"task": str(self.box)}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         rewards = {name: float(self._is_right(text)) for name, text in actions.items()}
         self.right += sum(rewards.values())
-        done = self.step_count + 1
+        self.done += 1
         turns = self.rounds if self.together else self.rounds * len(self.agents)
-        if done < turns:
-            return StepResult(self._ask(done), rewards, False, False, {})
+        if self.done < turns:
+            return StepResult(self._ask(self.done), rewards, False, False, {})
         share = self.right / (self.rounds * len(self.agents))
         outcome = share + self.offset * (self.box % 2)
         return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"right": share}})
