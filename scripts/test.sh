@@ -10,5 +10,13 @@ if [ $# -gt 0 ]; then
   exec .venv/bin/python -m pytest "$@"
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-.venv/bin/python -m pytest -n auto -m "not slow"
+# Coverage of the fast part only: the slow tests run mostly in processes of their own.
+coverage=()
+if [ "${COVERAGE:-}" = 1 ]; then
+  coverage=(--cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=)
+fi
+.venv/bin/python -m pytest -n auto -m "not slow" "${coverage[@]}"
+if [ "${COVERAGE:-}" = 1 ]; then
+  echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
+fi
 exec .venv/bin/python -m pytest -n 2 --dist loadgroup -m slow
