@@ -68,6 +68,8 @@ class ModelShape:
 
 
 MODEL_SHAPES = {
+    "Qwen/Qwen2.5-1.5B-Instruct": ModelShape(1536, 28, 8960, 12, 2, 128, 151936, True),
+    "Qwen/Qwen2.5-7B": ModelShape(3584, 28, 18944, 28, 4, 128, 152064, False),
     "Qwen/Qwen3-0.6B": ModelShape(1024, 28, 3072, 16, 8, 128, 151936, True),
     "Qwen/Qwen3-1.7B": ModelShape(2048, 28, 6144, 16, 8, 128, 151936, True),
     "Qwen/Qwen3-4B": ModelShape(2560, 36, 9728, 32, 8, 128, 151936, True),
