@@ -16,9 +16,19 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.scripts import evaluate, train, train_math
+from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.storage.load_path import resolve
 from mafrt.storage.run_dir import RunDir, set_aside
-from mafrt.storage.run_record import FileRecord, RunRecord, as_json, base_hashes, changes, file_record, load_record
+from mafrt.storage.run_record import (
+    BaseRecord,
+    FileRecord,
+    RunRecord,
+    as_json,
+    base_hashes,
+    changes,
+    file_record,
+    load_record,
+)
 
 GAME = """
 from mafrt import Env, StepResult
@@ -202,3 +212,12 @@ def test_a_living_run_is_not_set_aside(tmp_path):
         with pytest.raises(ConfigError, match="already writing"):
             RunDir(run.path)
     assert set_aside(tmp_path / "run") == tmp_path / "run.1"
+
+
+def test_a_base_that_has_a_name_keeps_it_and_a_folder_is_found_by_its_path(tmp_path):
+    def model(name):
+        record = RunRecord(team=[], base=BaseRecord(name, "x", path=str(tmp_path)))
+        return with_recorded_files({"model_name_or_path": name}, record)["model_name_or_path"]
+
+    assert model("smollm2") == "smollm2" and model("teaching-base") == "teaching-base"
+    assert model("folder/that/is/elsewhere") == str(tmp_path)

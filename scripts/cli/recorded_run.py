@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
-from mafrt.core.shipped import shipped
+from mafrt.core.shipped import base_folder, shipped
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.run_dir import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
@@ -59,7 +59,8 @@ def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[st
             recorded[name] = file.path
     if record.base is not None:
         model = recorded.setdefault("model_name_or_path", record.base.name)  # a run from Python has no such setting
-        if record.base.path is not None and not Path(str(model)).expanduser().exists():
+        here = base_folder(str(model)) is not None or Path(str(model)).expanduser().exists()
+        if record.base.path is not None and not here:
             recorded["model_name_or_path"] = record.base.path
     return recorded
 
