@@ -25,6 +25,7 @@ from mafrt.engines.several import SeveralEngines
 from mafrt.models.several_bases import Bases, SeveralBases
 from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
+from mafrt.rollout.continued_tree import ContinuedTreePlayer
 from mafrt.rollout.player import Feedback, Player
 from mafrt.rollout.prompts import Voice
 from mafrt.rollout.tree_player import TreePlayer
@@ -187,7 +188,8 @@ def make_player(
     max_lost = config.play.env_max_lost
     if rule.tree_samples == 1:
         return Player(*shared, feedback=notes, max_lost=max_lost, voices=voices)
-    return TreePlayer(
+    kind = ContinuedTreePlayer if rule.settings.tree_continues else TreePlayer
+    return kind(
         *shared,
         feedback=notes,
         max_lost=max_lost,

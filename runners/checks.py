@@ -11,7 +11,7 @@ from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
-from mafrt.core.errors import ConfigError, PromptTooLongError
+from mafrt.core.errors import ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import Evidence
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.base import Env
@@ -112,12 +112,26 @@ def check_bases(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> Non
         check_template(part.tokenizer, name)
 
 
-def check_tree(env: Env, samples: int, coach: Coach | None) -> None:
+def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool = False) -> None:
     """Raise ConfigError unless every agent of `env` can be scored in the step in which it speaks, where trees grow.
 
-    `coach` is None where its judgements have no weight.
+    `coach` is None where its judgements have no weight. Alternatives that are played to the end (`continues`) can
+    always be scored; there the environment has to be forked in the middle of an episode.
     """
     if samples == 1:
+        return
+    if continues:
+        probe = session_of(env).spawn()
+        try:
+            probe.reset(seed=0, options={"task": 0} if env.num_tasks else None)
+            probe.fork().close()
+        except EnvError as error:
+            raise ConfigError(
+                f"alternatives of a turn are played to the end on copies of the episode, and {env.class_name} cannot "
+                f"be copied ({error}); define fork(self), or compare whole episodes: --tree_samples 1 --n_samples 8."
+            ) from error
+        finally:
+            probe.close()
         return
     from mafrt.rollout.tree_player import scorable
 

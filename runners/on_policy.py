@@ -123,7 +123,12 @@ class OnPolicy:
         coach = coach or self._own_coach
         if coach is not None:
             coach.load(base.main)
-        check_tree(env, self.rule.tree_samples, coach if config.algorithm.process_weight else None)
+        check_tree(
+            env,
+            self.rule.tree_samples,
+            coach if config.algorithm.process_weight else None,
+            continues=config.algorithm.tree_continues,
+        )
         check_async(config, team, sharded=base.sharded)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)

@@ -200,6 +200,22 @@ class AtGrpo(GroupRelative):
 
 
 @dataclass(frozen=True)
+class C3(GroupRelative):
+    """A turn against its alternatives from the same history, each played to the end: by the mean of the others."""
+
+    outcome_to: Literal["last", "end", "each", "all"] | None = None  # type: ignore[assignment]
+    """turns that receive the outcome: all, or all of the last step with trees; default: all, or end with trees"""
+    unit: Literal["trajectory", "row"] = structural("row")
+    group: Literal["problem", "agent", "turn"] = structural("turn")
+    scale: bool = structural(False)
+    baseline: Literal["mean", "leave_one_out"] = structural("leave_one_out")
+
+    paper: ClassVar[str] = "C3 (2603.06859)"
+    tree_samples: ClassVar[int | None] = 4
+    tree_continues: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class GiGpo(GigpoBase):
     """GRPO plus a step-level advantage among turns from the same state."""
 

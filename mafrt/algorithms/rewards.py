@@ -89,6 +89,8 @@ class Row:
     """The KL penalty's part of `reward`, one number per action token; empty without such a penalty."""
     outcome_reward: float = 0.0
     """The outcome's part of `reward`."""
+    process_reward: float = 0.0
+    """The coach's part of `reward`."""
     own_turn: int = 0
     """How many turns the agent had before this one in its episode; of an alternative of a tree, whose episode holds
     nothing else, the turn's position in the tree's episode."""
@@ -219,6 +221,7 @@ def _pay(
 
         earned = process(turn.coach.score)
         row.reward += earned
+        row.process_reward = earned
         lost, shares = _span_shares(turn, turn.coach, (context.decoders or {}).get(turn.agent, context.decode), last)
         for where, share in shares.items():
             row.token_rewards[where] = row.token_rewards.get(where, 0.0) + share * earned

@@ -39,6 +39,8 @@ REGISTRY = Registry(
         "rloo": f"{_PRESETS}:Rloo",
         "dr_mas": f"{_PRESETS}:DrMas",
         "at_grpo": f"{_PRESETS}:AtGrpo",
+        "gdpo": "mafrt.algorithms.gdpo:Gdpo",
+        "c3": f"{_PRESETS}:C3",
         "gigpo": f"{_PRESETS}:GiGpo",
         "spin": "mafrt.algorithms.spin:Spin",
         "vdn": f"{_PRESETS}:Vdn",
@@ -229,6 +231,8 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     """Rounds of fresh tasks in place of groups without spread (DAPO), where the run names none."""
     tree_samples: ClassVar[int | None] = None
     """Alternatives of every turn (AT-GRPO), where the run has one sample per task and names none; None: no trees."""
+    tree_continues: ClassVar[bool] = False
+    """Whether alternatives are played to the end of the episode before they are compared (C3)."""
     unused: ClassVar[frozenset[str]] = frozenset()
     """Inherited settings that have no effect in this algorithm: they are no flags of it and may not be set."""
 

@@ -48,6 +48,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "maporl": {"n_rollout_threads": 48},
     # As many tasks and samples of each turn as the other rules that compare samples.
     "at_grpo": {"n_samples": 1, "tree_samples": GROUP, "n_rollout_threads": 64 // GROUP},
+    "c3": {"n_samples": 1, "tree_samples": GROUP, "n_rollout_threads": 64 // GROUP},
     # One agent learns at a time, so each gets as many iterations as with the other rules.
     "marft": {"iterations": 2.0},
 }

@@ -82,7 +82,12 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
 
         strata_of(prepared.env, config.play.stratify)
     coach = prepare_coach(config, prepared.env)
-    check_tree(prepared.env, rule.tree_samples, coach if config.algorithm.process_weight else None)
+    check_tree(
+        prepared.env,
+        rule.tree_samples,
+        coach if config.algorithm.process_weight else None,
+        continues=config.algorithm.tree_continues,
+    )
     placement = join(settings, config)
     processes = placement.processes
     check_async(config, prepared.team, sharded=placement.shards)
