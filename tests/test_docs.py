@@ -133,6 +133,8 @@ def test_flags_that_the_text_names_exist():
             actions = parser._actions
             known |= {option.removeprefix("--") for action in actions for option in action.option_strings}
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
+        if path.name == "coming_from.md":  # names flags of others; test_recipes looks at ours
+            continue
         text = FENCE.sub("", path.read_text(encoding="utf-8"))
         for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text):
             assert flag in known or flag in ("name", "no-name"), f"{path.name} names --{flag}"
