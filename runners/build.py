@@ -161,9 +161,8 @@ def voices_of(base: Bases, team: Team, window: int | None) -> dict[str, Voice]:
     Raises:
         ConfigError: `window`, the one that is asked for, is larger than a base was trained for.
     """
-    windows = {name: check_window(window, part.context_window) for name, part in base.parts.items()}
-    parts = {id(part): windows[name] for name, part in base.parts.items()}
-    return {name: Voice(base.of_agent(name).tokenizer, parts[id(base.of_agent(name))]) for name in team.names}
+    parts = {name: base.of_agent(name) for name in team.names}
+    return {name: Voice(part.tokenizer, check_window(window, part.context_window)) for name, part in parts.items()}
 
 
 def make_player(

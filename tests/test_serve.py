@@ -20,6 +20,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.server import ChatServer, Limits
 from mafrt.envs.math import MathEnv
 from mafrt.rollout.prompts import encode_prompt
+from mafrt.runners.build import voices_of
 from mafrt.scripts import chat, serve_team, train_math
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue
@@ -63,7 +64,8 @@ def trained_team(new_tokens=8) -> TrainedTeam:
     for seed, name in enumerate(TEAM.adapters):
         add_random_adapter(base, name, seed=seed)
     sampling = {name: SamplingParams(max_new_tokens=new_tokens) for name in TEAM.names}
-    return TrainedTeam(TEAM, base, EngineQueue(Counted(base), settle_s=0.02), sampling, 128, "auto")
+    queue = EngineQueue(Counted(base), settle_s=0.02)
+    return TrainedTeam(TEAM, base, queue, sampling, voices_of(base, TEAM, 128), "auto")
 
 
 @pytest.fixture(scope="module")

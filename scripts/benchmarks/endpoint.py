@@ -75,6 +75,7 @@ class _Bench:
         from mafrt.environment.chat_api.server import ChatServer
         from mafrt.models.shared_base import SharedBase
         from mafrt.rollout.player import Player
+        from mafrt.runners.build import voices_of
         from mafrt.scripts.serving.answers import TeamAnswers
         from mafrt.scripts.serving.engine_queue import EngineQueue
         from mafrt.scripts.serving.trained_team import TrainedTeam
@@ -88,7 +89,7 @@ class _Bench:
             base.add_adapter(name, LoraSpec(), seed=seed)
         self.engine = LocalEngine(base, eos_ids=())
         sampling = dict.fromkeys(TEAM.names, SamplingParams(max_new_tokens=args.tokens))
-        team = TrainedTeam(TEAM, base, EngineQueue(self.engine), sampling, base.context_window, "auto")
+        team = TrainedTeam(TEAM, base, EngineQueue(self.engine), sampling, voices_of(base, TEAM, None), "auto")
         answers = TeamAnswers()
         answers.ready(team, None)
         self.team, self.server = team, ChatServer(answers)
