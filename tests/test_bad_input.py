@@ -105,7 +105,6 @@ def test_a_hub_id_fails_at_once_where_no_hub_is(capsys, monkeypatch, main):
         ("adv_estimator", "algorithm"),
         ("gradient_cp_steps", "micro_batch_tokens"),
         ("experiment_name", "run_dir"),
-        ("beta", "kl_coef"),
     ],
 )
 def test_flags_of_other_libraries_are_answered_with_the_right_one(capsys, flag, right):

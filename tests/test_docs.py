@@ -82,6 +82,8 @@ def test_commands_parse(document, line):
     argv = words[1:]
     if name == "train" and "--reward" in argv:
         name = "train_tasks"
+    if "--online" in argv:
+        name, argv = "train", [*(word for word in argv if word != "--online"), "--algorithm", "spin"]
     # These have parsers of their own.
     if name in ("test", "install", "bench", "make_base", "completion", "gpu_check") or argv == ["--help"]:
         return

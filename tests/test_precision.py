@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from helpers_models import tiny_base
 
+from mafrt.config.team import Team
 from mafrt.core import precision
 from mafrt.core.distributed import Processes
 from mafrt.core.precision import bfloat16_gain, choose_dtype
-from mafrt.models.shared_base import SharedBase
+from mafrt.models import load_bases
 from mafrt.runners import build
 from mafrt.scripts import train_math
 from mafrt.scripts.cli import loading
@@ -62,9 +64,15 @@ def test_the_measurement_is_a_ratio_of_speeds():
 def test_training_measures_unless_several_processes_have_to_agree(speed, large, monkeypatch, capsys, size, dtype):
     speed(2.0)
     loaded = {}
-    monkeypatch.setattr(SharedBase, "load", lambda name, **kwargs: loaded.update(kwargs))
+    base = tiny_base()
+
+    def load(team, name, **kwargs):
+        loaded.update(kwargs)
+        return base
+
+    monkeypatch.setattr(load_bases, "load_bases", load)
     monkeypatch.setattr(build, "spread", lambda *args, **kwargs: None)
     settings = train_math.COMMAND.read(["--model_name_or_path", str(large), "--device", "cpu"])
-    loading.load_base(settings, Placement(Processes(0, size)))
+    loading.load_base(settings, Team.of(["solver"]), Placement(Processes(0, size)))
     assert loaded["dtype"] == dtype
     assert ("Number format of the base: bfloat16" in capsys.readouterr().out) == (size == 1)

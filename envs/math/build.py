@@ -72,7 +72,8 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task
 
 def several(source: str) -> bool:
     """Whether a setting names several sets, or one with a weight: `a.jsonl@2,b.jsonl`."""
-    return ("," in source or "@" in source) and not os.path.exists(source)
+    text = os.fspath(source)
+    return ("," in text or "@" in text) and not os.path.exists(text)
 
 
 def load_sets(source: str, split: str, fields: Mapping[str, Any]) -> Sequence[Task]:
