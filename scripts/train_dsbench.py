@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from mafrt.core.atomic_files import write_atomic
-from mafrt.core.errors import ConfigError
 from mafrt.envs.dsbench import build
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
@@ -73,21 +71,12 @@ def check(settings: Settings) -> int:
 def write_programs(settings: Settings) -> int:
     """Play demonstrations, write them as JSON lines, and print the next command."""
     from mafrt.envs.dsbench.demonstrations import demonstrations
-    from mafrt.storage.run_dir import set_aside
 
-    path = Path(settings["demonstrations"]).expanduser()
+    path = demonstrations_file(settings)
     episodes, seed = settings["demonstration_episodes"], settings["seed"]
-    if episodes < 1:
-        raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
-    if path.is_dir():
-        raise ConfigError(f"demonstrations {path} is a folder; name a file.")
     tasks, _, _ = build.read_tasks(settings.values)
     records = demonstrations(tasks, episodes, seed, settings["sandbox"], settings["agent_turns"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if aside := set_aside(path):
-        print(f"The earlier file is now {aside}.")
-    write_atomic(path, "".join(json.dumps(record) + "\n" for record in records).encode())
-    print(f"{len(records)} records in {path}; imitate them with train_sft --records_path {path}")
+    save_demonstrations(path, records)
     return 0
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.envs.search import build
 from mafrt.envs.search.config import SearchSettings
 from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
@@ -34,24 +32,15 @@ def prepare(settings: Settings) -> PreparedRun:
 def write_demonstrations(settings: Settings) -> int:
     """Play demonstrations, write them as JSON lines, and print the next command."""
     from mafrt.envs.search.demonstrations import demonstrations
-    from mafrt.storage.run_dir import set_aside
 
-    path = Path(settings["demonstrations"]).expanduser()
+    path = demonstrations_file(settings)
     episodes = settings["demonstration_episodes"]
-    if episodes < 1:
-        raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
-    if path.is_dir():
-        raise ConfigError(f"demonstrations {path} is a folder; name a file.")
     if settings["dataset_path"] is not None or settings["workflow"] != "search":
         raise ConfigError("demonstrations are of the generated questions; leave --dataset_path and --workflow out.")
     team = load_team(settings)
     given = {name: settings[name] for name in ("topk", "horizon", "sees") if settings[name] is not None}
     records = demonstrations(episodes, settings["seed"], team=team, **given)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if aside := set_aside(path):
-        print(f"The earlier file is now {aside}.")
-    write_atomic(path, "".join(json.dumps(record) + "\n" for record in records).encode())
-    print(f"{len(records)} records in {path}; imitate them with train_sft --records_path {path}")
+    save_demonstrations(path, records)
     return 0
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mafrt.runners.intervals import seed_interval
 from mafrt.scripts.benchmarks import parts
 from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Words
-from mafrt.scripts.benchmarks.parts import PARTS, interval
+from mafrt.scripts.benchmarks.parts import PARTS
 
 
 def test_words_in_turn():
@@ -32,8 +33,8 @@ def test_words_at_once_and_given_boxes():
 
 def test_an_interval_by_hand():
     # Mean .2, deviation .1, three seeds: 4.303 * .1 / sqrt(3) = .248.
-    assert interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-3)
-    assert interval([0.1])[0] == float("-inf")
+    assert seed_interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-3)
+    assert seed_interval([0.1]) is None  # a single seed has no interval
 
 
 @pytest.mark.parametrize("name", sorted(PARTS))

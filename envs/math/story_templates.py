@@ -3,7 +3,7 @@
 Some are written out here; the others are put together from the sentences of `story_scenes`.
 
 Slots: {n} a name, {t} a thing, {a} the number that the first step begins with, {b} and {c} those of the steps.
-No template stands in two splits, and the splits tell of different situations.
+No template stands in two splits; `templates` says how they are divided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = (
 )  # fmt: skip
 THINGS = ("apples", "pens", "cards", "shells", "stamps", "coins", "eggs", "beads", "books", "cups")
 
-TRAIN: tuple[tuple[str, str], ...] = (
+KNOWN: tuple[tuple[str, str], ...] = (
     ("{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?", "+"),
     ("A shop sold {a} {t} on Monday and {b} on Tuesday. How many {t} did it sell on both days?", "+"),
     ("{n} is {a} years old. How old will {n} be in {b} years?", "+"),
@@ -52,7 +52,7 @@ TRAIN: tuple[tuple[str, str], ...] = (
     ("{n} draws {a} pages with {b} stars on each and wipes out {c} stars. How many stars are left?", "*-"),
     ("Of {a} {t}, {n} loses {b}. {c} children share the others equally. How many does each child get?", "-/"),
 )
-VALIDATION: tuple[tuple[str, str], ...] = (
+NEW: tuple[tuple[str, str], ...] = (
     ("A farmer has {a} hens and gets {b} new ones. How many hens are on the farm?", "+"),
     ("{a} cars stood in the lot and {b} drove away. How many cars are still there?", "-"),
     ("{n} plants {a} rows of {b} trees. How many trees does {n} plant?", "*"),
@@ -61,8 +61,6 @@ VALIDATION: tuple[tuple[str, str], ...] = (
     ("A shelf has {a} {t}. {n} takes {b} of them and later puts {c} back. How many {t} are on the shelf?", "-+"),
     ("{n} works {a} hours for {b} dollars an hour and finds {c} dollars. How much money does {n} have?", "*+"),
     ("{n} baked {a} rolls and ate {b}. The others fill {c} equal trays. How many rolls are on a tray?", "-/"),
-)
-TEST: tuple[tuple[str, str], ...] = (
     ("A lake has {a} ducks. {b} more land on it. How many ducks swim there?", "+"),
     ("{n} scored {a} points in the first game and {b} in the second. What is the total?", "+"),
     ("{a} guests were at a party and {b} went home. How many guests stayed?", "-"),
@@ -85,12 +83,12 @@ SHARE = {"validation": 0, "test": 1}
 def _templates(split: str, operations: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(texts that are written out, texts put together) of a split."""
     if split == "new":
-        texts = tuple(text for text, solved_by in (*VALIDATION, *TEST) if solved_by == operations)
+        texts = tuple(text for text, solved_by in NEW if solved_by == operations)
         return texts, tuple(story_scenes.NEW.templates(operations))
     known = sorted(story_scenes.KNOWN.templates(operations), key=lambda text: seed_of(0, text))
     if split in SHARE:
         return (), tuple(known[SHARE[split] :: 10])
-    texts = tuple(text for text, solved_by in TRAIN if solved_by == operations)
+    texts = tuple(text for text, solved_by in KNOWN if solved_by == operations)
     return texts, tuple(text for place, text in enumerate(known) if place % 10 not in SHARE.values())
 
 

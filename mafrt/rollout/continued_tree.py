@@ -49,19 +49,10 @@ class ContinuedTreePlayer(TreePlayer):
 
     def _begun(self, trial: Trial, result: StepResult | EnvError) -> bool:
         """Take the step of the alternative itself; False if its environment raised."""
-        fork = trial.fork
-        fork.record(trial.answers)
-        try:
-            if isinstance(result, EnvError):
-                raise result
-            if result.terminated or result.truncated:
-                fork.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            else:
-                self._check_agents(result.observations, fork.env)
-            fork.take(result)
-            fork.observations = dict(result.observations)
-        except EnvError:
+        if not self._stepped(trial, result):
             return False
+        assert isinstance(result, StepResult)
+        trial.fork.observations = dict(result.observations)
         return True
 
     def _play_on(self, forks: Sequence[Live], stats: PlayStats) -> set[str]:

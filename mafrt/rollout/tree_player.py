@@ -134,6 +134,16 @@ class TreePlayer(Player):
     def _taken(self, trial: Trial, agent: str, result: StepResult | EnvError, position: int, stats: PlayStats) -> bool:
         """Let a fork take its step; False if its environment raised."""
         fork = trial.fork
+        sound = self._stepped(trial, result)
+        stats.tree_errors += not sound
+        [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
+        turn.turn, fork.episode.turns = position, [turn]
+        fork.env.close()
+        return sound
+
+    def _stepped(self, trial: Trial, result: StepResult | EnvError) -> bool:
+        """Record a fork's answers and take its step; False if its environment raised."""
+        fork = trial.fork
         fork.record(trial.answers)
         try:
             if isinstance(result, EnvError):
@@ -143,15 +153,10 @@ class TreePlayer(Player):
             else:
                 self._check_agents(result.observations, fork.env)
             fork.take(result)
-            sound = True
         except EnvError as error:
             log.debug("an alternative is lost: %s", error)
-            stats.tree_errors += 1
-            sound = False
-        [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
-        turn.turn, fork.episode.turns = position, [turn]
-        fork.env.close()
-        return sound
+            return False
+        return True
 
     def _best(self, trials: Sequence[list[Trial]], stats: PlayStats) -> list[int]:
         """Score the trials of each tree and keep them as branches; the number of each tree's best alternative."""

@@ -52,7 +52,7 @@ def _stages(args: argparse.Namespace) -> list[Stage]:
     def limit() -> roofline.Roofline:
         return roofline.measure(device, dtype, small=small)
 
-    base_of = Bases(device, dtype)
+    base_of = PresentBase(device, dtype)
     dtypes = (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16)
     stages = [
         Stage("limits", 5, lambda: vars(limit())),
@@ -69,7 +69,7 @@ def _stages(args: argparse.Namespace) -> list[Stage]:
     return stages
 
 
-class Bases:
+class PresentBase:
     """The present random base; asking for another shape frees it first, since two might not fit."""
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
@@ -85,7 +85,7 @@ class Bases:
         return self._base
 
 
-def _of_shape(name: str, base_of: Bases, limit: Callable[[], roofline.Roofline], small: bool) -> list[Stage]:
+def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], small: bool) -> list[Stage]:
     shape, seconds = models.NAMES[name], 5 if small else 45
     sizes: dict[str, Any] = {"adapters": (1, 4, 16), "rows": (16, 64, 256), "contexts": (128, 1024), "steps": 32}
     tokens: dict[str, Any] = {"adapters": (1, 4, 16), "tokens": (512, 2048)}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mafrt.config.agent import AgentSpec
+from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.signals import StopRequest
@@ -32,7 +32,6 @@ from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import roofline
 
 ROLE = "Plan the steps, then calculate."
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LR = 1e-6
 
 
@@ -140,7 +139,7 @@ class Trl:
             reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": messages}),
-            peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=TARGETS),
+            peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets)),
             callbacks=[Turnstile()],
         )
         self.thread = threading.Thread(target=self._train, daemon=True)

@@ -21,6 +21,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.evaluation import evaluate
+from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._parts import BOXES, Words, team
@@ -36,8 +37,6 @@ COMMON: Mapping[str, Any] = {
 }
 DEAD = 1e-12
 """learning rate of a critic that does not learn"""
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""Student's t, 97.5%, by degrees of freedom (seeds less one)"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _measure_part(part: Part, seeds: Sequence[int], iterations: int | None) -> d
         for side, own in (("alive", part.alive), ("dead", part.dead))
     }
     gains = [alive - dead for alive, dead in zip(scores["alive"], scores["dead"], strict=True)]
-    low, high = interval(gains)
+    low, high = seed_interval(gains) or (None, None)
     return {
         "part": part.name,
         "task": part.task,
@@ -173,26 +172,14 @@ def score(part: Part, settings: Mapping[str, Any], seed: int, iterations: int) -
     held_out = Words(len(world.agents), world.rounds, together=world.together)
     found = evaluate(held_out, runner.player, tasks=BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
     assert found is not None
-    values = [value for scores in found.scores.values() for value in _flat(scores)]
-    return statistics.fmean(values)
-
-
-def _flat(scores: Any) -> list[float]:
-    return [float(scores)] if isinstance(scores, int | float) else [float(value) for value in scores]
-
-
-def interval(gains: Sequence[float]) -> tuple[float, float]:
-    """95% by Student's t over seeds; infinite of a single one."""
-    if len(gains) < 2:
-        return float("-inf"), float("inf")
-    half = T_975.get(len(gains) - 1, 2.3) * statistics.stdev(gains) / len(gains) ** 0.5
-    return statistics.fmean(gains) - half, statistics.fmean(gains) + half
+    return statistics.fmean(value for scores in found.scores.values() for value in scores)
 
 
 def _line(row: Mapping[str, Any]) -> str:
     alive, dead = statistics.fmean(row["alive"]), statistics.fmean(row["dead"])
-    decides = "yes" if row["low"] > 0 else "not shown"
+    decides = "yes" if row["low"] is not None and row["low"] > 0 else "not shown"
+    spread = "one seed" if row["low"] is None else f"{row['low']:+.3f} to {row['high']:+.3f}"
     return (
         f"| {row['part']} | {row['task']} | {alive:.3f} | {dead:.3f} | "
-        f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f}) | {decides} |"
+        f"{row['difference']:+.3f} ({spread}) | {decides} |"
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.shipped import SHIPPED
+from mafrt.runners.intervals import seed_interval
 from mafrt.scripts.reproduce._commands import run
 from mafrt.scripts.reproduce._figure import need_matplotlib
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 CONFIGS = SHIPPED / "configs"
 ARMS = ("reinforcement learning", "rejection sampling")
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
-"""Student's t, 97.5%, by degrees of freedom (seeds less one)"""
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ def evaluate(name: str, split: str, adapters: Path, args: argparse.Namespace) ->
 def interval(values: Sequence[float]) -> str:
     """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
     mean = statistics.fmean(values)
-    if len(values) < 2:
+    found = seed_interval(values)
+    if found is None:
         return f"{mean:+.3f} (one seed: no interval)"
-    half = T_975.get(len(values) - 1, 2.5) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    return f"{mean:+.3f} ({found[0]:+.3f} to {found[1]:+.3f})"
 
 
 def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:

@@ -1,0 +1,33 @@
+"""Where `--demonstrations` of a command go: checked before they are played, never written over another file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mafrt.core.atomic_files import write_atomic
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.command import Settings
+
+
+def demonstrations_file(settings: Settings) -> Path:
+    """The file that is asked for. Raises ConfigError if it is a folder, or no episodes are asked for."""
+    path, episodes = Path(settings["demonstrations"]).expanduser(), settings["demonstration_episodes"]
+    if episodes < 1:
+        raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
+    if path.is_dir():
+        raise ConfigError(f"demonstrations {path} is a folder; name a file.")
+    return path
+
+
+def save_demonstrations(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write records as JSON lines, rename an earlier file, and print the next command."""
+    from mafrt.storage.run_dir import set_aside
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if aside := set_aside(path):
+        print(f"The earlier file is now {aside}.")
+    write_atomic(path, "".join(json.dumps(record) + "\n" for record in records).encode())
+    print(f"{len(records)} records in {path}; imitate them with train_sft --records_path {path}")
