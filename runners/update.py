@@ -15,6 +15,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines import Engine
 from mafrt.engines.logprob_gap import engine_gap
+from mafrt.rollout.influence import fill_influence
 from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
@@ -82,6 +83,8 @@ class Updater:
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
+        if settings.needs_influence:
+            self._fill_influence(trained, plan)
         stale = staleness(turns, self.base.versions, plan.adapters) if self.config.play.async_steps else {}
         kl_coef = settings.kl_coef if self.kl is None else self.kl.coef
         context = replace(self.context, kl_coef=kl_coef, **features.credit)
@@ -104,6 +107,11 @@ class Updater:
         metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
         return dict(sorted(metrics.items()))
+
+    def _fill_influence(self, episodes: Sequence[Episode], plan: IterationPlan) -> None:
+        """Fill `influence` of the turns under the current adapters."""
+        tokenizers = {name: self.base.of_agent(name).tokenizer for name in self.team.names}
+        fill_influence(episodes, self.team, tokenizers, lambda turns: self.learner.logprobs(turns, plan.adapters))
 
     def _update(self, episodes: list[Episode], plan: IterationPlan, iteration: int, kl_coef: float) -> dict[str, float]:
         """Move the learning adapters: all at once, or group after group with HAPPO's compound ratio."""

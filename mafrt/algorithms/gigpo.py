@@ -80,7 +80,8 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
             episode_part[rows[0].episode] = advantage
 
     step_groups: dict[tuple[Hashable, ...], list[tuple[Row, float]]] = {}
-    names = _anchor_names([row for rows in complete for row in rows], settings)
+    read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
+    names = clusters([row for rows in complete for row in rows], read, settings.similarity)
     for rows in complete:
         running = 0.0
         for row in reversed(rows):
@@ -96,17 +97,22 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     return group_stats.metrics() | steps.metrics("anchors")
 
 
-def _anchor_names(rows: Sequence[Row], settings: GigpoBase) -> dict[tuple[int, int], tuple[Hashable, ...]]:
-    """Identity of each row's step group: problem, agent and the anchor (its cluster's first member)."""
-    read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
+def clusters(rows: Sequence[Row], read: Anchor, similarity: float) -> dict[tuple[int, int], tuple[Hashable, ...]]:
+    """Identity of each row's cluster: problem, agent and the first member of those that `read` gives.
+
+    Args:
+        rows: turns with their keys.
+        read: a turn -> a string or a tuple.
+        similarity: share of matching elements from which on two are alike, in [0, 1]; 1 asks for identity.
+    """
     keys = {row.key: (row.group, row.turn.agent, read(row.turn)) for row in rows}
-    if settings.similarity >= 1.0:
+    if similarity >= 1.0:
         return dict(keys)
     heads: dict[tuple[Hashable, ...], list[Any]] = {}
     cluster: dict[tuple[Hashable, ...], tuple[Hashable, ...]] = {}
     for key in sorted(set(keys.values())):
         known = heads.setdefault(key[:2], [])
-        head = next((k for k in known if _ratio(k, key[2]) >= settings.similarity), None)
+        head = next((k for k in known if _ratio(k, key[2]) >= similarity), None)
         if head is None:
             head = key[2]
             known.append(head)

@@ -39,6 +39,7 @@ REGISTRY = Registry(
         "rloo": f"{_PRESETS}:Rloo",
         "dr_mas": f"{_PRESETS}:DrMas",
         "at_grpo": f"{_PRESETS}:AtGrpo",
+        "dr_mamr": "mafrt.algorithms.dr_mamr:DrMamr",
         "gdpo": "mafrt.algorithms.gdpo:Gdpo",
         "c3": f"{_PRESETS}:C3",
         "gigpo": f"{_PRESETS}:GiGpo",
@@ -256,6 +257,11 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     def critic_reads(self) -> Literal["context", "transcript"] | None:
         """Input of the critic under these settings; None: no critic."""
         return self.critic_input
+
+    @property
+    def needs_influence(self) -> bool:
+        """Whether credit reads `Turn.influence`, which takes a pass over the turns that follow (Dr. MAMR)."""
+        return False
 
     @classmethod
     def summary(cls) -> str:

@@ -95,6 +95,9 @@ class Turn:
     paid: float | None = None
     """Reward that credit assignment used: the turn's own, its share of the outcome, process reward and penalties. None
     if the turn is out of the loss."""
+    influence: float | None = None
+    """Change of the log-probability of the next turn that shows this one, per token in nats, when this one is left out
+    of its prompt. None if no later turn shows it."""
     values: list[float] | None = None
     advantages: list[float] | None = None
     returns: list[float] | None = None

@@ -65,6 +65,10 @@ GLOSSARY: dict[str, Meaning] = {
     "anchors_of_one": Meaning("states visited once", "groups"),
     "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
     "anchors_no_spread/AGENT": Meaning("the same for the agent's steps", "0..1"),
+    "influence_nats/AGENT": Meaning(
+        "how much likelier the next turn is because it was shown the agent's turn (dr_mamr)", "nats per token"
+    ),
+    "influence_measured": Meaning("share of the turns that a later turn shows, so that their influence is known"),
     "flat_returns/AGENT": Meaning(
         "1 if all turns of the agent have the same return, so the advantages carry no signal", "0 or 1"
     ),
