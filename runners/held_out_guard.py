@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mafrt.models.several_bases import Bases
-    from mafrt.training.several import AnyLearner
+    from mafrt.runners.run_state import OptimizerHolder
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class HeldOutGuard:
         run: `keep_best`, `on_collapse` and `max_rollbacks`.
     """
 
-    def __init__(self, base: Bases, adapters: Sequence[str], learner: AnyLearner, run: RunConfig) -> None:
+    def __init__(self, base: Bases, adapters: Sequence[str], learner: OptimizerHolder, run: RunConfig) -> None:
         self.base, self.adapters, self.learner, self.run = base, tuple(adapters), learner, run
         self.iteration: int | None = None
         """of the best evaluation; None before the first"""

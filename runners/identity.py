@@ -131,7 +131,11 @@ def _arguments(env: Any) -> dict[str, Any] | None:
     positional, named = getattr(env, "_init_args", ((), {}))
     if positional:
         try:
-            named = dict(inspect.signature(type(env)).bind(*positional, **named).arguments)
+            signature = inspect.signature(type(env))
+            bound = dict(signature.bind(*positional, **named).arguments)
+            # `**options` of the constructor are recorded flat, as they were given.
+            keywords = next((p.name for p in signature.parameters.values() if p.kind == p.VAR_KEYWORD), None)
+            named = {**(bound.pop(keywords, {}) if keywords is not None else {}), **bound}
         except (TypeError, ValueError):
             return None
     return as_json(named)

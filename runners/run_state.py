@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mafrt.config.team import Team
 from mafrt.config.train_config import RunConfig
@@ -21,9 +21,24 @@ from mafrt.storage.run_dir import RunDir
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.runners.build import AnyCritic
-    from mafrt.training.several import AnyLearner
 
 log = logging.getLogger(__name__)
+
+
+class OptimizerHolder(Protocol):
+    """The part of a learner that checkpoints and the held-out guard use."""
+
+    slowdown: float
+    """factor on all learning rates"""
+
+    def forget(self, adapter: str) -> None:
+        """Reset the moments of an adapter's optimizer."""
+
+    def state(self) -> dict[str, Any]:
+        """Optimizer state by adapter."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over the result of `state`."""
 
 
 @dataclass
@@ -57,7 +72,7 @@ def save(
     base: Bases,
     team: Team,
     critic: AnyCritic,
-    learner: AnyLearner,
+    learner: OptimizerHolder,
     run: RunConfig,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
@@ -102,7 +117,9 @@ def _write(
     )
 
 
-def restore(loaded: Loadable, state: RunState, base: Bases, team: Team, critic: AnyCritic, learner: AnyLearner) -> None:
+def restore(
+    loaded: Loadable, state: RunState, base: Bases, team: Team, critic: AnyCritic, learner: OptimizerHolder
+) -> None:
     """Bring everything to where `loaded` left it; a folder of adapters gives initial weights only.
 
     Raises:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +104,7 @@ def evaluate(argv: Sequence[str]) -> int:
     from mafrt.runners import evaluation
     from mafrt.runners.build import make_engine, sampling_of, voices_of
     from mafrt.runners.checks import check_prompts, check_window
+    from mafrt.runners.judge import decoder
 
     started = time.perf_counter()
     sampling = {name: sampling_of(config, team, name) for name in team.names}
@@ -141,8 +141,10 @@ def evaluate(argv: Sequence[str]) -> int:
         print(f"numbers, prompts and answers in {output}")
     if folder is not None:
         share, most = recording.transcript_share, recording.transcript_max_mib
-        decode = partial(base.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        writer = TranscriptWriter(folder / FOLDER, team, decode, share=share, max_mib=most)
+        decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
+        writer = TranscriptWriter(
+            folder / FOLDER, team, decoder(base.main.tokenizer), share=share, max_mib=most, decoders=decoders
+        )
         kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
         writer.write("evaluation", 0 if loaded is None else loaded.step, kept)
         print(f"conversations in {folder}; mafrt show {folder} lists them")

@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 import torch
 from helpers_models import CHARS, CHAT_TEMPLATE, SPECIAL, tiny_base, tiny_model, tiny_tokenizer
+from openai import OpenAI
 from toy import Digits, settings
 
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, MafrtError, ModelError
-from mafrt.core.types import StepResult
+from mafrt.core.types import SamplingParams, StepResult
+from mafrt.environment.chat_api.server import ChatServer
 from mafrt.models.load_bases import load_bases, models_of
 from mafrt.models.several_bases import SeveralBases
 from mafrt.models.shared_base import SharedBase
+from mafrt.runners.build import voices_of
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.engine_queue import EngineQueue
+from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.storage.load_path import resolve
 
 PAIRS = tuple(a + b for a in string.digits for b in string.digits)
@@ -233,7 +239,7 @@ def test_agents_of_one_adapter_name_one_model():
 
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     """Train, resume and evaluate a mixed team; `mafrt info` says who sits where."""
-    from mafrt.scripts import evaluate, export, info, train
+    from mafrt.scripts import evaluate, export, info, show, train
 
     monkeypatch.chdir(tmp_path)
     llama().save_pretrained("llama")
@@ -253,7 +259,28 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     saved = json.loads(Path("run/checkpoints/step_000001/second/adapter_config.json").read_text())
     assert Path(saved["base_model_name_or_path"]).name == "llama"
     assert train.main(["--load_path", "run", "--iterations", "2"]) == 0
-    assert evaluate.main(["--load_path", "run", "--k", "1", "--threads", "1"]) == 0
+    evaluated = ["--load_path", "run", "--k", "1", "--threads", "1", "--record_dir", "kept"]
+    assert evaluate.main(evaluated) == 0 and show.main(["kept", "--episode", "0"]) == 0
     assert "avg@1" in capsys.readouterr().out
     assert export.main(["--load_path", "run", "--output", "out"]) == 0
     assert "llama" in Path("out/second/README.md").read_text()
+
+
+def test_a_served_team_streams_in_each_agents_own_tokens():
+    """The text of the pieces is the whole answer, for agents of either tokenizer."""
+    runner = make()
+    base, team = runner.base, runner.team
+    sampling = {name: SamplingParams(max_new_tokens=6) for name in team.names}
+    queue = EngineQueue(runner.engine, settle_s=0.0)
+    answers = TeamAnswers()
+    answers.ready(TrainedTeam(team, base, queue, sampling, voices_of(base, team, 128), "auto"), None)
+    server = ChatServer(answers)
+    ask = {"messages": [{"role": "user", "content": "12"}], "seed": 3}
+    with OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=30) as client:
+        for name in team.names:
+            whole = client.chat.completions.create(model=name, **ask).choices[0].message.content
+            chunks = client.chat.completions.create(model=name, stream=True, **ask)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole != ""
+    server.close()
+    queue.close()
+    runner.close()

@@ -21,7 +21,7 @@ def legal_play(game: Game, episodes: int, seed: int) -> Iterator[dict[str, str]]
             for agent, text in said.items():
                 yield {"agent": agent, "prompt": str(acting[agent]), "response": text}
             result = game.step(said)
-            acting = {} if result.terminated or result.truncated else result.observations
+            acting = {} if result.terminated or result.truncated else dict(result.observations)
 
 
 def write_legal_play(game: Game, path: Path, episodes: int = 500, seed: int = 1) -> int:

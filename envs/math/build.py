@@ -12,6 +12,7 @@ from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.mixed import Mixed, named_sets, repeated, weights_of
+from mafrt.envs.workflows.config import workflow_options
 
 NAME = "math"
 
@@ -47,14 +48,13 @@ def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Tea
     if sets is None or not several(sets):
         return build_env(settings, tasks, team)
     fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
-    loaded = {name: load_tasks(source, split="test", **fields) for name, (source, _) in named_sets(sets).items()}
+    loaded = {name: load_sets(source, "test", fields) for name, (source, _) in named_sets(sets).items()}
     return Mixed({name: build_env(settings, each, team) for name, each in loaded.items()})
 
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv:
     """The environment that the settings describe, on these tasks."""
-    names = ("horizon", "workflow", "sees", "tool_turns", "judge", "routes", "tools", "sandbox")
-    return MathEnv(tasks=tasks, team=team, **{name: settings[name] for name in names if name in settings})
+    return MathEnv(tasks=tasks, team=team, **workflow_options(settings))
 
 
 def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
@@ -12,6 +12,7 @@ from mafrt.envs.math.answers import extract_answer, plain_number, tidy
 from mafrt.envs.math.process_rewards import MathRules
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.math.verifier import verify, verify_many
+from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.registry import RUBRICS
 from mafrt.envs.workflows.task_env import TaskEnv
 
@@ -27,46 +28,23 @@ class MathEnv(TaskEnv):
         self,
         dataset_path: str | Path | None = None,
         team: Team | None = None,
-        horizon: int = 1,
-        problem_field: str | None = None,
-        answer_field: str | None = None,
         split: str = "train",
-        workflow: str = "chain",
-        judge_lines: bool = True,
-        rewards: str = "outcome_only",
         last_number: bool = False,
         tasks: Sequence[Task] | None = None,
-        sees: str | None = None,
-        tool_turns: int | None = None,
-        judge: bool | None = None,
-        routes: str | None = None,
-        tools: Sequence[str] = (),
-        sandbox: str = "bwrap",
+        **options: Unpack[WorkflowOptions],
     ) -> None:
         """Read the tasks (`dataset_path=None`: the shipped word problems) or take `tasks` as given.
 
+        `tasks`: such as `load_tasks(path, problem_field="question")` reads them.
         `last_number`: whether a text without a marked answer is read as giving its last number.
-        `sees`: view of the transcript of agents that have none of their own (`mafrt.envs.workflows.views`).
-        `tool_turns`, `judge`, `routes`: options of the workflows `mathchat`, `debate` and `router`.
-        The others are those of `TaskEnv`. Raises DataError for the data besides.
+        Raises DataError for the data, and as `TaskEnv`.
         """
         self.last_number = last_number
-        self.tasks: tuple[Task, ...] = (
-            tuple(tasks)
-            if tasks is not None
-            else load_tasks(dataset_path, problem_field=problem_field, answer_field=answer_field, split=split)
-        )
+        self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
-        options = {
-            "sees": sees,
-            "tool_turns": tool_turns,
-            "judge": judge,
-            "routes": routes,
-            "tools": tools or None,
-        }
-        team = team if team is not None else Team.of(("reasoner", "actor"))
-        super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
+        super().__init__(team if team is not None else Team.of(("reasoner", "actor")), **options)
+        workflow = options.get("workflow", "chain")
         self.rubric = workflow if workflow in RUBRICS else None
 
     def task_count(self) -> int:

@@ -11,6 +11,7 @@ from mafrt.envs.search.env import SearchEnv
 from mafrt.envs.search.generated import generated
 from mafrt.envs.search.questions import Question, load_questions, passages_of
 from mafrt.envs.search.retrieval import Bm25
+from mafrt.envs.workflows.config import workflow_options
 
 NAME = "search"
 
@@ -47,11 +48,9 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 
 def build_env(settings: Mapping[str, Any], questions: Sequence[Question], team: Team | None) -> SearchEnv:
     """The environment that the settings describe, on these questions."""
-    names = (
-        "corpus_path", "retriever", "topk", "metric", "retriever_timeout_s", "horizon", "workflow", "sees",
-        "tool_turns", "judge", "routes", "tools", "sandbox",
-    )  # fmt: skip
-    return SearchEnv(questions=questions, team=team, **{name: settings[name] for name in names if name in settings})
+    names = ("corpus_path", "retriever", "topk", "metric", "retriever_timeout_s")
+    own = {name: settings[name] for name in names if name in settings}
+    return SearchEnv(questions=questions, team=team, **own, **workflow_options(settings))
 
 
 def load(settings: Mapping[str, Any]) -> tuple[Sequence[Question], Sequence[Question]]:

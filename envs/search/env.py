@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
@@ -16,6 +16,7 @@ from mafrt.envs.search.generated import generated
 from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.search.questions import Question, load_corpus, load_questions, passages_of
 from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Passage, Retriever
+from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.state import Tool
 from mafrt.envs.workflows.task_env import TaskEnv
 
@@ -53,48 +54,30 @@ class SearchEnv(TaskEnv):
         topk: int = 3,
         metric: str = "em",
         retriever_timeout_s: float = 10.0,
-        horizon: int = 4,
-        problem_field: str | None = None,
-        answer_field: str | None = None,
         split: str = "train",
-        workflow: str = "search",
-        judge_lines: bool = True,
-        rewards: str = "outcome_only",
         questions: Sequence[Question] | None = None,
-        sees: str | None = None,
-        tool_turns: int | None = None,
-        judge: bool | None = None,
-        routes: str | None = None,
-        tools: Sequence[str] = (),
-        sandbox: str = "bwrap",
+        **options: Unpack[WorkflowOptions],
     ) -> None:
         """Read the questions (`dataset_path=None`: generated ones of `split`) or take `questions` as given.
 
         `retriever`: an object, the URL of a server, or None for BM25 over `corpus_path`, else over the passages that
-        come with the questions. The others are those of `TaskEnv` and `MathEnv`. Raises DataError for the data,
-        ConfigError for a setting or a server that does not answer, MissingExtraError if a package is missing.
+        come with the questions. `options`: `workflow` is `search` by default, and `horizon` 4.
+        Raises DataError for the data, ConfigError for a setting or a server that does not answer, MissingExtraError
+        if a package is missing.
         """
         if metric not in METRICS:
             raise ConfigError(f"metric is {metric!r}; choose {' or '.join(METRICS)}.")
         if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= MOST_TOPK:
             raise ConfigError(f"topk is {topk!r}; choose a whole number in 1..{MOST_TOPK}.")
-        fields = problem_field, answer_field
         if questions is None:
-            questions = load_questions(dataset_path, *fields) if dataset_path else generated(split).questions
+            questions = load_questions(dataset_path) if dataset_path else generated(split).questions
         self.questions = tuple(questions)
         if not self.questions:
             raise ConfigError("questions is empty; give at least one")
         self.metric, self.topk = METRICS[metric], topk
         self._retriever = (retriever, corpus_path, retriever_timeout_s)
-        options = {
-            "sees": sees,
-            "tool_turns": tool_turns,
-            "judge": judge,
-            "routes": routes,
-            "tools": tools or None,
-        }
-        team = team if team is not None else Team.of(("verifier", "search", "answer"))
-        super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
+        options = {"workflow": "search", "horizon": 4, **options}
+        super().__init__(team if team is not None else Team.of(("verifier", "search", "answer")), **options)
 
     def make_tool(self, sandbox: str) -> Tool:
         if self.workflow.tool != "search":

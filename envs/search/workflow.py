@@ -67,9 +67,8 @@ class SearchWorkflow(Workflow):
             )
         if horizon < 2:
             raise ConfigError(f"horizon is {horizon}; workflow 'search' needs at least 2: a search, and the answer")
-        self.views = {
-            agent.name: view(agent.sees or sees) if agent.sees or sees else self._known for agent in team.agents
-        }
+        named = {agent.name: agent.sees or sees for agent in team.agents}
+        self.views = {agent: self._known if name is None else view(name) for agent, name in named.items()}
         self.bounded = all(view.__module__.startswith("mafrt.envs.") for view in self.views.values())
         self.max_steps = 2 * (horizon - 1) + 1
 

@@ -10,6 +10,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.tasks.env import RewardEnv
+from mafrt.envs.workflows.config import workflow_options
 
 NAME = "tasks"
 
@@ -28,8 +29,8 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     source, held_out_source = settings.get("dataset_path"), settings.get("eval_dataset_path")
     if source is None:
         raise ConfigError("a reward function needs tasks; give --dataset_path, a file with one problem a record.")
-    fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
-    tasks = load_tasks(source, needs_answer=False, **fields)
+    fields: dict[str, Any] = {name: settings.get(name) for name in ("problem_field", "answer_field")}
+    tasks: Sequence[Task] = load_tasks(source, needs_answer=False, **fields)
     notes = []
     if held_out_source is not None:
         held_out: Sequence[Task] = load_tasks(held_out_source, split="test", needs_answer=False, **fields)
@@ -43,5 +44,4 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> RewardEnv:
     """The environment that the settings describe, on these tasks."""
-    names = ("reward", "horizon", "workflow", "sees", "tool_turns", "judge", "routes", "tools", "sandbox")
-    return RewardEnv(tasks=tasks, team=team, **{name: settings[name] for name in names if name in settings})
+    return RewardEnv(tasks=tasks, reward=settings.get("reward"), team=team, **workflow_options(settings))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mafrt.config.resolve import load_object
 from mafrt.config.team import Team
@@ -17,6 +17,7 @@ from mafrt.environment.python_tool import Ran
 from mafrt.envs.math import process_rewards
 from mafrt.envs.math.answers import boxed
 from mafrt.envs.math.tasks import Task, load_tasks
+from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.task_env import TaskEnv
 
 Reward = Callable[[str, Mapping[str, Any]], float]
@@ -31,24 +32,12 @@ class RewardEnv(TaskEnv):
         dataset_path: str | Path | None = None,
         reward: str | Reward | None = None,
         team: Team | None = None,
-        horizon: int = 1,
-        problem_field: str | None = None,
-        answer_field: str | None = None,
-        workflow: str = "chain",
-        judge_lines: bool = True,
-        rewards: str = "outcome_only",
         tasks: Sequence[Task] | None = None,
-        sees: str | None = None,
-        judge: bool | None = None,
-        routes: str | None = None,
-        tools: Sequence[str] = (),
-        tool_turns: int | None = None,
-        sandbox: str = "bwrap",
+        **options: Unpack[WorkflowOptions],
     ) -> None:
         """Read the tasks of `dataset_path`, or take `tasks` as given.
 
         `reward`: a function, or `file.py:function`. It is called with the text of an answer and the whole record.
-        The others are those of `TaskEnv` and `MathEnv`.
         Raises DataError for the data, ConfigError for the function or a setting.
         """
         self.score = reward_function(reward)
@@ -57,13 +46,11 @@ class RewardEnv(TaskEnv):
                 raise ConfigError(
                     "a reward function needs tasks; give --dataset_path, a file with one problem a record"
                 )
-            tasks = load_tasks(dataset_path, problem_field=problem_field, answer_field=answer_field, needs_answer=False)
+            tasks = load_tasks(dataset_path, needs_answer=False)
         self.tasks = tuple(tasks)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
-        options = {"sees": sees, "judge": judge, "routes": routes, "tool_turns": tool_turns, "tools": tools or None}
-        team = team if team is not None else Team.of(("solver",))
-        super().__init__(team, workflow, horizon, judge_lines, rewards, sandbox, options)
+        super().__init__(team if team is not None else Team.of(("solver",)), **options)
         self.bounded = False  # the function is the user's
 
     def task_count(self) -> int:

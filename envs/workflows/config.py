@@ -1,8 +1,10 @@
-"""Settings of workflows, for every task source; flags and their help follow from them."""
+"""Settings of workflows, for every task source: the flags, and the keyword arguments of the environments."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict, cast
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,34 @@ class WorkflowSettings:
     """debate: the last agent takes no part, and decides; default: off, the majority decides"""
     routes: str | None = None
     """router: YAML file of the agents' successors, by their words"""
+
+
+class WorkflowOptions(TypedDict, total=False):
+    """Keyword arguments of every environment with tasks: how the team works on them. All may be left out."""
+
+    workflow: str
+    """name, or `package.module:Class`"""
+    horizon: int
+    """rounds that the team has for a problem"""
+    judge_lines: bool
+    """whether a failed round is followed by the line `judge: The answer is incorrect.`"""
+    rewards: str
+    """rewards of `step` besides the outcome: `outcome_only`, `last` or `each`"""
+    sandbox: str
+    """where programs run: `bwrap`, `fusion:URL` or `degraded`"""
+    sees: str | None
+    """view of the transcript of agents that have none of their own (`mafrt.envs.workflows.views`)"""
+    tool_turns: int | None
+    """turns of an agent that call tools"""
+    tools: Sequence[str] | None
+    """tools of the workflow `tools`"""
+    judge: bool | None
+    """debate: the last agent takes no part, and decides"""
+    routes: str | None
+    """router: YAML file of the agents' successors"""
+
+
+def workflow_options(settings: Mapping[str, Any]) -> WorkflowOptions:
+    """The entries of `settings` that are options of a workflow."""
+    names = WorkflowOptions.__annotations__
+    return cast(WorkflowOptions, {name: settings[name] for name in names if name in settings})

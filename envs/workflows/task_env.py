@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, Unpack
 
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
@@ -11,6 +11,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
+from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.registry import make_workflow
 from mafrt.envs.workflows.state import EpisodeTool, Rules, TaskState, Tool
 
@@ -31,27 +32,20 @@ class TaskEnv(Env):
     twice.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        workflow: str,
-        horizon: int = 1,
-        judge_lines: bool = True,
-        rewards: str = "outcome_only",
-        sandbox: str = "bwrap",
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Build the workflow.
-
-        `judge_lines`: whether a failed round is followed by the line `judge: The answer is incorrect.`
-        `sandbox`: where programs run: `bwrap`, `fusion:URL` or `degraded`.
-        `options`: further settings of the workflow; None for its own default.
-        Raises ConfigError for a setting, SandboxError if a sandbox is needed and not there.
-        """
+    def __init__(self, team: Team, **options: Unpack[WorkflowOptions]) -> None:
+        """Build the workflow. Raises ConfigError for a setting, SandboxError if a sandbox is needed and not there."""
+        given: dict[str, Any] = dict(options)
+        for name in given:
+            if name not in WorkflowOptions.__annotations__:
+                raise ConfigError(unknown("option of a workflow", name, WorkflowOptions.__annotations__))
+        rewards, sandbox = given.pop("rewards", "outcome_only"), given.pop("sandbox", "bwrap")
         if rewards not in REWARDS:
             raise ConfigError(unknown("rewards setting", str(rewards), REWARDS))
         self.team, self.rewards = team, rewards
-        self.workflow = make_workflow(workflow, team, horizon, judge_lines, **(options or {}))
+        given["tools"] = given.get("tools") or None
+        self.workflow = make_workflow(
+            given.pop("workflow", "chain"), team, given.pop("horizon", 1), given.pop("judge_lines", True), **given
+        )
         self.agents = team.names
         self.num_tasks = self.task_count()
         self.max_steps = self.workflow.max_steps

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import unknown
@@ -100,9 +100,23 @@ def takes(name_or_path: str, setting: str) -> bool:
         return False  # make_env says that there is none
     factory = ENVIRONMENTS.resolve(name_or_path)
     try:
-        return setting in inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return False
+    return setting in parameters or setting in (_options(factory, parameters) or ())
+
+
+def _options(factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...] | None:
+    """Names behind `**options: Unpack[Options]`; () if there are no `**`; None if any name is taken."""
+    taking = next((p.name for p in parameters.values() if p.kind == p.VAR_KEYWORD), None)
+    if taking is None:
+        return ()
+    function: Any = factory
+    try:
+        kind = get_type_hints(function.__init__ if isinstance(factory, type) else function)[taking]
+    except Exception:  # a name that only type checkers import
+        return None
+    return tuple(get_args(kind)[0].__annotations__) if get_origin(kind) is Unpack else None
 
 
 def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -119,10 +133,12 @@ def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, 
         for index, (name, p) in enumerate(parameters.items())
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not (index == 0 and isinstance(factory, type))
     }
-    if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+    options = _options(target, parameters)
+    if options is not None:
+        known = [*named, *options]
         for name in kwargs:
-            if name not in named:
-                why = unknown("setting", name, named) if named else f"it takes no settings, found {name!r}"
+            if name not in known:
+                why = unknown("setting", name, known) if known else f"it takes no settings, found {name!r}"
                 raise EnvError(f"environment {env_name}: {why}")
     for name, p in named.items():
         if p.default is p.empty and name not in kwargs:

@@ -10,7 +10,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mafrt.core.shipped import SHIPPED
 from mafrt.scripts.reproduce._experiment import before_after, compare, parse, report, train
@@ -68,7 +68,7 @@ def unequal() -> Env:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=16)
-    shared = {"n_samples": 8, "outcome_weight": 0.0, "max_grad_norm": 1e9}
+    shared: dict[str, Any] = {"n_samples": 8, "outcome_weight": 0.0, "max_grad_norm": 1e9}
     runs, _ = compare(
         args,
         {

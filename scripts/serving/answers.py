@@ -70,7 +70,8 @@ class TeamAnswers:
         answer: Future[ChatReply] = Future()
         prompt_tokens = len(request.prompt_ids)
         # Calls of tools are read from the whole text.
-        pieces = TextPieces(self.team.base.tokenizer, call.stop, said) if call.stream and not call.tools else None
+        tokenizer = self.team.voices[call.model].tokenizer
+        pieces = TextPieces(tokenizer, call.stop, said) if call.stream and not call.tools else None
         self.team.queue.submit(request, pieces).add_done_callback(
             lambda done: _pass_on(done, answer, prompt_tokens, call.stop)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ def decode(
         for count in rows:
             for k in (0, *adapters):
                 requests = _requests(shape, context, count, k, steps)
-                first = best_time(lambda r=requests: engine.generate(_shortened(r)), device, 2)
-                whole = best_time(lambda r=requests: engine.generate(r), device, 2)
+                first = best_time(partial(engine.generate, _shortened(requests)), device, 2)
+                whole = best_time(partial(engine.generate, requests), device, 2)
                 step = max((whole - first) / (steps - 1), 1e-9)
                 found.append(
                     {
@@ -94,7 +95,7 @@ def update(
             rows = max(1, each // length) * count
             ids = torch.randint(1, shape.vocabulary, (rows, min(length, each)), device=base.device)
             index = torch.arange(rows) % count
-            seconds = best_time(lambda i=ids, x=index: one_pass(base, i, x), device, 2)
+            seconds = best_time(partial(one_pass, base, ids, index), device, 2)
             amount = ids.numel()
             # Checkpointing computes the blocks' forward pass twice.
             flop = 2.0 * amount * (3 * shape.block_weights + 2 * shape.vocabulary * shape.hidden)
