@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mafrt.algorithms import Algorithm
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.coach import Coach, RulesCoach
 from mafrt.config.agent import LoraSpec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.runners.algorithm import Rule
 
+REPLAYED = ("math", "tasks", "referential", "plan_path", "sudoku")
+"""Shipped environments whose episodes can be played again from any step."""
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
 _CHECKED_COSTLY = 4
@@ -121,17 +124,12 @@ def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool =
     if samples == 1:
         return
     if continues:
-        probe = session_of(env).spawn()
-        try:
-            probe.reset(seed=0, options={"task": 0} if env.num_tasks else None)
-            probe.fork().close()
-        except EnvError as error:
+        problem = _fork_problem(env)
+        if problem is not None:
             raise ConfigError(
                 f"alternatives of a turn are played to the end on copies of the episode, and {env.class_name} cannot "
-                f"be copied ({error}); define fork(self), or compare whole episodes: --tree_samples 1 --n_samples 8."
-            ) from error
-        finally:
-            probe.close()
+                f"be copied ({problem}); define fork(self), or compare whole episodes: --tree_samples 1 --n_samples 8."
+            )
         return
     from mafrt.rollout.tree_player import scorable
 
@@ -147,6 +145,36 @@ def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool =
             "turn a coach on (such as --coach rules), pay it in step(), or compare whole episodes with "
             "--tree_samples 1 --n_samples 8."
         )
+
+
+def check_replays(env: Env, settings: Algorithm, processes: int = 1) -> None:
+    """Raise ConfigError where episodes are to be played again and `env` or the run cannot do it."""
+    if not settings.needs_contribution:
+        return
+    asks = f"algorithm {settings.name!r} plays episodes again without one of the agents"
+    if len(env.agents) < 2:
+        raise ConfigError(f"{asks}, and {env.class_name} has one agent; take another algorithm, such as grpo.")
+    if processes > 1:
+        raise ConfigError(f"{asks}, in one process; start one instead of {processes}.")
+    problem = _fork_problem(env)
+    if problem is not None:
+        raise ConfigError(
+            f"{asks}, and {env.class_name} cannot be played again ({problem}); environments that can: "
+            f"{', '.join(REPLAYED)}, or one of your own whose random numbers all come from self.rng."
+        )
+
+
+def _fork_problem(env: Env) -> str | None:
+    """Why a running episode of `env` cannot be copied; None if it can."""
+    probe = session_of(env).spawn()
+    try:
+        probe.reset(seed=0, options={"task": 0} if env.num_tasks else None)
+        probe.fork().close()
+    except EnvError as error:
+        return str(error)
+    finally:
+        probe.close()
+    return None
 
 
 def check_window(window: int | None, trained: int) -> int:

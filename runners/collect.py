@@ -19,6 +19,7 @@ from mafrt.core.types import Episode
 from mafrt.environment.base import Env
 from mafrt.rollout.distributed_rollout import own_slots, play_together
 from mafrt.rollout.dynamic_sampling import resample
+from mafrt.rollout.left_out import fill_contributions
 from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.player import Player
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
@@ -106,6 +107,7 @@ class Collector:
         if not episodes and not self.interrupted():
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         if not self.rule.sampling_rounds:
+            self._replay(player, episodes, stats)
             return CollectedBatch(episodes, stats, first.drawn)
         resampled = resample(
             episodes,
@@ -119,7 +121,16 @@ class Collector:
             dealt=first.rounds,
         )
         stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
+        self._replay(player, resampled.episodes, stats)
         return CollectedBatch(resampled.episodes, stats, resampled.drawn)
+
+    def _replay(self, player: Player, episodes: list[Episode], stats: PlayStats) -> None:
+        """Play the batch again as far as credit asks for it."""
+        settings = self.rule.settings
+        if settings.needs_contribution:
+            weights = settings.reward_weight, settings.outcome_weight
+            with self.base.whole():
+                stats.replayed |= fill_contributions(player, self.env, episodes, *weights)
 
     def _cast(self, iteration: int) -> Player:
         """The player with the adapters of the schedule for this iteration, or with their copies."""

@@ -27,7 +27,15 @@ from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
-from mafrt.runners.checks import check_bases, check_processes, check_prompts, check_team, check_tree, check_window
+from mafrt.runners.checks import (
+    check_bases,
+    check_processes,
+    check_prompts,
+    check_replays,
+    check_team,
+    check_tree,
+    check_window,
+)
 from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.epochs import with_epochs
@@ -129,6 +137,7 @@ class OnPolicy:
             coach if config.algorithm.process_weight else None,
             continues=config.algorithm.tree_continues,
         )
+        check_replays(env, self.rule.settings, self.processes.size)
         check_async(config, team, sharded=base.sharded)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)

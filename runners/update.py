@@ -89,7 +89,7 @@ class Updater:
         kl_coef = settings.kl_coef if self.kl is None else self.kl.coef
         context = replace(self.context, kl_coef=kl_coef, **features.credit)
         metrics = algorithms.assign(trained, settings, context)
-        metrics |= stale
+        metrics |= stale | stats.replayed
         show_advantages(episodes)
         if foreign:
             metrics |= engine_gap(turns, self.sampling)

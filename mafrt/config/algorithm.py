@@ -40,6 +40,7 @@ REGISTRY = Registry(
         "dr_mas": f"{_PRESETS}:DrMas",
         "at_grpo": f"{_PRESETS}:AtGrpo",
         "dr_mamr": "mafrt.algorithms.dr_mamr:DrMamr",
+        "ccpo": "mafrt.algorithms.ccpo:Ccpo",
         "gdpo": "mafrt.algorithms.gdpo:Gdpo",
         "c3": f"{_PRESETS}:C3",
         "gigpo": f"{_PRESETS}:GiGpo",
@@ -261,6 +262,11 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     @property
     def needs_influence(self) -> bool:
         """Whether credit reads `Turn.influence`, which takes a pass over the turns that follow (Dr. MAMR)."""
+        return False
+
+    @property
+    def needs_contribution(self) -> bool:
+        """Whether credit reads `Turn.contribution`, for which episodes are played again without an agent (CCPO)."""
         return False
 
     @classmethod

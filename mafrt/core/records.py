@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from mafrt.core.types import Episode, Evidence, Scored, StepResult, Turn, Unscored, Verdict
+from mafrt.core.types import Episode, Evidence, Scored, Start, StepResult, Turn, Unscored, Verdict
 
 _PLAIN = tuple(field.name for field in fields(Turn) if field.name not in ("evidence", "coach"))
 
@@ -18,12 +18,20 @@ _PLAIN = tuple(field.name for field in fields(Turn) if field.name not in ("evide
 def pack_episode(episode: Episode) -> dict[str, Any]:
     """A record of which `unpack_episode` makes an equal episode, if `info` and evidence hold JSON-able values only."""
     turns = [pack_turn(turn) for turn in episode.turns]
-    return {**vars(episode), "turns": turns, "branches": [pack_episode(branch) for branch in episode.branches]}
+    start = None if episode.start is None else dict(vars(episode.start))
+    return {
+        **vars(episode),
+        "start": start,
+        "turns": turns,
+        "branches": [pack_episode(branch) for branch in episode.branches],
+    }
 
 
 def unpack_episode(record: dict[str, Any]) -> Episode:
     turns = [unpack_turn(turn) for turn in record["turns"]]
-    return Episode(**{**record, "turns": turns, "branches": [unpack_episode(branch) for branch in record["branches"]]})
+    branches = [unpack_episode(branch) for branch in record["branches"]]
+    start = None if record.get("start") is None else Start(**record["start"])
+    return Episode(**{**record, "turns": turns, "branches": branches, "start": start})
 
 
 def pack_turn(turn: Turn) -> dict[str, Any]:

@@ -98,11 +98,24 @@ class Turn:
     influence: float | None = None
     """Change of the log-probability of the next turn that shows this one, per token in nats, when this one is left out
     of its prompt. None if no later turn shows it."""
+    contribution: float | None = None
+    """The team's return less its return in the same episode with this turn's agent left out; None if unknown."""
     values: list[float] | None = None
     advantages: list[float] | None = None
     returns: list[float] | None = None
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one episode begins. Equal `group` means the same task; `seed` makes its samples differ."""
+
+    id: str
+    group: str
+    reset_seed: int
+    seed: int
+    task: int | None = None
 
 
 @dataclass
@@ -118,6 +131,8 @@ class Episode:
     """The task's own verdict for the team (`info["outcome"]` of the last step), None if the task gives none."""
     info: dict[str, Any] = field(default_factory=dict)
     """JSON-able facts: task id, problem, answer, how it ended (`terminated` | `truncated` | an error)."""
+    start: Start | None = None
+    """How it began, with which it can be played again; None of an episode that no player made."""
     branches: list[Episode] = field(default_factory=list)
     """Of an episode grown as a tree (`mafrt.rollout.tree_player`): all alternatives of all its turns, the carried ones
     included, each as an episode of one turn. Empty otherwise."""

@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import StepResult, Turn
-from mafrt.rollout.live import Live
 from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Stretch
+from mafrt.rollout.replay import play_on
 from mafrt.rollout.tree_player import Tree, TreePlayer, Trial, no_score
 
 
@@ -39,7 +38,7 @@ class ContinuedTreePlayer(TreePlayer):
         results = self._step_envs([trial.fork for trial in every], {trial.fork.key: trial.answers for trial in every})
         lost = {trial.fork.key for trial in every if not self._begun(trial, results[trial.fork.key])}
         going = [t.fork for t in every if t.fork.key not in lost and "ended" not in t.fork.episode.info]
-        lost |= self._play_on(going, stats)
+        lost |= play_on(self.sampling_as(self.sampling), going, stats)
         stats.tree_errors += len(lost)
         for (tree, agent), some in zip(speakers, trials, strict=True):
             some[:] = [trial for trial in some if trial.fork.key not in lost]
@@ -54,17 +53,6 @@ class ContinuedTreePlayer(TreePlayer):
         assert isinstance(result, StepResult)
         trial.fork.observations = dict(result.observations)
         return True
-
-    def _play_on(self, forks: Sequence[Live], stats: PlayStats) -> set[str]:
-        """Play forks to their ends with single turns; keys of those that are lost."""
-        team = self.sampling_as(self.sampling)
-        stretch = Stretch(lambda _slot, _done: None, len(forks), [])
-        live = list(forks)
-        while live:
-            live = team._advance(live, stretch)
-        stats.tokens += stretch.stats.tokens
-        stats.prompt_tokens += stretch.stats.prompt_tokens
-        return {fork.key for fork in forks} - {episode.id for episode in stretch.done}
 
     def _best(self, trials: Sequence[list[Trial]], stats: PlayStats) -> list[int]:
         """Always the first: another choice would make the states that follow unlike those of the policy."""

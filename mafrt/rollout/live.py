@@ -8,22 +8,13 @@ from typing import TypeAlias
 
 from mafrt.core.errors import EnvError
 from mafrt.core.text import clean_text
-from mafrt.core.types import Completion, Episode, Evidence, Observation, Request, StepResult, Turn
+from mafrt.core.types import Completion, Episode, Evidence, Observation, Request, Start, StepResult, Turn
 from mafrt.environment.session import Session
+
+__all__ = ["Answers", "Live", "Start", "with_note"]
 
 Answers: TypeAlias = dict[str, tuple[Request, Completion]]
 """Agent -> its request and the completion, of one step."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """How one episode begins. Equal `group` means the same task; `seed` makes its samples differ."""
-
-    id: str
-    group: str
-    reset_seed: int
-    seed: int
-    task: int | None = None
 
 
 @dataclass

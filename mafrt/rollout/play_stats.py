@@ -40,6 +40,8 @@ class PlayStats:
     """of these, turns of whose alternatives nothing was found out"""
     tree_errors: int = 0
     """alternatives lost because the environment raised"""
+    replayed: dict[str, float] = field(default_factory=dict)
+    """metrics of episodes that were played again (`mafrt.rollout.replay`)"""
     reasons: Counter[str] = field(default_factory=Counter)
     """error sentence -> episodes that it cost"""
 

@@ -153,7 +153,7 @@ class Player:
                     stretch.idle.append(Idle(slot.number, slot.env))
                     continue
                 observations, info = result
-                episode = Episode(id=start.id, group=start.group, info=dict(info))
+                episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
                 begun.append(Live(slot.number, slot.env, start, episode, dict(observations)))
         return begun
 
@@ -228,7 +228,7 @@ class Player:
 
         def step(item: Live) -> StepResult | EnvError:
             spoken = answers[item.key].items()
-            heard = {agent: self._heard(agent, completion.text) for agent, (_, completion) in spoken}
+            heard = {agent: self.heard(agent, completion.text) for agent, (_, completion) in spoken}
             item.env.sampled(
                 {agent: Sampled(len(asked.prompt_ids), len(got.ids), got.stop) for agent, (asked, got) in spoken}
             )
@@ -246,7 +246,7 @@ class Player:
             results = {item.key: step(item) for item in live if not item.env.blocking}
             return results | {key: future.result() for key, future in begun.items()}
 
-    def _heard(self, agent: str, text: str) -> str:
+    def heard(self, agent: str, text: str) -> str:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""
         text = clean_text(text)
         return text if self.reasoning == "off" else visible(text, opened=self._opened[agent])

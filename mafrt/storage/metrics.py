@@ -69,6 +69,9 @@ GLOSSARY: dict[str, Meaning] = {
         "how much likelier the next turn is because it was shown the agent's turn (dr_mamr)", "nats per token"
     ),
     "influence_measured": Meaning("share of the turns that a later turn shows, so that their influence is known"),
+    "left_out/AGENT": Meaning("mean return of the team in the same episodes with the agent silent (ccpo)", "reward"),
+    "left_out_lost": Meaning("replays without an agent that the environment lost", "episodes"),
+    "contribution/AGENT": Meaning("mean return less the mean return without the agent (ccpo)", "reward"),
     "flat_returns/AGENT": Meaning(
         "1 if all turns of the agent have the same return, so the advantages carry no signal", "0 or 1"
     ),

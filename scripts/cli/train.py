@@ -52,7 +52,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         settings = command.read(argv, below=stored, record=record)
     from mafrt.runners.algorithm import resolve_rule
     from mafrt.runners.async_rollout import check_async
-    from mafrt.runners.checks import check_sampler, check_several, check_tree
+    from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
     from mafrt.runners.epochs import with_epochs
     from mafrt.runners.identity import describe_run, refuse_changes
     from mafrt.runners.judge import prepare_coach
@@ -88,6 +88,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         coach if config.algorithm.process_weight else None,
         continues=config.algorithm.tree_continues,
     )
+    check_replays(prepared.env, rule.settings)
     placement = join(settings, config)
     processes = placement.processes
     check_async(config, prepared.team, sharded=placement.shards)
