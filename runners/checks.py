@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mafrt.algorithms import Algorithm
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.coach import Coach, RulesCoach
-from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
@@ -62,12 +61,12 @@ def check_processes(processes: Processes, config: TrainConfig, *, judged: bool =
 
 def check_sampler(config: TrainConfig, team: Team, model: str) -> None:
     """Raise ConfigError, MissingExtraError or EngineDownError for an engine that cannot sample for this team."""
-    default = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
-    shapes = {name: team.lora_for(name, default) for name in team.adapters}
+    shapes = {name: team.lora_for(name, config.team.lora) for name in team.adapters}
     check_engine(
         config.engine,
         {name: shape.rank for name, shape in shapes.items()},
         {name: shape.targets for name, shape in shapes.items()},
+        [name for name, shape in shapes.items() if shape.scope == "action"],
     )
     reach_servers(config.engine, model)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt import engines
 from mafrt.coach import Coach
-from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import (
@@ -116,8 +115,7 @@ class OnPolicy:
         self.progress = progress
         # Nothing here draws from the global generators, but an environment or a library may.
         seed_random_state(config.run.seed)
-        spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
-        place_adapters(base, team, spec, config.run.seed, resume)
+        place_adapters(base, team, config.team.lora, config.run.seed, resume)
         check_team(env, team)
         check_limits(config, team, base.name, tokens_given=False)
         self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)

@@ -57,6 +57,11 @@ def export(argv: Sequence[str]) -> int:
     target = Path(settings.output).expanduser() if settings.output else loaded.run / "export"
     check_target(target, settings.overwrite)
     facts = facts_of(loaded, target)
+    if settings.merged and facts.activated:
+        raise ConfigError(
+            f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that also "
+            "reads the transcript; leave --merged out."
+        )
     draft = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -74,7 +79,7 @@ def export(argv: Sequence[str]) -> int:
         shutil.rmtree(draft, ignore_errors=True)
     for score in facts.scores:
         print(f"{score.name} {score}")
-    print(f"The team after iteration {facts.step} is in {target}. Serve it with vLLM:\n{facts.vllm}")
+    print(f"The team after iteration {facts.step} is in {target}. Serve it:\n{facts.serve}")
     return 0
 
 
@@ -107,10 +112,12 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
     run, record = read_run(loaded.run), load_record(loaded.run)
     team = record.agents()
     base = str(run.settings.get("model_name_or_path") or (record.base.name if record.base else "the base"))
-    ranks = {}
+    ranks, activated = {}, []
     for name in team.adapters:
         config = json.loads((loaded.adapter(name) / "adapter_config.json").read_text(encoding="utf-8"))
         ranks[name] = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+        if config.get("alora_invocation_tokens"):
+            activated.append(name)
     bases = models_of(team, base)
     commands = []
     for number, name in enumerate(dict.fromkeys(bases.values())):
@@ -120,8 +127,10 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
         words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in own))), "--lora-modules"]
         words += [f"{agent.name}={target.resolve() / agent.adapter}" for agent in team.agents if agent.adapter in own]
         commands.append(shlex.join(words))
+    if activated:  # vLLM reads adapters that act on all tokens
+        commands = [shlex.join(["mafrt", "serve_team", str(loaded.run), "--port", "8000"])]
     step = loaded.checkpoint.step
-    return Export(run, team, bases, step, last_scores(run, step), ranks, "\n".join(commands))
+    return Export(run, team, bases, step, last_scores(run, step), ranks, "\n".join(commands), activated)
 
 
 def write(target: Path, facts: Export, loaded: Loadable) -> None:

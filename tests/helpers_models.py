@@ -81,10 +81,17 @@ def tiny_base(kind: str = "qwen3", **settings: Any) -> SharedBase:
 
 
 def add_random_adapter(
-    base: SharedBase, name: str, rank: int = 4, alpha: float = 8.0, targets: tuple[str, ...] = ALL, *, seed: int = 0
+    base: SharedBase,
+    name: str,
+    rank: int = 4,
+    alpha: float = 8.0,
+    targets: tuple[str, ...] = ALL,
+    *,
+    seed: int = 0,
+    scope: Any = "all",
 ) -> None:
     """An adapter whose B is not zero, so that it changes the logits."""
-    base.add_adapter(name, LoraSpec(rank=rank, alpha=alpha, targets=targets), seed=seed)
+    base.add_adapter(name, LoraSpec(rank=rank, alpha=alpha, targets=targets, scope=scope), seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for _, b in base.adapter_layers(name).values():

@@ -101,8 +101,10 @@ def test_what_is_not_shared(monkeypatch):
     ids, real = padded(alike)
     assert len(pack(real.bool(), torch.zeros(3, dtype=torch.long), device, ids).take) == 43
     assert len(pack(real.bool(), torch.zeros(3, dtype=torch.long), device).take) == 123  # no ids given
-    per_token = torch.zeros(3, 41, dtype=torch.long)
-    assert len(pack(real.bool(), per_token, device, ids).take) == 123  # adapters that differ within a row
+    per_token = torch.arange(3).unsqueeze(1).repeat(1, 41)
+    assert len(pack(real.bool(), per_token, device, ids).take) == 123  # equal tokens with another adapter on each
+    per_token[:, :40] = -1
+    assert len(pack(real.bool(), per_token, device, ids).take) == 43  # and with none on the beginning
     short = [[1, 2, 3, *range(50 * n, 50 * n + 40)] for n in range(1, 4)]
     assert len(pack(*(padded(short)[1].bool(), torch.zeros(3, dtype=torch.long)), device, padded(short)[0]).take) == 129
     assert MOST_TOKENS >= 1024

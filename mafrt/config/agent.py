@@ -19,7 +19,8 @@ NAME = re.compile(r"[A-Za-z0-9_.-]+")
 # Beside the adapter folders, a checkpoint holds these; an adapter of the same name would overwrite them.
 RESERVED = frozenset({".", "..", "state", "critic.pth", "manifest.json"})
 
-LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets")
+LORA_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets", "adapter_scope")
+SCOPES = ("all", "action")
 OPTIMIZER_SETTINGS = ("lr", "optimizer", "weight_decay", "max_grad_norm")
 LOSS_SETTINGS = ("clip_param", "clip_high", "dual_clip", "entropy_coef", "kl_coef")
 REWARD_SETTINGS = ("reward_weight", "outcome_weight", "process_weight")
@@ -44,6 +45,8 @@ class LoraSpec:
     alpha: float = 16.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that are adapted (the last part of the module's path)."""
+    scope: Literal["all", "action"] = "all"
+    """Tokens on which the adapter acts: all, or the agent's own action with the invocation before it."""
 
     def __post_init__(self) -> None:
         if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):
@@ -54,6 +57,7 @@ class LoraSpec:
         _number("lora alpha", self.alpha, above=0.0)
         if not self.targets:
             raise ConfigError("lora targets is empty; name at least one linear layer, such as 'q_proj'")
+        check_choice("adapter scope", self.scope, SCOPES)
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,12 @@ class AgentSpec:
     freeze: bool = False
     """Whether it acts and never learns."""
     lora: LoraSpec | None = None
-    """Shape of its adapter, all three values; `lora_rank`, `lora_alpha`, `lora_targets` set single ones instead."""
+    """Shape of its adapter, all values; `lora_rank`, `lora_alpha`, `lora_targets`, `adapter_scope` set single ones
+    instead."""
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_targets: tuple[str, ...] | None = None
+    adapter_scope: Literal["all", "action"] | None = None
     lr: float | None = None
     optimizer: Literal["adamw", "paged_adamw_8bit"] | None = None
     weight_decay: float | None = None
@@ -134,7 +140,7 @@ class AgentSpec:
         if self.lora is not None and flat:
             raise ConfigError(f"{where}lora and {next(iter(flat))} are both given; put {next(iter(flat))} into lora")
         try:
-            spec = LoraSpec(**{name.removeprefix("lora_"): value for name, value in flat.items()})
+            spec = LoraSpec(**_as_lora(flat))
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from error
         if self.lora_targets is not None:
@@ -158,8 +164,12 @@ class AgentSpec:
 
     def lora_shape(self, default: LoraSpec) -> LoraSpec:
         """Shape of its adapter: `lora`, or the run's `default` with its own values in place."""
-        own = {name.removeprefix("lora_"): value for name, value in self.given(LORA_SETTINGS).items()}
-        return self.lora or replace(default, **own)
+        return self.lora or replace(default, **_as_lora(self.given(LORA_SETTINGS)))
+
+
+def _as_lora(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an agent under their names in `LoraSpec`."""
+    return {name.removeprefix("lora_").removeprefix("adapter_"): value for name, value in settings.items()}
 
 
 def _number(name: str, value: object, **bounds: Any) -> None:

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from mafrt.config.agent import SCOPES, LoraSpec
 from mafrt.config.algorithm import DEFAULT_ALGORITHM, AlgorithmSettings, make_algorithm
-from mafrt.config.schema import above, at_least, check_fields, describe
+from mafrt.config.schema import above, at_least, check_choice, check_fields, describe
 from mafrt.core.errors import ConfigError
 
 
@@ -129,6 +130,9 @@ class TeamConfig:
     """scale of each adapter is lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """linear layers that get an adapter"""
+    adapter_scope: Literal["all", "action"] = "all"
+    """tokens on which an adapter acts; action: the agent's own action only (activated LoRA), so that all agents share
+    the base's cache of a transcript"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes the whole team"""
 
@@ -138,6 +142,12 @@ class TeamConfig:
             raise ConfigError(f"lora_alpha is {self.lora_alpha}; choose a value above 0.")
         if not self.lora_targets:
             raise ConfigError("lora_targets is empty; name at least one linear layer, such as q_proj.")
+        check_choice("adapter_scope", self.adapter_scope, SCOPES)
+
+    @property
+    def lora(self) -> LoraSpec:
+        """Shape of the adapters of agents without a shape of their own."""
+        return LoraSpec(self.lora_rank, self.lora_alpha, self.lora_targets, self.adapter_scope)
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,18 @@ OF_VLLM = ("max_loras", "max_lora_rank", "gpu_memory_utilization", "vllm_adapter
 OF_PROCESS = ("max_loras", "gpu_memory_utilization")
 
 
-def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mapping[str, Sequence[str]]) -> None:
+def check_engine(
+    config: EngineConfig,
+    ranks: Mapping[str, int],
+    targets: Mapping[str, Sequence[str]],
+    activated: Sequence[str] = (),
+) -> None:
     """Refuse settings that contradict each other or the adapters.
 
     Args:
         ranks: rank of each adapter.
         targets: names or paths of the layers that each adapts.
+        activated: adapters of scope action.
 
     Raises:
         MissingExtraError: a package of the engine is not installed.
@@ -61,6 +67,11 @@ def check_engine(config: EngineConfig, ranks: Mapping[str, int], targets: Mappin
         if config.vllm_servers:
             raise ConfigError(f"vllm_servers is {config.vllm_servers[0]}, but {why}.")
         return
+    if activated:
+        raise ConfigError(
+            f"Adapter {activated[0]!r} has adapter_scope action, but engine {config.engine} applies an adapter to the "
+            "transcript too; use --engine local, or --adapter_scope all."
+        )
     if config.vllm_servers:
         _check_servers(config)
         _need("httpx", "vllm_servers", "servers")

@@ -1,9 +1,9 @@
 """Batches without padding, in which rows that begin alike compute their common beginning once.
 
-The real tokens of a padded batch become one long row. Rows of one adapter that share at least half of their tokens (the
-samples of one prompt, or prompts with a common transcript) form a family: its prefix stands once, followed by the rest
-of each row, and every token sees the prefix and its own row only. Hidden states and gradients are those of
-row-by-row passes up to rounding, since a causal model's states at the prefix do not depend on what follows.
+The real tokens of a padded batch become one long row. Rows that share at least half of their tokens, and the adapter on
+each of these (the samples of one prompt, or prompts with a common transcript), form a family: its prefix stands once,
+followed by the rest of each row, and every token sees the prefix and its own row only. Hidden states and gradients are
+those of row-by-row passes up to rounding, since a causal model's states at the prefix do not depend on what follows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pack(
         real: `[B, T]` bool on the CPU, True for a real token.
         index: `[B]` or `[B, T]` on the CPU: the adapter of each row or token, -1 for none.
         device: of the result.
-        ids: `[B, T]` token ids; given, and with one adapter per row, common beginnings are computed once.
+        ids: `[B, T]` token ids; given, beginnings that rows have in common, in tokens and adapters, are computed once.
         least_shared: tokens of the shortest prefix that is shared.
     """
     lengths = [int(length) for length in real.sum(1).tolist()]
@@ -89,9 +89,13 @@ def pack(
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
     families = [[row] for row in range(len(lengths)) if lengths[row]]
     prefix: dict[int, int] = {}
-    if ids is not None and index.dim() == 1:
-        tokens = [[row[c] for c in own] for row, own in zip(ids.tolist(), columns, strict=True)]
-        families, prefix = _families(tokens, owner, least_shared)
+    if ids is not None:
+        # With an adapter per token, rows of different adapters may begin alike: with tokens that have none.
+        keys, groups = ids, owner
+        if index.dim() == 2:
+            keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
+        tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
+        families, prefix = _families(tokens, groups, least_shared)
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
     take: list[int] = []
@@ -110,7 +114,8 @@ def pack(
             start = len(take) + (shared if number == 0 else 0)
             source += range(start, start + len(flat) - shared)
             take += own
-            adapters += [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()
+            each = [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()[-len(own) :]
+            adapters += each
             sizes.append(len(flat) - shared)
         if len(rows) > 1:
             blocks.append(Block(1, len(take) - first, Family.of(shared, sizes, device)))

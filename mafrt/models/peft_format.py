@@ -34,7 +34,6 @@ UNLIKE_PLAIN_LORA = (
     "lora_bias",
     "modules_to_save",
     "trainable_token_indices",
-    "alora_invocation_tokens",
     "layer_replication",
     "target_parameters",
     "arrow_config",
@@ -58,6 +57,8 @@ class AdapterShape:
     alpha: float
     layers: Mapping[str, tuple[int, float]]
     """Module path in the base -> (rank, scaling)."""
+    invocation: tuple[int, ...] | None = None
+    """Tokens from which on the adapter acts (`mafrt.models.invocation`); None: it acts on all tokens."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, l
         "use_rslora": False,
         "use_dora": False,
         "modules_to_save": None,
+        "alora_invocation_tokens": None if shape.invocation is None else list(shape.invocation),
         "target_modules": _targets(linear_paths, list(shape.layers)),
         "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
         "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
@@ -163,7 +165,21 @@ def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFold
     config, tensors = _read_files(folder)
     _refuse_unlike(config, folder)
     layers = _layers(base_name, linear_paths, config, tensors, folder)
-    return PeftFolder(folder, AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers), tensors)
+    shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
+    return PeftFolder(folder, shape, tensors)
+
+
+def _invocation(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:
+    """The tokens that activate the adapter; None in plain LoRA. Raises CheckpointError for anything but token ids."""
+    found = config.get("alora_invocation_tokens")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not found or not all(type(token) is int and token >= 0 for token in found):
+        raise CheckpointError(
+            f"{folder / CONFIG}: found alora_invocation_tokens={found!r}, expected a list of token ids; "
+            "take the checkpoint before it"
+        )
+    return tuple(found)
 
 
 def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:
@@ -289,6 +305,15 @@ def refuse_other_shape(own: AdapterShape, loaded: PeftFolder, *, name: str) -> N
 
     Such an adapter keeps its parameters, since an optimizer may hold them.
     """
+    if loaded.shape.invocation != own.invocation:
+        have_scope, want_scope = (
+            "all" if shape.invocation is None else f"action (from the tokens {list(shape.invocation)} on)"
+            for shape in (loaded.shape, own)
+        )
+        raise CheckpointError(
+            f"{loaded.path}: found an adapter of scope {have_scope}, expected {want_scope} as the run asks for adapter "
+            f"{name!r}; give --adapter_scope as the folder was saved with"
+        )
     have_layers, want_layers = loaded.shape.layers, own.layers
     for path in sorted(want_layers.keys() | have_layers.keys()):
         have, want = have_layers.get(path), want_layers.get(path)

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
 from mafrt.models import logprobs, peft_format
+from mafrt.models.invocation import active_from, invocation_of
 from mafrt.models.multi_lora import (
     AdapterRouting,
     LoraContext,
@@ -44,7 +45,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class Adapter(AdapterShape):
     """The record of one adapter: its number and its shape."""
 
-    index: int
+    index: int = field(kw_only=True)
 
 
 class SharedBase:
@@ -252,6 +253,16 @@ class SharedBase:
         """Index of the adapter in `forward`; -1 for None. Raises ConfigError for an unknown name."""
         return -1 if name is None else self._record(name).index
 
+    @property
+    def activated(self) -> list[str]:
+        """Names of the adapters of scope `action`."""
+        return [name for name, record in self.records.items() if record.invocation is not None]
+
+    def active_from(self, name: str | None, prompt: Sequence[int]) -> int:
+        """Position in a prompt of the first token on which the adapter acts: 0 unless its scope is `action`."""
+        invocation = None if name is None else self._record(name).invocation
+        return 0 if invocation is None else active_from(prompt, invocation)
+
     def _record(self, name: str) -> Adapter:
         if name not in self.records:
             known = ", ".join(self.records) or "none"
@@ -266,7 +277,8 @@ class SharedBase:
         if spec.rank < 1:
             raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
         layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
-        self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed)
+        invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
+        self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
 
     def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
         """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
@@ -300,8 +312,12 @@ class SharedBase:
         layers: Mapping[str, tuple[int, float]],
         *,
         seed: int,
+        invocation: tuple[int, ...] | None = None,
     ) -> None:
-        """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`)."""
+        """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`).
+
+        `invocation` holds the tokens from which on it acts; None: it acts on all tokens.
+        """
         if name in self.records:
             raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
         # Adapters are never removed, so the count is a stable index.
@@ -314,14 +330,14 @@ class SharedBase:
                 self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
                 setattr(holder, child, self._layers[path])
             self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
-        self.records[name] = Adapter(rank, alpha, dict(layers), index)
+        self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
         self._drop_caches()
 
     def copy_adapter(self, name: str, copy: str) -> None:
         """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
         record = self._record(name)
-        self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0)
+        self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
@@ -362,7 +378,7 @@ class SharedBase:
             peft_format.refuse_other_shape(self.records[name], loaded, name=name)
         else:
             shape = loaded.shape
-            self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0)
+            self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0, invocation=shape.invocation)
         layers, where = self.adapter_layers(name), str(loaded.path / peft_format.WEIGHTS)
         peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
         self.bump(name)

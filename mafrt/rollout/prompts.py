@@ -8,6 +8,7 @@ from typing import Any
 
 from mafrt.core.types import Message, Observation
 from mafrt.environment.tool_calls import THINK
+from mafrt.models.invocation import PLAIN
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation) -> list
     if getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
     # The schemas of tools stand in the lines like any other message.
-    text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant:"
+    text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
     return list(tokenizer.encode(text))
 
 

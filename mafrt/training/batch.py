@@ -33,7 +33,7 @@ class Batch:
     attention_mask: Tensor
     """[B, T] int64, 1 for a real token and 0 for padding, which stands on the right"""
     adapter_index: Tensor
-    """[B] int64 on the CPU, -1 for none"""
+    """[B] or [B, T] int64 on the CPU, -1 for none"""
     predict: Tensor
     """[N] int64: index into the flattened [B*T] positions of the hidden state that predicts each action token"""
     targets: Tensor
@@ -53,8 +53,17 @@ class Batch:
         return [part.tolist() for part in values.detach().float().cpu().split([len(t.action_ids) for t in self.turns])]
 
 
-def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id: int, device: torch.device) -> Batch:
-    """Pad `turns` into one batch on `device`. Every turn must have at least one action token."""
+def collate(
+    turns: Sequence[Turn],
+    adapter_index: Callable[[Turn], int],
+    pad_id: int,
+    device: torch.device,
+    active_from: Callable[[Turn], int] = lambda _: 0,
+) -> Batch:
+    """Pad `turns` into one batch on `device`. Every turn must have at least one action token.
+
+    `active_from` gives the position of the first token on which a turn's adapter acts (`SharedBase.active_from`).
+    """
     lengths = [len(turn.prompt_ids) + len(turn.action_ids) for turn in turns]
     width = max(lengths)
     ids = torch.full((len(turns), width), pad_id, dtype=torch.int64)
@@ -66,11 +75,15 @@ def collate(turns: Sequence[Turn], adapter_index: Callable[[Turn], int], pad_id:
         predict.append(torch.arange(first, first + len(turn.action_ids)))
         targets.append(torch.tensor(turn.action_ids))
         row.append(torch.full((len(turn.action_ids),), index))
+    owners = torch.tensor([adapter_index(turn) for turn in turns])
+    starts = torch.tensor([active_from(turn) for turn in turns])
+    if bool(starts.any()):
+        owners = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, owners.unsqueeze(1))
     return Batch(
         turns=list(turns),
         input_ids=ids.to(device),
         attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
-        adapter_index=torch.tensor([adapter_index(turn) for turn in turns]),
+        adapter_index=owners,
         predict=torch.cat(predict).to(device),
         targets=torch.cat(targets).to(device),
         row=torch.cat(row).to(device),

@@ -313,7 +313,13 @@ class Learner:
 
     def _collate(self, turns: Sequence[Turn], adapter_of: Mapping[str, str]) -> Batch:
         index = {agent: self.base.adapter_index(name) for agent, name in adapter_of.items()}
-        return collate(turns, lambda turn: index[turn.agent], self.base.pad_id, self.base.device)
+        return collate(
+            turns,
+            lambda turn: index[turn.agent],
+            self.base.pad_id,
+            self.base.device,
+            lambda turn: self.base.active_from(adapter_of[turn.agent], turn.prompt_ids),
+        )
 
     def _clear(self, adapters: Sequence[str]) -> None:
         for name in adapters:

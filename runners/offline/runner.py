@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from mafrt.config.agent import LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
@@ -92,8 +91,7 @@ class Offline:
         self.resume = resume
         self.args = dict(args) if args is not None else config.flat()
         self.progress = progress
-        spec = LoraSpec(config.team.lora_rank, config.team.lora_alpha, config.team.lora_targets)
-        place_adapters(base, team, spec, config.run.seed, resume)
+        place_adapters(base, team, config.team.lora, config.run.seed, resume)
         self.record = describe_run(team, self.args, command=command, base=base)
         refuse_changes(resume, self.record, accept=accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)

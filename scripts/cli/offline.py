@@ -90,6 +90,8 @@ class AdapterSettings:
     """scale of each adapter is lora_alpha / lora_rank"""
     lora_targets: tuple[str, ...] = TeamConfig.lora_targets
     """linear layers that get an adapter"""
+    adapter_scope: Literal["all", "action"] = TeamConfig.adapter_scope
+    """tokens on which an adapter acts; action: the agent's own action only (activated LoRA)"""
     freeze: tuple[str, ...] = ()
     """agents to leave out: their records are not used"""
 

@@ -34,7 +34,16 @@ NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
 PAUSED = 3
 """Exit code of a run that pauses until the user fixes its coach or its engine."""
 
-SHAPE = ("model_name_or_path", "profile_path", "n_agents", "dtype", "lora_rank", "lora_alpha", "lora_targets")
+SHAPE = (
+    "model_name_or_path",
+    "profile_path",
+    "n_agents",
+    "dtype",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
+    "adapter_scope",
+)
 """Settings that come along with the adapters of another kind of run."""
 
 

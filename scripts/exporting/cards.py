@@ -26,8 +26,10 @@ class Export:
     scores: Sequence[Score]
     ranks: Mapping[str, int]
     """adapter -> rank"""
-    vllm: str
-    """commands that serve all adapters, one for each base"""
+    serve: str
+    """commands that serve all adapters with vLLM, one for each base; or mafrt's own, for adapters of scope action"""
+    activated: Sequence[str] = ()
+    """adapters of scope action"""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def team_card(export: Export) -> str:
         *_training(export),
         "## Serve",
         "",
-        *_fence(export.vllm, "bash"),
+        *_fence(export.serve, "bash"),
         "",
         "Each agent is then a model of its name. Its role prompt, in `AGENT/role_prompt.txt`, is the system message.",
     ]
@@ -71,11 +73,12 @@ def agent_card(export: Export, adapter: str) -> str:
     """README.md of one adapter's folder."""
     agents = [agent for agent in export.team.agents if agent.adapter == adapter]
     base = export.bases[adapter]
+    kind = "Activated LoRA" if adapter in export.activated else "LoRA"
     lines = [
         *_header([base], ["lora", "reinforcement-learning"]),
         f"# {adapter}",
         "",
-        f"LoRA adapter (rank {export.ranks[adapter]}) of {', '.join(agent.name for agent in agents)} in the team "
+        f"{kind} adapter (rank {export.ranks[adapter]}) of {', '.join(agent.name for agent in agents)} in the team "
         f"{', '.join(export.team.names)}, on `{base}`.",
         "",
     ]

@@ -145,8 +145,10 @@ def joined(first: PromptKV, second: PromptKV) -> PromptKV:
     return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths)
 
 
-def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:
-    """Feed every prompt once, each with its adapter (`SharedBase.adapter_index`).
+def prefill(
+    base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int] | None = None
+) -> tuple[Tensor, PromptKV]:
+    """Feed every prompt once, each with its adapter (`SharedBase.adapter_index`), which acts from `starts` on.
 
     Prompts of like length go together, padded on the right: causal attention keeps padding out of everything that
     counts, so no mask has to be built.
@@ -167,6 +169,9 @@ def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequen
             ids[row, : len(prompts[i])] = torch.as_tensor(prompts[i])
         cache = KVCache(span)
         index = torch.tensor([adapters[i] for i in chunk])
+        if starts is not None and any(starts):
+            first = torch.tensor([starts[i] for i in chunk]).unsqueeze(1)
+            index = torch.where(torch.arange(span) < first, -1, index.unsqueeze(1))
         hidden = base.forward(ids.to(device), None, index, past_key_values=cache)
         ends = hidden[torch.arange(len(chunk), device=device), lengths.to(device) - 1]
         if last is None or kv is None:

@@ -142,7 +142,8 @@ class RunningBatch:
                 rows.append(Row(member, request, limit, self._setting.watch(request.sampling.stop)))
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
-        hidden, prompts = prefill(base, [group.prompt for group in groups], index)
+        starts = [base.active_from(group.adapter, group.prompt) for group in groups]
+        hidden, prompts = prefill(base, [group.prompt for group in groups], index, starts)
         return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
 
     def _left(self) -> int:

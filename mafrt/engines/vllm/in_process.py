@@ -57,7 +57,8 @@ class VllmEngine:
 
     def __init__(self, base: SharedBase, config: EngineConfig, *, window: int | None = None) -> None:
         shapes = {name: record.rank for name, record in base.records.items()}
-        check_engine(config, shapes, {name: tuple(record.layers) for name, record in base.records.items()})
+        targets = {name: tuple(record.layers) for name, record in base.records.items()}
+        check_engine(config, shapes, targets, base.activated)
         self.base = base
         self.window = window or base.context_window
         self._eos = base.eos_ids

@@ -114,6 +114,7 @@ class ServerEngine:
             config,
             {name: record.rank for name, record in base.records.items()},
             {name: tuple(record.layers) for name, record in base.records.items()},
+            base.activated,
         )
         self.base = base
         self.window = window or base.context_window
