@@ -2,7 +2,8 @@
 
 from mafrt.envs.games.base import Game, baseline_scores, play
 from mafrt.envs.games.plan_path import PlanPath
+from mafrt.envs.games.propose_solve import ProposeSolve
 from mafrt.envs.games.referential import Referential
 from mafrt.envs.games.sudoku import Sudoku
 
-__all__ = ["Game", "PlanPath", "Referential", "Sudoku", "baseline_scores", "play"]
+__all__ = ["Game", "PlanPath", "ProposeSolve", "Referential", "Sudoku", "baseline_scores", "play"]

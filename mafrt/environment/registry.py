@@ -29,6 +29,7 @@ ENVIRONMENTS = Registry(
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",
         "sudoku": "mafrt.envs.games:Sudoku",
+        "propose_solve": "mafrt.envs.games:ProposeSolve",
     },
     EnvError,
 )
