@@ -57,18 +57,20 @@ def export(argv: Sequence[str]) -> int:
     target = Path(settings.output).expanduser() if settings.output else loaded.run / "export"
     check_target(target, settings.overwrite)
     facts = facts_of(loaded, target)
-    if settings.merged and facts.activated:
-        raise ConfigError(
-            f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that also "
-            "reads the transcript; leave --merged out."
-        )
+    if settings.merged:
+        from mafrt.scripts.exporting.merged import check_mergeable, write_merged
+
+        if facts.activated:
+            raise ConfigError(
+                f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that also "
+                "reads the transcript; leave --merged out."
+            )
+        check_mergeable(facts.base_names, facts.run.settings)
     draft = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         write(draft, facts, loaded)
         if settings.merged:
-            from mafrt.scripts.exporting.merged import write_merged
-
             for base in facts.base_names:
                 own = {name: path for name, path in loaded.adapters.items() if facts.bases[name] == base}
                 write_merged(draft / "merged", base, own)

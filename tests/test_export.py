@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
+import yaml
 
 from mafrt.core.shipped import TEACHING_BASE
 from mafrt.scripts import collect, export, train_math
@@ -81,11 +83,33 @@ def test_merged_models_compute_as_their_adapters(run, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    ids = torch.tensor([[5, 6, 7, 8]])
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TEACHING_BASE), str(target / "actor"))
-    merged = AutoModelForCausalLM.from_pretrained(target / "merged" / "actor")
-    with torch.no_grad():
-        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+    ids = torch.arange(5, 69)[None]
+    for name in ("reasoner", "actor"):
+        plain = AutoModelForCausalLM.from_pretrained(TEACHING_BASE)
+        merged = AutoModelForCausalLM.from_pretrained(target / "merged" / name)
+        with torch.no_grad():
+            assert (merged(ids).logits - plain(ids).logits).abs().max() > 1e-3  # the adapter is in it
+            adapted = PeftModel.from_pretrained(plain, str(target / name))
+            torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("quantised", ["by the run", "on disk"])
+def test_nothing_is_merged_into_a_quantised_base(run, tmp_path, capsys, quantised):
+    copy, base = tmp_path / "run", tmp_path / "base"
+    shutil.copytree(run, copy)
+    settings = yaml.safe_load((copy / "args.yaml").read_text())
+    if quantised == "by the run":
+        settings["load_in_4bit"] = True
+    else:
+        shutil.copytree(TEACHING_BASE, base)
+        config = json.loads((base / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+        (base / "config.json").write_text(json.dumps(config))
+        settings["model_name_or_path"] = str(base)
+    (copy / "args.yaml").write_text(yaml.safe_dump(settings))
+    assert export.main([str(copy), "--output", str(tmp_path / "team"), "--merged"]) == 2
+    assert "merged is on, but" in (said := capsys.readouterr().err) and "leave merged out" in said
+    assert not (tmp_path / "team").exists()
 
 
 @pytest.mark.parametrize(

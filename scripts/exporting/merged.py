@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import base_folder
+
+
+def check_mergeable(bases: Iterable[str], settings: Mapping[str, Any]) -> None:
+    """ConfigError if a base is quantised: the sum of its weights and an adapter's has no place in its 4 or 8 bits.
+
+    Args:
+        bases: names or folders of the bases.
+        settings: settings of the run; a base that the run has quantised is not the one on disk.
+    """
+    from transformers import AutoConfig
+
+    for bits in (4, 8):
+        if settings.get(f"load_in_{bits}bit"):
+            raise ConfigError(
+                f"merged is on, but the run has trained on a base in {bits} bits (load_in_{bits}bit), and merging into "
+                "another base changes the answers; leave merged out: the adapters are served on the base."
+            )
+    for base in bases:
+        try:
+            config = AutoConfig.from_pretrained(str(base_folder(base) or base))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"merged is on, but the base {base} cannot be loaded ({type(error).__name__}); "
+                "give the run its base again, or leave merged out."
+            ) from error
+        if getattr(config, "quantization_config", None) is not None:
+            raise ConfigError(
+                f"merged is on, but the weights of {base} are quantised, and an adapter cannot be added to them "
+                "exactly; leave merged out: the adapters are served on the base."
+            )
 
 
 def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
