@@ -66,8 +66,8 @@ def serve(argv: Sequence[str]) -> int:
     try:
         team = load_team(source)
         answers.ready(team, None if source.loaded.run is None else workflow_of(source.loaded.run))
-        print(f"Models {', '.join(answers.models(''))} at {server.url}/v1; Ctrl-C ends it.", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
+            print(f"Models {', '.join(answers.models(''))} at {server.url}/v1; Ctrl-C ends it.", flush=True)
             server.wait()
     finally:
         server.close()

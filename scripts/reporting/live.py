@@ -87,9 +87,9 @@ def serve(folders: Sequence[Path], port: int, max_mib: float, *, open_browser: b
     """Serve until Ctrl-C."""
     with make_server(folders, port, max_mib) as server:
         address = f"http://{HOST}:{server.server_port}/"
-        print(f"The report of {', '.join(map(str, folders))} is at {address}; Ctrl-C ends it.", flush=True)
-        if open_browser:
-            webbrowser.open(address)
         with contextlib.suppress(KeyboardInterrupt):
+            print(f"The report of {', '.join(map(str, folders))} is at {address}; Ctrl-C ends it.", flush=True)
+            if open_browser:
+                webbrowser.open(address)
             server.serve_forever()
     return 0
