@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mafrt.config.schema import at_least
+from mafrt.config.schema import at_least, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
@@ -62,21 +62,27 @@ def collect(argv: Sequence[str]) -> int:
     if target.exists() and not settings.overwrite:
         raise ConfigError(f"output {target} exists; give another name, or replace it with --overwrite.")
     if not target.parent.is_dir() or (why := "it is a folder" if target.is_dir() else is_writable(target.parent)):
-        raise ConfigError(f"output {target} cannot be written ({why if target.parent.is_dir() else 'no such folder'}).")
+        raise ConfigError(
+            f"output {target} cannot be written ({why if target.parent.is_dir() else 'no such folder'}); "
+            "give another name."
+        )
     from mafrt.scripts.reporting.episodes import read_episodes
 
     problems: list[str] = []
     seen: set[str] = set()
+    agents: set[str] = set()
     lines: list[str] = []
-    unknown = 0
+    unseen = 0
     for folder in folders:
-        for episode in chosen(read_episodes(folder, problems), settings):
+        recorded = list(read_episodes(folder, problems))
+        agents.update(str(turn.get("agent")) for episode in recorded for turn in episode.turns)
+        for episode in chosen(recorded, settings):
             for turn in episode.turns:
                 if not wanted(turn, settings):
                     continue
                 prompt = prompt_of(turn, episode)
                 if prompt is None:
-                    unknown += 1
+                    unseen += 1
                     continue
                 line = json.dumps(row(turn, prompt, episode, settings.layout), ensure_ascii=False)
                 key = json.dumps([turn.get("agent"), prompt, turn["text"]])
@@ -85,20 +91,28 @@ def collect(argv: Sequence[str]) -> int:
                     lines.append(line)
     for problem in problems:
         print(problem, file=sys.stderr)
-    if unknown:
+    if unseen:
         print(
-            f"{unknown} turns are left out: their observations are not recorded (--transcript_share).", file=sys.stderr
+            f"{unseen} turns are left out: their observations are not recorded (--transcript_share).", file=sys.stderr
         )
     if not lines:
-        raise ConfigError(
-            f"no turn passes the filters; lower --min_score ({settings.min_score:g}) or choose another --kind."
-        )
+        raise ConfigError(nothing_found(folders, agents, settings))
     write_atomic(target, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     print(f"{len(lines)} different turns in {target}.")
     return 0
 
 
-def chosen(episodes: Iterator[Recorded], settings: CollectSettings) -> list[Recorded]:
+def nothing_found(folders: Sequence[Path], agents: set[str], settings: CollectSettings) -> str:
+    """The reason why no turn is left, and the remedy."""
+    if not agents:
+        return f"no episodes are recorded in {', '.join(map(str, folders))}; name a run that has played some."
+    for name in settings.agent or ():
+        if name not in agents:
+            return unknown("agent", name, sorted(agents))
+    return f"no turn passes the filters; lower --min_score ({settings.min_score:g}) or choose another --kind."
+
+
+def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Recorded]:
     """Episodes with a good score, at most `per_task` of one task."""
     good = [
         episode

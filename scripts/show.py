@@ -60,6 +60,7 @@ def show(argv: Sequence[str]) -> int:
     [run] = folders
     from rich.console import Console
 
+    from mafrt.scripts.reporting.episodes import read_episodes
     from mafrt.scripts.reporting.terminal import episode_table, print_episode
 
     problems: list[str] = []
@@ -71,6 +72,8 @@ def show(argv: Sequence[str]) -> int:
         if found:
             console.print(episode_table(found[-settings.limit :]))
         console.print(f"{len(found)} episodes; mafrt show {run} --episode NUMBER prints one.")
+        if not found and next(read_episodes(run, []), None) is None:
+            problems.append(f"No episodes are recorded in {run}.")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 0

@@ -153,8 +153,14 @@ def test_collect_takes_turns_by_score_agent_and_reward(run, tmp_path, capsys):
     assert own == [row for row in rows if row["agent"] == "actor"]
     _, pairs = collected(run, tmp_path, "--min_score", "0", "--kind", "all", "--layout", "prompt_completion")
     assert [row["prompt"] + row["completion"] for row in pairs] == [row["messages"] for row in rows]
-    code, _ = collected(run, tmp_path, "--min_score", "7")
-    assert code == 2 and "no turn passes the filters" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    for folder, flags, says in (
+        (run, ["--min_score", "7"], "no turn passes the filters; lower --min_score (7)"),
+        (run, ["--agent", "aktor"], "did you mean 'actor'"),
+        (tmp_path / "empty", [], "no episodes are recorded in"),
+    ):
+        code, _ = collected(folder, tmp_path, *flags)
+        assert code == 2 and says in capsys.readouterr().err
 
 
 def test_collect_replaces_no_file(run, tmp_path, capsys):

@@ -204,6 +204,9 @@ def test_show_lists_filters_and_prints(tmp_path, capsys):
     assert show.main([str(run), "--episode", "9"]) == 0
     out = capsys.readouterr().out
     assert "Plan." in out and "Task 1-1" in out and "reason of 000001-00001" in out and "tool of" in out
+    (tmp_path / "empty").mkdir()
+    assert show.main([str(tmp_path / "empty")]) == 0
+    assert "No episodes are recorded in" in capsys.readouterr().err
     assert show.main([str(run), "--episode", "77"]) == 2
     assert "it has the episodes 0 to 39" in capsys.readouterr().err
 

@@ -118,7 +118,7 @@ def _load_file(path: str, file: str, error: type[MafrtError]) -> ModuleType:
     """The module that a Python file holds, under the file's own name."""
     source = Path(file).expanduser()
     if not source.is_file():
-        raise error(f"{path}: there is no file {source}; give package.module:Class or path/to/file.py:Class")
+        raise error(f"{path}: there is no file {source}; give package.module:NAME or path/to/file.py:NAME")
     loaded = sys.modules.get(source.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(source.resolve()):
         return loaded

@@ -129,7 +129,8 @@ def json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error_line(error)}).")
     if bad:
-        problems.append(f"{bad} line{'s' if bad > 1 else ''} of {path.name} could not be read and were left out.")
+        lines, were = ("line", "was") if bad == 1 else ("lines", "were")
+        problems.append(f"{bad} {lines} of {path.name} could not be read and {were} left out.")
 
 
 _OF_THE_PLACE = re.compile(r"run_dir|threads|device|load_path|set_aside|accept_changes|coach_cache")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import socket
 import threading
 import time
@@ -97,7 +98,8 @@ class ChatServer:
         try:
             self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
-            raise ConfigError(f"port {port} of {host} cannot be used ({error.strerror}); give another one.") from None
+            why = os.strerror(error.errno) if error.errno else error.strerror  # create_server adds to strerror
+            raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
         self.host, self.port = host, int(self._socket.getsockname()[1])
         # A client's idle connection must outlast an update of the adapters, or its next call may meet its end.
         config = uvicorn.Config(
