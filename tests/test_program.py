@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.protocol import ApiError, parse_call
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
+from mafrt.envs.program.runner import kill
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 from mafrt.rollout.prompts import encode_prompt
@@ -117,6 +120,18 @@ def test_a_command_is_a_program_too(tmp_path):
     script.write_text("raise SystemExit('out of luck')")
     with pytest.raises(EnvError, match="the program ended with code 1: out of luck"):
         env.reset(seed=1, options={"task": 0})
+
+
+def test_a_command_that_is_given_up_ends_while_its_output_is_read():
+    for _ in range(20):  # two threads that read one pipe would fail now and then
+        process = subprocess.Popen(
+            ["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        with ThreadPoolExecutor(1) as threads:
+            read = threads.submit(process.communicate)
+            kill(process)
+            assert read.result(timeout=10) == (b"", b"")
+        assert process.returncode == -signal.SIGKILL
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong

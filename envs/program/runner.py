@@ -85,6 +85,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
             output, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             kill(process)
+            process.communicate()
             episode.events.put(Ended(error=f"did not end within {timeout_s:g} s"))
             return
         if process.returncode:
@@ -100,10 +101,9 @@ def command_runner(command: str, timeout_s: float) -> Start:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all its children."""
+    """End a command and all its children. The thread that started it reads the rest of its output and reaps it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def _last_line(output: bytes) -> Any:
