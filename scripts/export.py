@@ -62,8 +62,8 @@ def export(argv: Sequence[str]) -> int:
 
         if facts.activated:
             raise ConfigError(
-                f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that also "
-                "reads the transcript; leave --merged out."
+                f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that "
+                "also reads the transcript; leave --merged out."
             )
         check_mergeable(facts.base_names, facts.run.settings)
     draft = target.with_name(f".{target.name}.tmp")
