@@ -1,4 +1,4 @@
-"""`Mixed`: several environments as one, by weights; the score of each is reported under its name."""
+"""`MixedTasks`: several environments as one, by weights; the score of each is reported under its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 
 
-class Mixed(Env):
+class MixedTasks(Env):
     """Plays one of several environments in each episode.
 
     Where all have numbered tasks, a pass plays every task at least once, and those of an environment as often as its
@@ -86,8 +86,8 @@ class Mixed(Env):
         measures = {**result.info.get("measures", {}), f"score/{self.name}": float(result.info["outcome"])}
         return result._replace(info={**result.info, "measures": measures})
 
-    def spawn(self) -> Mixed:
-        return Mixed({name: env.spawn() for name, env in self.envs.items()}, self.weights)
+    def spawn(self) -> MixedTasks:
+        return MixedTasks({name: env.spawn() for name, env in self.envs.items()}, self.weights)
 
     def close(self) -> None:
         for env in self.envs.values():

@@ -64,7 +64,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """Result of a run."""
 
     before: dict[str, float] | None
@@ -156,7 +156,7 @@ class Loop(Generic[B]):
         resume: Loadable | None,
         record: RunRecord,
         opened: Callable[[RunDir], None] | None = None,
-    ) -> Summary:
+    ) -> RunSummary:
         """Open the run directory, if there is one, and train in it; `opened` is called with it first."""
         self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
         if self._disk is None:
@@ -174,7 +174,7 @@ class Loop(Generic[B]):
         self.processes.lead(lambda: opened.append(RunDir.open(run_dir, args, resume, record)))
         return opened[0] if opened else None
 
-    def _train(self, run_dir: Path | None, writer: MetricsWriter | None) -> Summary:
+    def _train(self, run_dir: Path | None, writer: MetricsWriter | None) -> RunSummary:
         training, after, seconds = self.training, None, 0.0
         while not self._stopping():
             if training.evaluation_due():
@@ -205,7 +205,7 @@ class Loop(Generic[B]):
             self.progress(Progress(training.iteration, training.iterations, ended - started, result.metrics, timings))
         training.finish(self._disk)
         self._checkpoint()
-        return Summary(
+        return RunSummary(
             training.before,
             after,
             training.iteration,

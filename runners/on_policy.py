@@ -44,7 +44,7 @@ from mafrt.runners.held_out_guard import HeldOutGuard
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.limits import check_limits
-from mafrt.runners.loop import IterationResult, Loop, Progress, Summary, divides
+from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import IterationPlan
 from mafrt.storage.load_path import Loadable
@@ -176,7 +176,7 @@ class OnPolicy:
             if async_rollout is not None:
                 async_rollout.load(resume.path / "state" / STATE)
 
-    def run(self) -> Summary:
+    def run(self) -> RunSummary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
             self.stop = stop

@@ -76,7 +76,7 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
     """Several environments as one, `--env math@2,code`; `--env_kwargs '{"math": {...}}'` has arguments of one."""
     from mafrt.environment.registry import make_env, takes
     from mafrt.environment.workers import guarded
-    from mafrt.envs.mixed import Mixed, named_sets, weights_of
+    from mafrt.envs.mixed import MixedTasks, named_sets, weights_of
 
     sets = named_sets(names)
     given, differing = (env_arguments(settings[name], name) for name in ("env_kwargs", "eval_env_kwargs"))
@@ -84,13 +84,13 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
         if name not in sets:
             raise ConfigError(f"env_kwargs names {name!r}; in a mixture its keys are {', '.join(sets)}.")
 
-    def build(more: Mapping[str, Mapping[str, Any]]) -> Mixed:
+    def build(more: Mapping[str, Mapping[str, Any]]) -> MixedTasks:
         envs = {}
         for name, (path, _) in sets.items():
             own = {**with_sandbox(path, dict(given.get(name, {})), settings), **more.get(name, {})}
             with_team = {"team": team} if team is not None and takes(path, "team") else {}
             envs[name] = make_env(path, **{**with_team, **own})
-        return Mixed(envs, weights_of(sets))
+        return MixedTasks(envs, weights_of(sets))
 
     env = build({})
     held_out = {name: {**each.held_out, **differing.get(name, {})} for name, each in env.envs.items()}

@@ -81,11 +81,11 @@ def test_the_held_out_score_rises(rule):
 
 def test_a_run_that_was_stopped_has_no_result():
     from mafrt.core.errors import MafrtError
-    from mafrt.runners.loop import Summary
+    from mafrt.runners.loop import RunSummary
 
-    learn.whole_or_nothing(Summary(None, None, 16, 1.0, None, None), 16)
+    learn.whole_or_nothing(RunSummary(None, None, 16, 1.0, None, None), 16)
     with pytest.raises(MafrtError, match="stopped by SIGTERM after 7 of 16 iterations"):
-        learn.whole_or_nothing(Summary(None, None, 7, 1.0, None, "SIGTERM"), 16)
+        learn.whole_or_nothing(RunSummary(None, None, 7, 1.0, None, "SIGTERM"), 16)
 
 
 def test_the_interval_of_a_margin_clusters_by_seed():

@@ -16,7 +16,7 @@ from mafrt.envs.games import PlanPath, Referential
 from mafrt.envs.math import MathEnv, Task, arithmetic
 from mafrt.envs.math.build import build
 from mafrt.envs.math.tasks import load_tasks
-from mafrt.envs.mixed import Mixed, named_sets, repeated, weights_of
+from mafrt.envs.mixed import MixedTasks, named_sets, repeated, weights_of
 from mafrt.envs.tools.calculator import compute
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
@@ -34,7 +34,7 @@ def test_a_pass_of_a_mixture_has_every_task_and_the_weights():
     assert repeated({"a": 2, "b": 4}, None) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("b", 3)]
     # 2 of a for each of b: b has 3 tasks, so a needs 6 turns of its 2 tasks.
     assert [name for name, _ in repeated({"a": 2, "b": 3}, {"a": 2.0, "b": 1.0})] == ["a"] * 6 + ["b"] * 3
-    env = Mixed({"few": math_env(1), "many": math_env(2, 3, 4)}, {"few": 1.0, "many": 1.0})
+    env = MixedTasks({"few": math_env(1), "many": math_env(2, 3, 4)}, {"few": 1.0, "many": 1.0})
     assert env.num_tasks == 6
     session = Session(env)
     _, info = session.reset(seed=0, options={"task": 5})
@@ -42,14 +42,14 @@ def test_a_pass_of_a_mixture_has_every_task_and_the_weights():
     result = session.step({"a": "\\boxed{4}"})
     assert result.terminated and result.info["measures"]["score/many"] == 1.0
     with pytest.raises(ConfigError, match="played by scout, guesser"):
-        Mixed({"m": math_env(1), "game": Referential()})
+        MixedTasks({"m": math_env(1), "game": Referential()})
 
 
 def test_environments_without_tasks_mix_by_weight():
-    env = Mixed({"two": Referential(2, 2), "four": Referential()}, {"two": 3.0})
+    env = MixedTasks({"two": Referential(2, 2), "four": Referential()}, {"two": 3.0})
     names = [Session(env).reset(seed=seed)[1]["set"] for seed in range(40)]
     assert env.num_tasks is None and 22 <= names.count("two") <= 38
-    check_env(Mixed({"two": Referential(2, 2), "four": Referential()}))
+    check_env(MixedTasks({"two": Referential(2, 2), "four": Referential()}))
 
 
 @pytest.mark.parametrize("text", ["a,", "a@0", "a@x", "x/a.json,y/a.json"])
@@ -73,7 +73,7 @@ def test_several_training_and_evaluation_sets(tmp_path):
     both = f"{tmp_path}/aime.jsonl,{tmp_path}/amc.jsonl"
     built = build({"dataset_path": both.replace(",", "@3,"), "eval_dataset_path": both})
     assert [task.answer for task in built.train_env.tasks] == ["1", "1", "1", "2"]
-    assert isinstance(built.eval_env, Mixed) and list(built.eval_env.envs) == ["aime", "amc"]
+    assert isinstance(built.eval_env, MixedTasks) and list(built.eval_env.envs) == ["aime", "amc"]
 
 
 def test_mixed_environments_from_the_command_line(capsys):

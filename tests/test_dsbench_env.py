@@ -18,9 +18,9 @@ from mafrt.environment.checker import check_env
 from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says
-from mafrt.envs.dsbench.env import Stage
+from mafrt.envs.dsbench.env import EpisodeProgress
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
-from mafrt.envs.dsbench.scoring import Score
+from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
 from mafrt.envs.dsbench.workspace import FileSummary
 
@@ -226,7 +226,7 @@ def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypat
 )
 def test_transition_is_pure_and_is_the_first_part_of_a_step(env, text):
     env.reset(seed=0, options={"task": FLOWERS})
-    first = Stage(chat=({"role": "assistant", "content": "before"},), turns=1)
+    first = EpisodeProgress(chat=({"role": "assistant", "content": "before"},), turns=1)
     for state in (env.stage, first):
         actions = {ENGINEER: text}
         copies = copy.deepcopy((state, actions, env.stage, env.files))
@@ -360,15 +360,15 @@ def test_rules_of_the_analyst(tasks):
             ANALYST, work, status, "code", True, process_rewards.Work(tasks[RIDES], *given)
         ).score
 
-    assert judge(Score(True, None, 0.5, 1.0, True)) == 10
-    assert judge(Score(True, None, 0.8, 0.5, True)) == 7.5
-    assert judge(Score(True, None, 2.0, 0.0, False)) == 4
-    assert judge(Score(False, "has 1 rows")) == 2
+    assert judge(SubmissionScore(True, None, 0.5, 1.0, True)) == 10
+    assert judge(SubmissionScore(True, None, 0.8, 0.5, True)) == 7.5
+    assert judge(SubmissionScore(True, None, 2.0, 0.0, False)) == 4
+    assert judge(SubmissionScore(False, "has 1 rows")) == 2
     assert judge(None) == 3
     assert judge(None, status="timeout") == 1
     assert judge(None, files={**DATA, "X_test.pkl": shape(missing=1)}) == 3  # it wrote holes into it: no excuse
     # Without a model it is not to blame, whatever it hands in.
-    for score in (None, Score(False, "has 1 rows"), Score(True, None, 2.0, 0.0, False)):
+    for score in (None, SubmissionScore(False, "has 1 rows"), SubmissionScore(True, None, 2.0, 0.0, False)):
         assert judge(score, given=(DATA,)) == judge(score, given=({**DATA, **MODEL}, {"error": "x"})) == 5
 
 
@@ -376,14 +376,14 @@ def test_rules_of_the_analyst(tasks):
     ("files", "probe", "score", "blamed"),
     [
         ({}, None, None, ENGINEER),
-        ({**DATA, "X_test.pkl": shape(rows=9)}, {"rows": 9}, Score(False, "has 9 rows"), ENGINEER),
+        ({**DATA, "X_test.pkl": shape(rows=9)}, {"rows": 9}, SubmissionScore(False, "has 9 rows"), ENGINEER),
         ({**DATA, "X_train.pkl": shape(missing=1)}, None, None, ENGINEER),  # it kept the Modeler from its work
         (DATA, None, None, MODELER),
         ({**DATA, **MODEL}, {"error": "x"}, None, MODELER),
         ({**DATA, **MODEL}, WORKS, None, ANALYST),
-        ({**DATA, **MODEL}, WORKS, Score(False, "has 1 rows"), ANALYST),
-        ({**DATA, "X_train.pkl": shape(missing=1), **MODEL}, WORKS, Score(False, "has 1 rows"), ANALYST),
-        ({}, None, Score(True, None, 0.5, 1.0, True), None),
+        ({**DATA, **MODEL}, WORKS, SubmissionScore(False, "has 1 rows"), ANALYST),
+        ({**DATA, "X_train.pkl": shape(missing=1), **MODEL}, WORKS, SubmissionScore(False, "has 1 rows"), ANALYST),
+        ({}, None, SubmissionScore(True, None, 0.5, 1.0, True), None),
     ],
 )
 def test_who_is_to_blame(tasks, files, probe, score, blamed):

@@ -12,7 +12,7 @@ from mafrt.scripts.benchmarks import gpu
 from mafrt.scripts.benchmarks._gpu import parity
 from mafrt.scripts.benchmarks._gpu.roofline import Roofline
 from mafrt.scripts.benchmarks._gpu.speed import step_bytes
-from mafrt.scripts.benchmarks._gpu.stages import Stage, run_stages
+from mafrt.scripts.benchmarks._gpu.stages import GpuStage, run_stages
 from mafrt.scripts.benchmarks._measure import Disagreement
 
 
@@ -27,7 +27,11 @@ def test_every_stage_runs_on_a_cpu(tmp_path, capsys):
 
 
 def test_stages_that_fail_or_would_end_too_late_leave_the_others(tmp_path, capsys):
-    stages = [Stage("first", 0, lambda: 1 / 0), Stage("long", 100, lambda: 1), Stage("last", 0, lambda: {"x": 2})]
+    stages = [
+        GpuStage("first", 0, lambda: 1 / 0),
+        GpuStage("long", 100, lambda: 1),
+        GpuStage("last", 0, lambda: {"x": 2}),
+    ]
     found = run_stages(stages, 0.5, tmp_path / "found.json")
     assert [entry["state"] for entry in found.values()] == ["failed", "left out", "ok"]
     assert found["first"]["why"] == "ZeroDivisionError: division by zero" and found["last"]["result"] == {"x": 2}

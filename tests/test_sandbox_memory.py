@@ -275,7 +275,7 @@ def test_a_machine_without_memory_ends_snippets(monkeypatch, available_mib) -> N
 
     monkeypatch.setattr(watch, "available_bytes", lambda: available_mib * limits.MIB)
     monkeypatch.setattr(watch, "processes", lambda alone: [])
-    run = supervise.Run(0, 0, {}, 0, "/")
+    run = supervise.RunningSnippet(0, 0, {}, 0, "/")
     supervise._look(run, Alone(), 2**40)
     assert run.verdict == ("memory" if available_mib == 100 else None)
 
@@ -365,7 +365,7 @@ def test_memory_is_what_stderr_says_last() -> None:
     def outcome(stderr: bytes, code: int) -> str:
         out, err = Kept(), Kept()
         err.add(stderr)
-        run = supervise.Run(0, 0, {0: out, 1: err}, 0, "/")
+        run = supervise.RunningSnippet(0, 0, {0: out, 1: err}, 0, "/")
         run.wait_status = code << 8
         return supervise._outcome(run)[0]
 

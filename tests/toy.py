@@ -18,7 +18,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
-from mafrt.runners.loop import Summary
+from mafrt.runners.loop import RunSummary
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
 
@@ -80,7 +80,7 @@ def make(run_dir: Path | None = None, load_path: Path | None = None, **changes: 
     )
 
 
-def train(run_dir: Path | None = None, load_path: Path | None = None, **changes: Any) -> Summary:
+def train(run_dir: Path | None = None, load_path: Path | None = None, **changes: Any) -> RunSummary:
     return make(run_dir, load_path, **changes).run()
 
 

@@ -2,18 +2,18 @@
 
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.metrics import METRICS, Metric, metric_of
-from mafrt.envs.dsbench.records import Loaded, Problem, find_records, load_records
-from mafrt.envs.dsbench.scoring import Score, score_submission
-from mafrt.envs.dsbench.tasks import Task, load_task
+from mafrt.envs.dsbench.records import Loaded, SkippedRecord, find_records, load_records
+from mafrt.envs.dsbench.scoring import SubmissionScore, score_submission
+from mafrt.envs.dsbench.tasks import TabularTask, load_task
 
 __all__ = [
     "METRICS",
     "DSBenchEnv",
     "Loaded",
     "Metric",
-    "Problem",
-    "Score",
-    "Task",
+    "SkippedRecord",
+    "SubmissionScore",
+    "TabularTask",
     "find_records",
     "load_records",
     "load_task",

@@ -14,7 +14,7 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import DsbenchSettings
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.records import Loaded, find_records, load_records
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.tasks import TabularTask
 
 NAME = "dsbench"
 HELD_OUT_SHARE = 0.1
@@ -42,7 +42,7 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     return Construction(build_env(settings, tasks), eval_env, tuple(notes))
 
 
-def build_env(settings: Mapping[str, Any], tasks: Sequence[Task]) -> DSBenchEnv:
+def build_env(settings: Mapping[str, Any], tasks: Sequence[TabularTask]) -> DSBenchEnv:
     """The environment that the settings describe, on these tasks."""
     return DSBenchEnv(
         tasks=tasks,
@@ -56,11 +56,11 @@ def build_env(settings: Mapping[str, Any], tasks: Sequence[Task]) -> DSBenchEnv:
     )
 
 
-def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task], list[str]]:
+def read_tasks(settings: Mapping[str, Any]) -> tuple[Sequence[TabularTask], Sequence[TabularTask], list[str]]:
     """Training tasks, held-out tasks, and lines about excluded ones. Raises DataError if nothing is left."""
     if own_records(settings) is None:
         return builtin_tasks("train"), builtin_tasks("eval"), []
-    sets: dict[str, Sequence[Task]] = {}
+    sets: dict[str, Sequence[TabularTask]] = {}
     notes = []
     for split, (path, loaded) in load_all(settings).items():
         good, problems = fitting(loaded, settings["workspace_mib"])
@@ -111,7 +111,7 @@ def load_all(
     return loaded
 
 
-def fitting(loaded: Loaded, workspace_mib: int) -> tuple[list[Task], list[str]]:
+def fitting(loaded: Loaded, workspace_mib: int) -> tuple[list[TabularTask], list[str]]:
     """The tasks whose tables fit into the workspace, and the faults of the others."""
     good, problems = [], [str(problem) for problem in loaded.problems]
     for task in loaded.tasks:

@@ -27,7 +27,7 @@ from mafrt.envs.dsbench.tables import pandas_module
 if TYPE_CHECKING:
     import pandas
 
-    from mafrt.envs.dsbench.tasks import Task
+    from mafrt.envs.dsbench.tasks import TabularTask
 
 VERSION = 1
 """Part of the folder's name: other tables need another number."""
@@ -35,7 +35,7 @@ SEED = 20
 TEST_SHARE = 0.3
 
 
-def builtin_tasks(split: str, root: Path | None = None) -> tuple[Task, ...]:
+def builtin_tasks(split: str, root: Path | None = None) -> tuple[TabularTask, ...]:
     """The built-in tasks of `train` or `eval`; they are made if this is the first time. Raises DataError."""
     folder = ensure(root)
     loaded: Loaded = load_records(folder / f"dsbench_modeling_{split}.json", folder)

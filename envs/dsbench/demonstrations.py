@@ -16,7 +16,7 @@ from mafrt.core.types import Message
 from mafrt.environment.session import Session
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.tasks import TabularTask
 
 CARELESS = 0.5
 """Share of programs that are careless ones."""
@@ -48,7 +48,7 @@ def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
 
 
 def demonstrations(
-    tasks: Sequence[Task], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
+    tasks: Sequence[TabularTask], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
 ) -> list[dict[str, Any]]:
     """Records for SFT (docs/dpo_sft.md): prompts and answers of each agent in really played episodes."""
     from concurrent.futures import ThreadPoolExecutor

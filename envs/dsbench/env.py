@@ -16,8 +16,8 @@ from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
-from mafrt.envs.dsbench.scoring import Score
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.scoring import SubmissionScore
+from mafrt.envs.dsbench.tasks import TabularTask
 from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, FileSummary
 
 STYLES = ("full", "brief")
@@ -26,7 +26,7 @@ SUBMISSION = "submission.csv"
 
 
 @dataclass(frozen=True)
-class Stage:
+class EpisodeProgress:
     """Where an episode stands; never changed, only replaced."""
 
     position: int = 0
@@ -79,7 +79,7 @@ class DSBenchEnv(Env):
         timeout_s: float = 60.0,
         memory_mib: int = 2048,
         workspace_mib: int = 256,
-        tasks: Sequence[Task] | None = None,
+        tasks: Sequence[TabularTask] | None = None,
     ) -> None:
         """Read the tasks (without a path: the built-in ones of `split`, `train` or `eval`) or take `tasks` as given.
 
@@ -95,7 +95,7 @@ class DSBenchEnv(Env):
         self.turns, self.style = turns, style
         self.word = APPROVE if style == "brief" else DONE
         self.lab = style == "brief" if lab is None else lab
-        self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else _read(
+        self.tasks: tuple[TabularTask, ...] = tuple(tasks) if tasks is not None else _read(
             dataset_path, data_root, task_metrics, split
         )  # fmt: skip
         if not self.tasks:
@@ -120,7 +120,7 @@ class DSBenchEnv(Env):
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
         chosen = (options or {}).get("task")
         self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
-        self.stage = Stage()
+        self.stage = EpisodeProgress()
         self.files = dict(self.task.files)
         if self.lab:
             self.files |= {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(self.task)}
@@ -136,7 +136,7 @@ class DSBenchEnv(Env):
         self.opening = self._opening(self.stage)
         return self._observations(), info
 
-    def transition(self, state: Stage, actions: dict[str, str]) -> Stage:
+    def transition(self, state: EpisodeProgress, actions: dict[str, str]) -> EpisodeProgress:
         """The stage after its agent spoke: its words are in the conversation, and a program in them is pending."""
         text = actions[state.role]
         call = find_code(text)
@@ -161,7 +161,7 @@ class DSBenchEnv(Env):
         if (done and not missing) or not left:
             self.handed.append(work)
             said = (*self.stage.said, (role, text.strip()))
-            self.stage = Stage(self.stage.position + 1, said=said)
+            self.stage = EpisodeProgress(self.stage.position + 1, said=said)
             if not self.stage.over:
                 self.opening = self._opening(self.stage)
         else:
@@ -178,7 +178,7 @@ class DSBenchEnv(Env):
 
     def _end(self, work: process_rewards.Work, evidence: dict[str, Evidence]) -> StepResult:
         """The last step: the score of the submission, and who is to blame if there is none."""
-        score = work.score or Score(False, "is missing")
+        score = work.score or SubmissionScore(False, "is missing")
         measures = {"success": float(score.valid), "above_baseline": float(score.above_baseline)}
         if score.value is not None:
             measures[self.task.answers.metric.name] = score.value
@@ -240,7 +240,7 @@ class DSBenchEnv(Env):
             }
         return Evidence(output if status is not None else None, judged, facts)
 
-    def _opening(self, stage: Stage) -> str:
+    def _opening(self, stage: EpisodeProgress) -> str:
         shapes = {name: shape for name, shape in self.shapes.items() if name != "task.json"}
         if self.style == "brief":
             return prompts.brief_task(stage.role, self.task, shapes)
@@ -250,7 +250,7 @@ class DSBenchEnv(Env):
         return {self.stage.role: [{"role": "user", "content": self.opening}, *self.stage.chat]}
 
 
-def _about(task: Task) -> bytes:
+def _about(task: TabularTask) -> bytes:
     """`task.json` for the helper module: the prediction target, without the answers."""
     answers = task.answers
     about = {"id": answers.id_column, "targets": list(answers.targets), "metric": answers.metric.name}
@@ -259,7 +259,7 @@ def _about(task: Task) -> bytes:
 
 def _read(
     dataset_path: str | Path | None, data_root: str | Path | None, task_metrics: str | Path | None, split: str
-) -> tuple[Task, ...]:
+) -> tuple[TabularTask, ...]:
     """Tasks from the user's records, or the built-in ones. Raises DataError if none can be used."""
     if dataset_path is None and data_root is None:
         if split not in ("train", "eval"):

@@ -25,8 +25,8 @@ from typing import Any
 
 from mafrt.core.types import Scored
 from mafrt.envs.dsbench.roles import ANALYST, ENGINEER, MODELER, REQUIRED, ROLES
-from mafrt.envs.dsbench.scoring import Score
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.scoring import SubmissionScore
+from mafrt.envs.dsbench.tasks import TabularTask
 from mafrt.envs.dsbench.workspace import FileSummary
 
 _PEEKS = re.compile(r"test_answer|answer_dir|/answers?\b|\.\./|/proc/|/etc/|\bos\.walk\(\s*['\"]/")
@@ -37,11 +37,11 @@ DANGEROUS = frozenset({"os", "posix", "nt", "subprocess", "sys", "socket", "shut
 class Work:
     """Facts about the workspace after a turn."""
 
-    task: Task
+    task: TabularTask
     shapes: Mapping[str, FileSummary]
     probe: Mapping[str, Any] | None = None
     """predictions of model.pkl on X_test.pkl, if both exist"""
-    score: Score | None = None
+    score: SubmissionScore | None = None
     """of submission.csv, if it is there"""
     features: Mapping[str, Any] | None = None
     """`idle`, `noise` and `copies` of the Data Engineer's tables, if they are there"""

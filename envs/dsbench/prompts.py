@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER, REQUIRED
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.tasks import TabularTask
 from mafrt.envs.dsbench.workspace import LAB, FileSummary
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _KINDS = {
 }
 
 
-def handed_in(task: Task) -> str:
+def handed_in(task: TabularTask) -> str:
     """Required format of submission.csv."""
     answers = task.answers
     columns: Sequence[str] = answers.targets
@@ -53,7 +53,7 @@ def handed_in(task: Task) -> str:
 
 
 def full_task(
-    role: str, task: Task, shapes: Mapping[str, FileSummary], said: Sequence[tuple[str, str]], lab: bool
+    role: str, task: TabularTask, shapes: Mapping[str, FileSummary], said: Sequence[tuple[str, str]], lab: bool
 ) -> str:
     """The opening message of a stage."""
     better = "more" if task.answers.metric.higher else "less"
@@ -78,7 +78,7 @@ def full_task(
     return "\n\n".join(parts)
 
 
-def brief_task(role: str, task: Task, shapes: Mapping[str, FileSummary]) -> str:
+def brief_task(role: str, task: TabularTask, shapes: Mapping[str, FileSummary]) -> str:
     """The opening message of a stage, in few tokens."""
     shown = {name: shape for name, shape in shapes.items() if name in _NEEDS[role]}
     files = " ".join(f"{_SHORT[name]} {shape.rows or 0}" for name, shape in shown.items())

@@ -22,7 +22,7 @@ from typing import Any
 from mafrt.core.errors import DataError
 from mafrt.core.text import brief, shortened
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_text
-from mafrt.envs.dsbench.tasks import Task, load_task
+from mafrt.envs.dsbench.tasks import TabularTask, load_task
 
 METRICS_FILE = "dsbench_task_metrics.json"
 PLACES = ("", "data", "data/Bench", "Bench", "data/DSBench", "DSBench", "data_modeling")
@@ -30,7 +30,7 @@ PLACES = ("", "data", "data/Bench", "Bench", "data/DSBench", "DSBench", "data_mo
 
 
 @dataclass(frozen=True)
-class Problem:
+class SkippedRecord:
     """A record that was skipped."""
 
     task: str
@@ -44,8 +44,8 @@ class Problem:
 class Loaded:
     """Result of reading a file of records."""
 
-    tasks: tuple[Task, ...]
-    problems: tuple[Problem, ...]
+    tasks: tuple[TabularTask, ...]
+    problems: tuple[SkippedRecord, ...]
 
 
 def find_records(data_root: Path) -> dict[str, Path]:
@@ -94,8 +94,8 @@ def load_records(
         DataError: a file that cannot be read at all.
     """
     entries = _metrics(path, data_root, task_metrics)
-    tasks: list[Task] = []
-    problems: list[Problem] = []
+    tasks: list[TabularTask] = []
+    problems: list[SkippedRecord] = []
     seen: set[str] = set()
     for where, record in records_of(path):
         name = where
@@ -112,15 +112,15 @@ def load_records(
             seen.add(name)
             tasks.append(task)
         except DataError as error:
-            problems.append(Problem(name, str(error)))
+            problems.append(SkippedRecord(name, str(error)))
         except OSError as error:
-            problems.append(Problem(name, f"{shortened(str(error.filename))} cannot be read ({error.strerror})"))
+            problems.append(SkippedRecord(name, f"{shortened(str(error.filename))} cannot be read ({error.strerror})"))
     if not tasks and not problems:
         raise DataError(f"{path} holds no records; expected objects with a prompt and metadata")
     return Loaded(tuple(tasks), tuple(problems))
 
 
-def _task(name: str, record: Mapping[str, Any], entry: Mapping[str, Any], data_root: Path) -> Task:
+def _task(name: str, record: Mapping[str, Any], entry: Mapping[str, Any], data_root: Path) -> TabularTask:
     prompt, fields = record.get("prompt"), {**entry, **record["metadata"]}
     if not isinstance(prompt, str) or not prompt.strip():
         raise DataError("the record has no prompt")

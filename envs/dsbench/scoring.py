@@ -36,7 +36,7 @@ MOST_LINES = 100
 
 
 @dataclass(frozen=True)
-class Score:
+class SubmissionScore:
     """Score of a submission."""
 
     valid: bool
@@ -49,31 +49,33 @@ class Score:
     above_baseline: bool = False
 
 
-def score_submission(answers: Answers, data: bytes | None) -> Score:
+def score_submission(answers: Answers, data: bytes | None) -> SubmissionScore:
     """The score of a submission; `None` means that there is none."""
     import numpy as np
 
     if data is None:
-        return Score(False, "is missing")
+        return SubmissionScore(False, "is missing")
     # Before it is parsed: what a program wrote may be as large as its workspace.
     if len(data) > MOST_MIB * 2**20:
-        return Score(False, f"has {len(data) / 2**20:.0f} MiB; expected at most {MOST_MIB}")
+        return SubmissionScore(False, f"has {len(data) / 2**20:.0f} MiB; expected at most {MOST_MIB}")
     columns = data[: data.find(b"\n") if b"\n" in data else len(data)].count(b",") + 1
     most = MOST_COLUMNS * (2 + len(answers.targets) + sum(map(len, answers.classes)))
     if columns > most:
-        return Score(False, f"has {columns} columns; expected at most {most}")
+        return SubmissionScore(False, f"has {columns} columns; expected at most {most}")
     lines = data.count(b"\n")
     if lines > MOST_LINES * (len(answers.ids) + 1):
-        return Score(False, f"has {lines} lines; expected {len(answers.ids)} rows, one for each row of test.csv")
+        return SubmissionScore(
+            False, f"has {lines} lines; expected {len(answers.ids)} rows, one for each row of test.csv"
+        )
     try:
         given = encode(answers, parse_table(data))
     except TableError as error:
-        return Score(False, str(error))
+        return SubmissionScore(False, str(error))
     with np.errstate(all="ignore"):
         value = answers.metric.compute(answers.truth, given)
     if not np.isfinite(value):
-        return Score(False, f"holds numbers so large that {answers.metric.name} is not finite")
-    return Score(True, None, value, answers.normalised(value), answers.metric.better(value, answers.baseline))
+        return SubmissionScore(False, f"holds numbers so large that {answers.metric.name} is not finite")
+    return SubmissionScore(True, None, value, answers.normalised(value), answers.metric.better(value, answers.baseline))
 
 
 def score_files() -> dict[str, Any]:
@@ -83,15 +85,15 @@ def score_files() -> dict[str, Any]:
     return {**asdict(score), "problem": score.problem and score.problem[:MOST_PROBLEM]}
 
 
-def read_score(answer: Mapping[str, Any]) -> Score:
+def read_score(answer: Mapping[str, Any]) -> SubmissionScore:
     """A score from the judging room's answer, every part of it checked."""
     valid, problem, value = answer.get("valid"), answer.get("problem"), answer.get("value")
     if valid is not True or not isinstance(value, float) or not math.isfinite(value):
-        return Score(False, str(problem)[:MOST_PROBLEM] if problem else "could not be scored")
+        return SubmissionScore(False, str(problem)[:MOST_PROBLEM] if problem else "could not be scored")
     normalised = answer.get("normalised")
     if not isinstance(normalised, (int, float)) or not 0 <= normalised <= 1:
-        return Score(False, "could not be scored")
-    return Score(True, None, value, float(normalised), answer.get("above_baseline") is True)
+        return SubmissionScore(False, "could not be scored")
+    return SubmissionScore(True, None, value, float(normalised), answer.get("above_baseline") is True)
 
 
 def encode(answers: Answers, table: pandas.DataFrame) -> Array:

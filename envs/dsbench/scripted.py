@@ -14,7 +14,7 @@ from typing import Any
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
-from mafrt.envs.dsbench.tasks import Task
+from mafrt.envs.dsbench.tasks import TabularTask
 
 Team = Mapping[str, Sequence[str]]
 """Texts of each agent, turn by turn; after the last one it is silent."""
@@ -99,7 +99,7 @@ def program(code: str, done: bool = True) -> str:
     return f"```python\n{code}\n```" + (f"\n{DONE}" if done else "")
 
 
-def competent(task: Task) -> dict[str, list[str]]:
+def competent(task: TabularTask) -> dict[str, list[str]]:
     """A team that does sound work on any task of the format, and says so when it is through."""
     answers = task.answers
     known = {
@@ -113,7 +113,7 @@ def competent(task: Task) -> dict[str, list[str]]:
     return {role: [program(code.format(**known), done=False), DONE] for role, code in texts.items()}
 
 
-def saboteurs(task: Task) -> dict[str, dict[str, list[str]]]:
+def saboteurs(task: TabularTask) -> dict[str, dict[str, list[str]]]:
     """Name -> a team of which one agent spoils the work."""
     sound = competent(task)
     key, target = task.answers.id_column, task.answers.targets[0]

@@ -16,7 +16,7 @@ from mafrt.envs.dsbench.tables import MOST_MIB, TableError, header_of, places, r
 
 
 @dataclass(frozen=True)
-class Task:
+class TabularTask:
     """One task. Made by `load_task`, which has checked that its parts fit each other."""
 
     id: str
@@ -65,7 +65,7 @@ def load_task(
     baseline: float | None = None,
     reference: float | None = None,
     meta: Mapping[str, Any] | None = None,
-) -> Task:
+) -> TabularTask:
     """Read the tables as far as scoring needs them, and check them against each other.
 
     `target` may be `N_labels`: the answers then have N columns beside the id, and all of them are targets.
@@ -102,7 +102,7 @@ def load_task(
         left, right = read_columns(train_path, shared), _in_order(test_path, [id_column, *shared], table[id_column])
         copies = [(left[name].tolist(), right[name].tolist()) for name in shared]
     answers = make_answers(chosen, id_column, targets, table, train, copies, baseline, reference)
-    return Task(id, description, train_path, test_path, answers, dict(meta or {}))
+    return TabularTask(id, description, train_path, test_path, answers, dict(meta or {}))
 
 
 def target_names(target: str | Sequence[str], id_column: str, names: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import readable_name
 from mafrt.envs.dsbench.ground_truth import Answers
-from mafrt.envs.dsbench.scoring import Score, read_score
+from mafrt.envs.dsbench.scoring import SubmissionScore, read_score
 from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
 from mafrt.sandbox.judging import OURS, Undecided, judge, sources
 
@@ -210,14 +210,14 @@ class Bench:
             "copies": None if copies is None else readable_name(str(copies))[:60],
         }
 
-    def score(self, answers: Answers, submission: bytes) -> Score:
+    def score(self, answers: Answers, submission: bytes) -> SubmissionScore:
         """Score of submission.csv."""
         ours = sources(*SCORING)
         given = {"submission.csv": submission, "answers.json": answers.to_json()}
         try:
             return read_score(self._in_room(ours, (SCORING[-1], "score_files", ()), given))
         except Undecided as undecided:
-            return Score(False, f"cannot be read: {undecided}")
+            return SubmissionScore(False, f"cannot be read: {undecided}")
 
     def _judge(self, scripts: Sequence[str], call: Call, given: Mapping[str, bytes]) -> dict[str, Any]:
         return self._in_room(_inside(*scripts), call, given)

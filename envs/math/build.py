@@ -11,7 +11,7 @@ from mafrt.envs.construction import Construction, held_out_note, hold_out, subse
 from mafrt.envs.math.contamination import find_leaks
 from mafrt.envs.math.env import MathEnv
 from mafrt.envs.math.tasks import Task, load_tasks
-from mafrt.envs.mixed import Mixed, named_sets, repeated, weights_of
+from mafrt.envs.mixed import MixedTasks, named_sets, repeated, weights_of
 from mafrt.envs.workflows.config import workflow_options
 
 NAME = "math"
@@ -42,14 +42,14 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 
 
-def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv | Mixed:
+def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv | MixedTasks:
     """The environment on held-out problems; several sets are played side by side, each with a score of its own."""
     sets = settings.get("eval_dataset_path")
     if sets is None or not several(sets):
         return build_env(settings, tasks, team)
     fields = {name: settings.get(name) for name in ("problem_field", "answer_field")}
     loaded = {name: load_sets(source, "test", fields) for name, (source, _) in named_sets(sets).items()}
-    return Mixed({name: build_env(settings, each, team) for name, each in loaded.items()})
+    return MixedTasks({name: build_env(settings, each, team) for name, each in loaded.items()})
 
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv:

@@ -48,7 +48,7 @@ Right = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class MathRules:
-    """The scores of this module for one problem, as workflows ask for them (`mafrt.envs.workflows.state.Rules`)."""
+    """The scores of this module for one problem, as workflows ask for them (`mafrt.envs.workflows.state.TurnRules`)."""
 
     right: Right
     problem: str

@@ -17,7 +17,7 @@ from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.search.questions import Question, load_corpus, load_questions, passages_of
 from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Passage, Retriever
 from mafrt.envs.workflows.config import WorkflowOptions
-from mafrt.envs.workflows.state import Tool
+from mafrt.envs.workflows.state import WorkflowTool
 from mafrt.envs.workflows.task_env import TaskEnv
 
 METRICS = {"em": exact_match, "f1": f1}
@@ -79,7 +79,7 @@ class SearchEnv(TaskEnv):
         options = {"workflow": "search", "horizon": 4, **options}
         super().__init__(team if team is not None else Team.of(("verifier", "search", "answer")), **options)
 
-    def make_tool(self, sandbox: str) -> Tool:
+    def make_tool(self, sandbox: str) -> WorkflowTool:
         if self.workflow.tool != "search":
             return super().make_tool(sandbox)
         given, corpus_path, timeout_s = self._retriever

@@ -20,7 +20,7 @@ from mafrt.envs.search.answers import WHOLE, exact_match, f1, given_answer, ment
 
 @dataclass(frozen=True)
 class SearchRules:
-    """Scores for one question (`mafrt.envs.workflows.state.Rules`)."""
+    """Scores for one question (`mafrt.envs.workflows.state.TurnRules`)."""
 
     golden: Sequence[str]
 

@@ -13,7 +13,7 @@ from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, visible
 from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.workflows.solver_verifier import verdict_of
-from mafrt.envs.workflows.state import TOOL, Key, Rules, TaskState, Workflow
+from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, Workflow
 from mafrt.envs.workflows.views import Said, view, written
 
 VERIFY, SEARCH, ANSWER, DONE = range(4)
@@ -106,7 +106,7 @@ class SearchWorkflow(Workflow):
         searches = sum(name == TOOL for name, _ in state.said)
         return {"searches": float(searches), "undecided": undecided}
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         (name, text), *answered = after.said[len(before.said) :]
         assert isinstance(rules, SearchRules)
         if name == self.names[ANSWER]:

@@ -12,7 +12,7 @@ from mafrt.environment.tool_calls import find_calls, tool_message
 from mafrt.envs.tools.base import ERROR, Called, listed
 from mafrt.envs.tools.registry import make_toolbox
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import TOOL, Key, Rules, TaskState, Tool
+from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool
 from mafrt.envs.workflows.views import written
 
 
@@ -43,7 +43,7 @@ class ToolWorkflow(Chain):
         self.max_steps = horizon * len(self.names) * (tool_turns + 1)
         self.schemas, self.fences = "[]", False
 
-    def make_tool(self, sandbox: str) -> Tool:
+    def make_tool(self, sandbox: str) -> WorkflowTool:
         toolbox = make_toolbox(self.tools, sandbox)
         self.schemas, self.fences = listed(toolbox.schemas()), toolbox.fences
         return toolbox
@@ -75,7 +75,7 @@ class ToolWorkflow(Chain):
         return {"tool_turns": float(len(answers)), "tool_errors": failed / len(answers) if answers else 0.0}
 
     def evidence(
-        self, before: TaskState, after: TaskState, ran: list[Called] | None, rules: Rules
+        self, before: TaskState, after: TaskState, ran: list[Called] | None, rules: TurnRules
     ) -> dict[str, Evidence]:
         (name, _), *answered = after.said[len(before.said) :]
         if not answered or answered[0][0] != TOOL:

@@ -9,7 +9,7 @@ from typing import Any
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
-from mafrt.envs.workflows.state import INCORRECT, JUDGE, Rules, TaskState, Workflow
+from mafrt.envs.workflows.state import INCORRECT, JUDGE, TaskState, TurnRules, Workflow
 from mafrt.envs.workflows.views import VIEWS, Said, views_of, written
 
 
@@ -45,7 +45,7 @@ class Chain(Workflow):
         said = (*state.said, (JUDGE, INCORRECT)) if self.judge_lines else state.said
         return replace(state, said=said, round=played, position=0)
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: TurnRules) -> dict[str, Evidence]:
         """Evidence about the latest turn: an answer, or a plan."""
         name, text = after.said[len(before.said)]
         return {name: Evidence(rules=rules.answer(text) if name in self.answering else rules.plan(text))}

@@ -11,7 +11,7 @@ from mafrt.core.types import Evidence, Message, Observation
 from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import TOOL, Rules, TaskState
+from mafrt.envs.workflows.state import TOOL, TaskState, TurnRules
 from mafrt.envs.workflows.views import written
 
 
@@ -81,7 +81,7 @@ class MathChat(Chain):
             turns=0 if done else state.turns,
         )
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         (name, text), *answered = after.said[len(before.said) :]
         if name != self.executor:
             return super().evidence(before, after, ran, rules)

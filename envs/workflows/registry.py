@@ -53,7 +53,7 @@ WORKFLOWS = Workflows(
         "solver_verifier": "mafrt.envs.workflows.solver_verifier:SolverVerifier",
         "vote": "mafrt.envs.workflows.simultaneous:Vote",
         "debate": "mafrt.envs.workflows.simultaneous:Debate",
-        "summary": "mafrt.envs.workflows.simultaneous:Summary",
+        "summary": "mafrt.envs.workflows.simultaneous:Summarise",
         "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
         "search": "mafrt.envs.search.workflow:SearchWorkflow",
         "tools": "mafrt.envs.tools.workflow:ToolWorkflow",

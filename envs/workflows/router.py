@@ -28,7 +28,7 @@ from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.types import Evidence, Observation
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import Key, Rules, TaskState, latest
+from mafrt.envs.workflows.state import Key, TaskState, TurnRules, latest
 from mafrt.envs.workflows.views import written
 
 END = "end"
@@ -38,7 +38,7 @@ MOST_TEXT = 20_000
 
 
 @dataclass(frozen=True)
-class Rule:
+class Route:
     """Who follows if `says` is found; None: in any case."""
 
     to: str
@@ -51,7 +51,7 @@ class Routes:
 
     start: str
     max_turns: int
-    rules: Mapping[str, tuple[Rule, ...]]
+    rules: Mapping[str, tuple[Route, ...]]
 
     def after(self, speaker: str, text: str) -> str:
         """The next speaker, or `end`."""
@@ -107,7 +107,7 @@ class Router(Chain):
         speaker, text = state.said[-1]
         return {"cut": float(self.routes.after(speaker, text) != END)}
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         name, text = after.said[len(before.said)]
         return {name: Evidence(rules=rules.answer(text) if name in self.answering else rules.plan(text))}
 
@@ -141,13 +141,13 @@ def read_routes(path: str | Path, names: tuple[str, ...]) -> Routes:
         _agent(name, names, f"{where}: routes"): _rules(given, names, f"{where}: {name}")
         for name, given in routes.items()
     }
-    for rule in [Rule(start), *(rule for some in rules.values() for rule in some)]:
+    for rule in [Route(start), *(rule for some in rules.values() for rule in some)]:
         if rule.to != END and rule.to not in rules:
             raise ConfigError(f"{where}: {rule.to} may speak and has no route; add one, such as `{rule.to}: end`")
     return Routes(start, turns, rules)
 
 
-def _rules(given: Any, names: tuple[str, ...], where: str) -> tuple[Rule, ...]:
+def _rules(given: Any, names: tuple[str, ...], where: str) -> tuple[Route, ...]:
     entries = given if isinstance(given, list) else [{"to": given}]
     rules = []
     for entry in entries:
@@ -158,7 +158,7 @@ def _rules(given: Any, names: tuple[str, ...], where: str) -> tuple[Rule, ...]:
             pattern = None if says is None else re.compile(str(says), re.IGNORECASE)
         except re.error as error:
             raise ConfigError(f"{where}: {says!r} is no regular expression ({error})") from error
-        rules.append(Rule(_agent(entry["to"], (*names, END), where), pattern))
+        rules.append(Route(_agent(entry["to"], (*names, END), where), pattern))
     return tuple(rules)
 
 

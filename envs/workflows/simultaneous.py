@@ -10,7 +10,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation
 from mafrt.environment.python_tool import Ran
-from mafrt.envs.workflows.state import Key, Rules, TaskState, Workflow, latest
+from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow, latest
 from mafrt.envs.workflows.views import written
 
 
@@ -86,7 +86,7 @@ class Debate(Workflow):
             "kept": sum(key(first[name]) == keys[name] for name in keys) / len(keys),
         }
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         return {name: Evidence(rules=rules.answer(text)) for name, text in after.said[len(before.said) :]}
 
 
@@ -110,7 +110,7 @@ class Mixture(Debate):
         super().__init__(team, horizon, judge_lines, judge=True)
 
 
-class Summary(Mixture):
+class Summarise(Mixture):
     """All but the last agent answer at once, without seeing each other; the last one reads all and answers."""
 
     def __init__(self, team: Team, horizon: int = 1, judge_lines: bool = True) -> None:

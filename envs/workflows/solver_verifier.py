@@ -11,7 +11,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import Rules, TaskState
+from mafrt.envs.workflows.state import TaskState, TurnRules
 
 _VERDICT = re.compile(r"\bverdict\W{0,5}(approve|reject)", re.IGNORECASE)
 
@@ -49,7 +49,7 @@ class SolverVerifier(Chain):
     def judged(self, state: TaskState, score: float) -> TaskState:
         return replace(state, round=state.round + 1, over=True)
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         name, text = after.said[len(before.said)]
         if name != self.names[-1]:
             return super().evidence(before, after, ran, rules)

@@ -39,7 +39,7 @@ class TaskState:
     """A program to run, or a query to search for, before the next turn."""
 
 
-class Tool(Protocol):
+class WorkflowTool(Protocol):
     """Answers what a workflow leaves in `TaskState.pending`."""
 
     def run(self, text: str) -> Any:
@@ -50,7 +50,7 @@ class Tool(Protocol):
         ...
 
 
-class EpisodeTool(Tool):
+class EpisodeTool(WorkflowTool):
     """A tool with a state of its own in each episode."""
 
     def fresh(self) -> EpisodeTool:
@@ -62,7 +62,7 @@ class EpisodeTool(Tool):
         raise NotImplementedError
 
 
-class Rules(Protocol):
+class TurnRules(Protocol):
     """Scores of turns by rules, as the task source has them; None where only the outcome can tell."""
 
     def right(self, text: str) -> bool:
@@ -102,7 +102,7 @@ class Workflow:
         self.max_steps = getattr(type(self), "max_steps", None) or horizon * len(self.names)
         """most steps that an episode can take"""
 
-    def make_tool(self, sandbox: str) -> Tool:
+    def make_tool(self, sandbox: str) -> WorkflowTool:
         """The tool that answers `state.pending`.
 
         Raises:
@@ -147,7 +147,7 @@ class Workflow:
         """Further numbers of a finished episode, averaged over episodes in evaluations."""
         return {}
 
-    def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: Rules) -> dict[str, Evidence]:
+    def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: TurnRules) -> dict[str, Evidence]:
         """Evidence about the turns between two states (agent -> evidence), for `--coach rules`.
 
         By default answers are scored as answers, and other turns by the team's result. An agent whose evidence has no

@@ -13,7 +13,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.registry import make_workflow
-from mafrt.envs.workflows.state import EpisodeTool, Rules, TaskState, Tool
+from mafrt.envs.workflows.state import EpisodeTool, TaskState, TurnRules, WorkflowTool
 
 E = TypeVar("E", bound="TaskEnv")
 REWARDS = ("outcome_only", "last", "each")
@@ -57,7 +57,7 @@ class TaskEnv(Env):
 
     spawn = spawn_sharing
 
-    def make_tool(self, sandbox: str) -> Tool:
+    def make_tool(self, sandbox: str) -> WorkflowTool:
         """The tool of the workflow. A task source may bring one. Raises as `Workflow.make_tool`."""
         return self.workflow.make_tool(sandbox)
 
@@ -85,7 +85,7 @@ class TaskEnv(Env):
         """The answer that a text gives, in a form in which equal answers are equal; None if it gives none."""
         raise NotImplementedError
 
-    def rules(self) -> Rules:
+    def rules(self) -> TurnRules:
         """Scores of turns by rules, for the present task."""
         raise NotImplementedError
 

@@ -42,7 +42,7 @@ class Group:
     version: int
 
     def open(self) -> list[int]:
-        """Descriptors for `mafrt.sandbox.inside.group.Group`: memory limit, out-of-memory events, member lists."""
+        """Descriptors for `inside.group.ControlGroup`: memory limit, out-of-memory events, member lists."""
         limit, events = ("memory.max", "memory.events") if self.version == 2 else _V1_FILES
         paths = [(self.folders[0] / limit, os.O_WRONLY), (self.folders[0] / events, os.O_RDONLY)]
         paths += [(folder / "cgroup.procs", os.O_WRONLY) for folder in self.folders]

@@ -22,7 +22,7 @@ from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import place_adapters
 from mafrt.runners.identity import describe_run, refuse_changes
-from mafrt.runners.loop import IterationResult, Loop, Progress, Summary
+from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary
 from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
@@ -104,7 +104,7 @@ class Offline:
         if resume is not None:
             self._restore(resume)
 
-    def run(self) -> Summary:
+    def run(self) -> RunSummary:
         """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
         with StopRequest() as stop:
             everything = [*self._all(), *self.held_out]

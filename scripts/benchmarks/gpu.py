@@ -17,7 +17,7 @@ import torch
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import capacity, models, parity, quickstart, roofline, speed
-from mafrt.scripts.benchmarks._gpu.stages import Stage, run_stages
+from mafrt.scripts.benchmarks._gpu.stages import GpuStage, run_stages
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stages(args: argparse.Namespace) -> list[Stage]:
+def _stages(args: argparse.Namespace) -> list[GpuStage]:
     small, device = args.small, args.device
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
@@ -55,10 +55,10 @@ def _stages(args: argparse.Namespace) -> list[Stage]:
     base_of = PresentBase(device, dtype)
     dtypes = (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16)
     stages = [
-        Stage("limits", 5, lambda: vars(limit())),
-        Stage("parity", 10, lambda: parity.check(device, dtypes)),
-        Stage("quantised", 10, lambda: parity.quantised(device)),
-        Stage(
+        GpuStage("limits", 5, lambda: vars(limit())),
+        GpuStage("parity", 10, lambda: parity.check(device, dtypes)),
+        GpuStage("quantised", 10, lambda: parity.quantised(device)),
+        GpuStage(
             "quickstart",
             20 if small else 120,
             lambda: quickstart.learn(device, 1 if small else 30, 8 if small else 200),
@@ -85,7 +85,7 @@ class PresentBase:
         return self._base
 
 
-def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], small: bool) -> list[Stage]:
+def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], small: bool) -> list[GpuStage]:
     shape, seconds = models.NAMES[name], 5 if small else 45
     sizes: dict[str, Any] = {"adapters": (1, 4, 16), "rows": (16, 64, 256), "contexts": (128, 1024), "steps": 32}
     tokens: dict[str, Any] = {"adapters": (1, 4, 16), "tokens": (512, 2048)}
@@ -93,10 +93,10 @@ def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roof
         sizes = {"adapters": (2,), "rows": (4,), "contexts": (16,), "steps": 4}
         tokens = {"adapters": (2,), "tokens": (64,)}
     return [
-        Stage(f"decode {name}", seconds, lambda: speed.decode(base_of(name), shape, limit(), **sizes)),
-        Stage(f"update {name}", seconds, lambda: speed.update(base_of(name), shape, limit(), **tokens)),
-        Stage(f"kernels {name}", seconds / 2, lambda: speed.kernels(base_of(name), shape)),
-        Stage(f"agents {name}", seconds / 2, lambda: capacity.agents_that_fit(base_of(name), shape, (16, 24))),
+        GpuStage(f"decode {name}", seconds, lambda: speed.decode(base_of(name), shape, limit(), **sizes)),
+        GpuStage(f"update {name}", seconds, lambda: speed.update(base_of(name), shape, limit(), **tokens)),
+        GpuStage(f"kernels {name}", seconds / 2, lambda: speed.kernels(base_of(name), shape)),
+        GpuStage(f"agents {name}", seconds / 2, lambda: capacity.agents_that_fit(base_of(name), shape, (16, 24))),
     ]
 
 

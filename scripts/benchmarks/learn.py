@@ -27,7 +27,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.scripts.benchmarks._measure import machine
 
 if TYPE_CHECKING:
-    from mafrt.runners.loop import Summary
+    from mafrt.runners.loop import RunSummary
 
 GROUP = 8
 """samples per task for rules that compare them"""
@@ -74,7 +74,7 @@ def task_of(rule: str) -> str:
     return next((task for kind, task in TASK_OF.items() if isinstance(chosen, kind)), "chain")
 
 
-def whole_or_nothing(summary: Summary, iterations: int) -> None:
+def whole_or_nothing(summary: RunSummary, iterations: int) -> None:
     """Raise MafrtError if a run was stopped early: a partial run is no result."""
     if summary.stopped_by is not None:
         raise MafrtError(

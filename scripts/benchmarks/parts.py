@@ -40,7 +40,7 @@ DEAD = 1e-12
 
 
 @dataclass(frozen=True)
-class Part:
+class RulePart:
     """One part of a rule, its task, and the settings with and without it."""
 
     name: str
@@ -63,9 +63,11 @@ SIX_TEXT = "6 agents at once, told only their mean"
 PARTS = {
     part.name: part
     for part in (
-        Part("ppo: critic", SWAYED_TEXT, SWAYED, {"algorithm": "ppo"}, {"critic_lr": 3e-3}, {"critic_lr": DEAD}),
-        Part("mappo: critic", SWAYED_TEXT, SWAYED, {"algorithm": "mappo"}, {"critic_lr": 3e-3}, {"critic_lr": DEAD}),
-        Part(
+        RulePart("ppo: critic", SWAYED_TEXT, SWAYED, {"algorithm": "ppo"}, {"critic_lr": 3e-3}, {"critic_lr": DEAD}),
+        RulePart(
+            "mappo: critic", SWAYED_TEXT, SWAYED, {"algorithm": "mappo"}, {"critic_lr": 3e-3}, {"critic_lr": DEAD}
+        ),
+        RulePart(
             "reinforce_pp_baseline: mean of the problem",
             SWAYED_TEXT,
             SWAYED,
@@ -73,7 +75,7 @@ PARTS = {
             {"algorithm": "reinforce_pp_baseline", "n_samples": 8},
             {"algorithm": "reinforce_pp"},
         ),
-        Part(
+        RulePart(
             "reward of each turn",
             "8 turns; each paid by itself, or their mean at the end",
             LONG,
@@ -81,7 +83,7 @@ PARTS = {
             {"outcome_weight": 0.0},
             {"reward_weight": 0.0, "outcome_to": "all"},
         ),
-        Part(
+        RulePart(
             "gigpo: turns from the same state",
             "8 turns, each paid by itself",
             LONG,
@@ -89,7 +91,7 @@ PARTS = {
             {"step_weight": 1.0},
             {"step_weight": 0.0},
         ),
-        Part(
+        RulePart(
             "dapo: fresh tasks for flat groups",
             "4 turns; in 6 of 8 boxes every word is right",
             {**CHAIN, "fixed": 6},
@@ -97,7 +99,7 @@ PARTS = {
             {"dynamic_sampling_rounds": 4},
             {"dynamic_sampling_rounds": 0},
         ),
-        Part(
+        RulePart(
             "vdn: values of the agents",
             SIX_TEXT,
             SIX,
@@ -106,7 +108,7 @@ PARTS = {
             {"critic_lr": DEAD},
             iterations=30,
         ),
-        Part(
+        RulePart(
             "qmix: mixer",
             SIX_TEXT,
             SIX,
@@ -139,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure_part(part: Part, seeds: Sequence[int], iterations: int | None) -> dict[str, Any]:
+def _measure_part(part: RulePart, seeds: Sequence[int], iterations: int | None) -> dict[str, Any]:
     rounds = part.iterations if iterations is None else iterations
     scores = {
         side: [score(part, {**part.settings, **own}, seed, rounds) for seed in seeds]
@@ -157,7 +159,7 @@ def _measure_part(part: Part, seeds: Sequence[int], iterations: int | None) -> d
     }
 
 
-def score(part: Part, settings: Mapping[str, Any], seed: int, iterations: int) -> float:
+def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: int) -> float:
     """Share of right words after training with these settings."""
     world = Words(**part.world)
     agents = team(len(world.agents))

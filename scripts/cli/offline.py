@@ -24,7 +24,7 @@ from mafrt.storage.run_record import RunRecord
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.loop import Summary
+    from mafrt.runners.loop import RunSummary
     from mafrt.runners.offline.dataset import Answer, Record
     from mafrt.runners.offline.replay import Episodes, RecordedTurn
     from mafrt.runners.offline.sft import RecordRule
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RecordSettings:
+class OfflineSettings:
     """Training records."""
 
     records_path: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class KeepSettings:
     """also keep every checkpoint whose step is a multiple of this; 0: none"""
 
 
-OFFLINE = (RecordSettings, PassSettings, AdapterSettings, ModelSettings, PlaceSettings, KeepSettings)
+OFFLINE = (OfflineSettings, PassSettings, AdapterSettings, ModelSettings, PlaceSettings, KeepSettings)
 TO_CONFIG = (PassSettings, AdapterSettings, KeepSettings)
 
 
@@ -202,7 +202,7 @@ def read(settings: Settings, task: OfflineTask) -> OfflineData:
     from mafrt.runners.offline.dataset import read_answers
     from mafrt.runners.offline.replay import holds_tokens, read_episodes
 
-    data, team = settings.make(RecordSettings), load_team(settings)
+    data, team = settings.make(OfflineSettings), load_team(settings)
     if not data.records_path and not data.episodes_path:
         raise ConfigError("There is nothing to learn from; name files by --records_path, or runs by --episodes_path.")
     answers = read_answers(data.records_path, task.fields, team)
@@ -231,7 +231,7 @@ def encode(
     from mafrt.runners.offline.next_states import next_states
     from mafrt.runners.offline.replay import recorded_turns
 
-    data, tokenizer = settings.make(RecordSettings), base.tokenizer
+    data, tokenizer = settings.make(OfflineSettings), base.tokenizer
     window = check_window(data.context_window, base.context_window)
     turns: list[RecordedTurn] = []
     states: list[Record] = []
@@ -296,7 +296,7 @@ def _report_line(path: Path, counts: Mapping[str, int], turns: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _close(command: Command, summary: Summary, team: Team, run_dir: Path) -> int:
+def _close(command: Command, summary: RunSummary, team: Team, run_dir: Path) -> int:
     from mafrt.runners.offline.runner import ADAPTERS
     from mafrt.storage import report
 

@@ -15,7 +15,7 @@ from mafrt.storage.report import aligned
 
 
 @dataclass(frozen=True)
-class Seat:
+class TeamRow:
     """One adapter on its base."""
 
     adapter: str
@@ -30,7 +30,7 @@ class Seat:
         return adapter_weights(self.shape, Use(rank=self.lora.rank, targets=self.lora.targets))
 
 
-def seats_of(team: Team, model: str, rank: int) -> list[Seat]:
+def seats_of(team: Team, model: str, rank: int) -> list[TeamRow]:
     """The adapters of a team, each with its base. Raises ConfigError for a base whose size is not known."""
     seats = []
     for adapter, name in models_of(team, model).items():
@@ -43,7 +43,7 @@ def seats_of(team: Team, model: str, rank: int) -> list[Seat]:
                 f"{', '.join(shape.linears)}"
             )
         learns = not all(agent.freeze for agent in agents)
-        seats.append(Seat(adapter, name, shape, lora, tuple(agent.name for agent in agents), learns))
+        seats.append(TeamRow(adapter, name, shape, lora, tuple(agent.name for agent in agents), learns))
     return seats
 
 
@@ -68,7 +68,7 @@ def team_table(team: Team, model: str, use: Use) -> str:
     return "\n".join([title, *aligned(rows), "", "GB on one GPU in bf16:", *aligned(_memory(seats, names, use))])
 
 
-def _memory(seats: Sequence[Seat], names: Sequence[str], use: Use) -> list[tuple[str, ...]]:
+def _memory(seats: Sequence[TeamRow], names: Sequence[str], use: Use) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("base", "agents", "parameters", "base", "adapters", "activations", "keys, values", "peak")
     ]

@@ -25,7 +25,7 @@ from mafrt.scripts.cli.settings import train_config
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
-    from mafrt.runners.loop import Progress, Summary
+    from mafrt.runners.loop import Progress, RunSummary
     from mafrt.storage.load_path import Loadable
 
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
@@ -210,7 +210,7 @@ def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
     return run is not None and run_dir.exists() and run_dir.samefile(run)
 
 
-def close(command: Command, summary: Summary, team: Team, seed: int, run_dir: Path) -> int:
+def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir: Path) -> int:
     """Write summary.json and print the table, or the command that resumes a stopped run."""
     from mafrt.storage import report
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from mafrt import __version__
 from mafrt.config.team import Team
-from mafrt.scripts.exporting.scores import Score
+from mafrt.scripts.exporting.scores import EvaluationScore
 from mafrt.scripts.reporting.run_data import RunData
 
 
@@ -23,7 +23,7 @@ class Export:
     """adapter -> name of its base as the run or the team file named it"""
     step: int
     """iterations of training"""
-    scores: Sequence[Score]
+    scores: Sequence[EvaluationScore]
     ranks: Mapping[str, int]
     """adapter -> rank"""
     serve: str

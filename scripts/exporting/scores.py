@@ -12,7 +12,7 @@ from mafrt.storage.transcript_files import read_transcript, transcript_files
 
 
 @dataclass(frozen=True)
-class Score:
+class EvaluationScore:
     """A score on held-out tasks."""
 
     name: str
@@ -30,7 +30,7 @@ class Score:
         return f"{self.value:.3f} ({self.interval[0]:.3f} to {self.interval[1]:.3f})"
 
 
-def last_scores(run: RunData, iteration: int) -> list[Score]:
+def last_scores(run: RunData, iteration: int) -> list[EvaluationScore]:
     """The scores of the newest evaluation up to `iteration`, and none if there was no evaluation."""
     rows = [row for row, done in enumerate(run.evaluations.iterations) if done <= iteration]
     if not rows:
@@ -44,7 +44,7 @@ def last_scores(run: RunData, iteration: int) -> list[Score]:
             continue
         kind = "greedy" if name == "eval/greedy" else "sampled"
         means = task_means(run.path, done, kind)
-        found.append(Score(name, done, value, interval(means), len(means) or None))
+        found.append(EvaluationScore(name, done, value, interval(means), len(means) or None))
     return found
 
 

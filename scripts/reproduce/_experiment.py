@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Run:
+class SeedRun:
     """One arm with one seed."""
 
     before: float
@@ -102,7 +102,7 @@ def train(
     team: Team | None = None,
     held_out: Env | None = None,
     **settings: Any,
-) -> Run:
+) -> SeedRun:
     """Train a team once, evaluated on held-out problems before and after; by default Reasoner -> Actor, a chain."""
     from mafrt.config.team import Team
     from mafrt.core.signals import StopRequest
@@ -116,7 +116,7 @@ def train(
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
     held_out = held_out or MathEnv(team=team, split="test")
-    result = Run(worth(runner, held_out, args.tasks, seed), 0.0, runner=runner)
+    result = SeedRun(worth(runner, held_out, args.tasks, seed), 0.0, runner=runner)
 
     def keep(progress: Progress) -> None:
         result.metrics.append(dict(progress.metrics))
@@ -152,10 +152,10 @@ def report(args: argparse.Namespace, name: str, claim: str, table: str, figure: 
 
 
 def compare(
-    args: argparse.Namespace, arms: Mapping[str, Callable[[int], Run]], of: str = "score"
-) -> tuple[dict[str, list[Run]], dict[str, list[list[float]]]]:
+    args: argparse.Namespace, arms: Mapping[str, Callable[[int], SeedRun]], of: str = "score"
+) -> tuple[dict[str, list[SeedRun]], dict[str, list[list[float]]]]:
     """Run every arm with every seed; returns the runs, and per arm the metric `of` over iterations."""
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[SeedRun]] = {}
     for name, make in arms.items():
         runs[name] = []
         for seed in args.seeds:
@@ -166,7 +166,7 @@ def compare(
     return runs, {name: [[m[of] for m in run.metrics] for run in arm_runs] for name, arm_runs in runs.items()}
 
 
-def before_after(runs: Mapping[str, Sequence[Run]]) -> str:
+def before_after(runs: Mapping[str, Sequence[SeedRun]]) -> str:
     """A Markdown table of the arms: held-out score before and after, mean and range over the seeds."""
     lines = ["| arm | seeds | before | after |", "|---|---|---|---|"]
     lines += [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from mafrt.scripts.reproduce._experiment import Run, before_after, compare, parse, report, train
+from mafrt.scripts.reproduce._experiment import SeedRun, before_after, compare, parse, report, train
 from mafrt.scripts.reproduce._figure import curves
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             team = team_of(prompts)
             options = options | ({"routes": routes.name} if workflow == "router" else {})
 
-            def run(seed: int) -> Run:
+            def run(seed: int) -> SeedRun:
                 env, held_out = (
                     MathEnv(team=team, workflow=workflow, split=split, **options) for split in ("train", "test")
                 )

@@ -37,7 +37,7 @@ Said = Callable[[str], None]
 """Takes a piece of a reply's text that is ready before the whole reply."""
 
 
-class Answers(Protocol):
+class ChatModels(Protocol):
     """The side of a server that has the models. Methods run in the server's thread and must return at once."""
 
     def models(self, key: str) -> list[str]:
@@ -78,7 +78,7 @@ class ChatServer:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: ChatModels,
         *,
         host: str = "127.0.0.1",
         port: int = 0,

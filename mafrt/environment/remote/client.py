@@ -19,7 +19,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.contract import checked_reset, checked_step
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote.messages import pack_actions, unpack_failure, unpack_reset, unpack_result
-from mafrt.environment.remote.pool import LostError, Seat, Servers
+from mafrt.environment.remote.pool import LostError, Servers, ServerSession
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class RemoteEnv(Env):
 
     def _begin(self) -> None:
         """No session and no episode yet."""
-        self._seats: list[Seat] = []  # at most one; a list, so that the finaliser sees the last one
+        self._seats: list[ServerSession] = []  # at most one; a list, so that the finaliser sees the last one
         self._seed, self._task = 0, None
         self._first: dict[str, Observation] | None = None
         self._steps: list[tuple[dict[str, str], StepResult]] = []
@@ -145,7 +145,7 @@ class RemoteEnv(Env):
             raise LostError(seat.server.address) from None
 
 
-def _leave(servers: Servers, seats: list[Seat]) -> None:
+def _leave(servers: Servers, seats: list[ServerSession]) -> None:
     while seats:
         servers.leave(seats.pop())
 

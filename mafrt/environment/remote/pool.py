@@ -58,7 +58,7 @@ class Server:
 
 
 @dataclass(eq=False)
-class Seat:
+class ServerSession:
     """A session on a server."""
 
     server: Server
@@ -85,7 +85,7 @@ class Servers:
         token = os.environ.get(TOKEN)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = threading.RLock()
-        self._dropped: deque[Seat] = deque()
+        self._dropped: deque[ServerSession] = deque()
         self.servers: dict[str, Server] = {}
         self.description: pb.Description | None = None
         self._set(addresses if self._file is None else self._listed())
@@ -162,7 +162,7 @@ class Servers:
 
     # ----------------------------------------------------------------------------------------------------- sessions
 
-    def sit(self, held_out: bool) -> Seat:
+    def sit(self, held_out: bool) -> ServerSession:
         """A session on the least busy server.
 
         Raises:
@@ -193,7 +193,7 @@ class Servers:
                     continue
                 with self._lock:
                     server.open += 1
-                return Seat(server, reply.id)
+                return ServerSession(server, reply.id)
             if time.monotonic() >= until:
                 told = "; ".join(f"{server.address}: {server.why}" for server in self.servers.values())
                 raise EnvDownError(f"no environment server is left ({told}); start them again, and go on with the run")
@@ -212,7 +212,7 @@ class Servers:
         except (OSError, EnvError) as error:
             log.warning("the servers stay as they are: %s", error)
 
-    def call(self, seat: Seat, method: str, request: Any) -> Any:
+    def call(self, seat: ServerSession, method: str, request: Any) -> Any:
         """A call of a session. Raises LostError if the session is gone, with its server or without it."""
         self._reread()
         server = seat.server
@@ -227,11 +227,11 @@ class Servers:
         server.failures = 0
         return reply
 
-    def distrust(self, seat: Seat, why: str) -> None:
+    def distrust(self, seat: ServerSession, why: str) -> None:
         """Set a server aside whose reply breaks the protocol or the contract."""
         self._aside(seat.server, why)
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: ServerSession) -> None:
         """Give a session up; its server is told before the next one is opened. Safe in a finaliser."""
         self._dropped.append(seat)
 

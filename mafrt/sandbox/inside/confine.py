@@ -98,7 +98,7 @@ class Room:
         """It goes with its namespace."""
 
 
-class Rules:
+class Landlocked:
     """No namespaces: another user if we are root, Landlock, and a stricter filter."""
 
     alone = False

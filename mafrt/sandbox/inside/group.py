@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from . import limits
 
 
-class Group:
+class ControlGroup:
     """Descriptors of one control group. The snippet's own process never holds them."""
 
     def __init__(self, name: str, descriptors: Sequence[int]) -> None:

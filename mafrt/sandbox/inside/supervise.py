@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from . import frames, limits, snippet, watch, workdir
 from .confine import UNPRIVILEGED_ID, Confinement
-from .group import Group
+from .group import ControlGroup
 from .output import Kept
 
 SETTLE_S = 30.0
@@ -37,7 +37,7 @@ class Lane:
 
 
 @dataclass
-class Run:
+class RunningSnippet:
     """State of a running snippet."""
 
     pid: int
@@ -47,7 +47,7 @@ class Run:
     shared: int
     """Bytes of memory that it was born with."""
     workdir: str
-    group: Group | None = None
+    group: ControlGroup | None = None
     """None where there are no control groups."""
     notes: bytes = b""
     started: float | None = None
@@ -62,7 +62,7 @@ class Run:
         return list(self.streams.values())
 
 
-def supervise(line: socket.socket, confinement: Confinement, group: Group | None = None) -> None:
+def supervise(line: socket.socket, confinement: Confinement, group: ControlGroup | None = None) -> None:
     """Get everything ready, wait on `line` for the trainer's connection, serve one request, end.
 
     The snippet's process is forked before there is a request, which takes that time out of every request.
@@ -88,7 +88,7 @@ def supervise(line: socket.socket, confinement: Confinement, group: Group | None
                     confinement,
                     place,
                     lane,
-                    Run(pid, lane.note, {lane.out: Kept(), lane.err: Kept()}, lane.shared, place, group),
+                    RunningSnippet(pid, lane.note, {lane.out: Kept(), lane.err: Kept()}, lane.shared, place, group),
                 )
     finally:
         if place:
@@ -111,7 +111,7 @@ def _fork(confinement: Confinement, place: str) -> tuple[Lane, int]:
     return Lane(ours, out[0], err[0], note[0], shared), pid
 
 
-def _serve(connection: socket.socket, confinement: Confinement, place: str, lane: Lane, run: Run) -> None:
+def _serve(connection: socket.socket, confinement: Confinement, place: str, lane: Lane, run: RunningSnippet) -> None:
     request = frames.receive(connection)
     handed = {name: frames.receive_bytes(connection, size) for name, size in request["files"]}
     owner = None if confinement.alone or os.getuid() else UNPRIVILEGED_ID
@@ -142,7 +142,9 @@ def _serve(connection: socket.socket, confinement: Confinement, place: str, lane
     _reply(connection, run, request["fetch"], handed)
 
 
-def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeout_s: float, memory: int) -> None:
+def _follow(
+    run: RunningSnippet, connection: socket.socket, confinement: Confinement, timeout_s: float, memory: int
+) -> None:
     """Until the snippet's main process has ended, or must be."""
     every = limits.WATCH_EVERY_S if run.group is not None else limits.WATCH_MORE_OFTEN_S
     ended = os.pidfd_open(run.pid)
@@ -181,7 +183,7 @@ def _follow(run: Run, connection: socket.socket, confinement: Confinement, timeo
     os.close(ended)
 
 
-def _notice_start(run: Run, connection: socket.socket) -> bool:
+def _notice_start(run: RunningSnippet, connection: socket.socket) -> bool:
     """Whether the walls are up and the code runs; the trainer is told."""
     if run.started is None and len(run.notes) >= snippet.READY.size:
         ready, moment = snippet.READY.unpack_from(run.notes)
@@ -191,7 +193,7 @@ def _notice_start(run: Run, connection: socket.socket) -> bool:
     return run.started is not None
 
 
-def _look(run: Run, confinement: Confinement, memory: int) -> None:
+def _look(run: RunningSnippet, confinement: Confinement, memory: int) -> None:
     """Is all of it together within its bounds?"""
     pids = watch.processes(confinement.alone)
     together = f"ended: its processes together had more than {memory // limits.MIB} MiB"
@@ -204,7 +206,7 @@ def _look(run: Run, confinement: Confinement, memory: int) -> None:
         run.verdict, run.why = "killed", f"ended: {fault}"
 
 
-def _read(run: Run, source: int) -> bool:
+def _read(run: RunningSnippet, source: int) -> bool:
     """Read the available bytes of a pipe; False at its end."""
     try:
         data = os.read(source, 65536)
@@ -214,7 +216,7 @@ def _read(run: Run, source: int) -> bool:
     return bool(data)
 
 
-def _read_note(run: Run) -> bool:
+def _read_note(run: RunningSnippet) -> bool:
     try:
         data = os.read(run.note, 1024)
     except BlockingIOError:
@@ -223,7 +225,7 @@ def _read_note(run: Run) -> bool:
     return bool(data)
 
 
-def _end_all(confinement: Confinement, run: Run | None = None) -> None:
+def _end_all(confinement: Confinement, run: RunningSnippet | None = None) -> None:
     """End whatever is left of the snippet, and wait until it is gone."""
     while True:
         pids = [] if confinement.alone else watch.processes(alone=False)
@@ -245,7 +247,7 @@ def _end_all(confinement: Confinement, run: Run | None = None) -> None:
             return
 
 
-def _drain(run: Run) -> None:
+def _drain(run: RunningSnippet) -> None:
     """The rest of the output; the pipes hold little, and their writers have ended."""
     for source in run.streams:
         while True:
@@ -255,7 +257,7 @@ def _drain(run: Run) -> None:
     _read_note(run)
 
 
-def _reply(connection: socket.socket, run: Run, wanted: list[str], handed: dict[str, bytes]) -> None:
+def _reply(connection: socket.socket, run: RunningSnippet, wanted: list[str], handed: dict[str, bytes]) -> None:
     fetched = _gather(run.workdir, wanted, handed)
     status, code = _outcome(run)
     out, err = (kept.bytes() for kept in run.kept)
@@ -284,7 +286,7 @@ def _gather(place: str, wanted: list[str], handed: dict[str, bytes]) -> workdir.
         return none
 
 
-def _outcome(run: Run) -> tuple[str, int | None]:
+def _outcome(run: RunningSnippet) -> tuple[str, int | None]:
     """Status and exit code, from how the kernel says it ended."""
     if run.verdict is not None:
         return run.verdict, None

@@ -56,7 +56,7 @@ class Fetched:
             except FileNotFoundError:
                 self.missing.append(name)
                 return
-            except Refused as error:
+            except RefusedFile as error:
                 why = str(error)
             except OSError as error:
                 why = f"cannot be read: {error.strerror}"
@@ -68,7 +68,7 @@ class Fetched:
         self.refuse(name, why)
 
 
-class Refused(Exception):
+class RefusedFile(Exception):
     """There is something of this name, and it will not be read."""
 
 
@@ -157,25 +157,25 @@ def _read(workdir: str, name: str, room: int) -> bytes:
             try:
                 inner = os.open(folder, _FOLDER, dir_fd=place)
             except NotADirectoryError:
-                raise Refused(f"{folder!r} is not a folder, or is a link") from None
+                raise RefusedFile(f"{folder!r} is not a folder, or is a link") from None
             except OSError as error:
-                raise Refused(f"{folder!r} is a link") if error.errno == 40 else error from None
+                raise RefusedFile(f"{folder!r} is a link") if error.errno == 40 else error from None
             os.close(place)
             place = inner
         kind = os.stat(last, dir_fd=place, follow_symlinks=False).st_mode
         if stat.S_ISLNK(kind):
-            raise Refused("a symbolic link")
+            raise RefusedFile("a symbolic link")
         if not stat.S_ISREG(kind):
-            raise Refused("a folder" if stat.S_ISDIR(kind) else "not a regular file")
+            raise RefusedFile("a folder" if stat.S_ISDIR(kind) else "not a regular file")
         file = os.open(last, _FILE, dir_fd=place)
     finally:
         os.close(place)
     with open(file, "rb") as opened:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
-            raise Refused("not a regular file")
+            raise RefusedFile("not a regular file")
         if about.st_size > limits.FETCH_FILE_MIB * limits.MIB:
-            raise Refused(f"{about.st_size} bytes; at most {limits.FETCH_FILE_MIB} MiB are taken")
+            raise RefusedFile(f"{about.st_size} bytes; at most {limits.FETCH_FILE_MIB} MiB are taken")
         if about.st_size > room:
-            raise Refused(f"all files together have more than {limits.FETCH_TOTAL_MIB} MiB")
+            raise RefusedFile(f"all files together have more than {limits.FETCH_TOTAL_MIB} MiB")
         return opened.read(about.st_size)

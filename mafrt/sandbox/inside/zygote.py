@@ -20,8 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from . import frames, libc, pages, supervise, warm
-from .confine import UNPRIVILEGED_ID, Confinement, Room, Rules
-from .group import Group
+from .confine import UNPRIVILEGED_ID, Confinement, Landlocked, Room
+from .group import ControlGroup
 from .limits import SPARE
 
 
@@ -53,7 +53,7 @@ def main(tier: str, control_fd: int, libraries: bool, grouped: bool) -> None:
     os.closerange(control_fd + 1, 65536)
     control = socket.socket(fileno=control_fd)
     try:
-        confinement: Confinement = Rules() if tier == "degraded" else _enter_room()
+        confinement: Confinement = Landlocked() if tier == "degraded" else _enter_room()
         versions = warm.up() if libraries else {}
     except Exception as error:
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()[:60000])
@@ -89,7 +89,7 @@ def _mounts_below(prefix: str) -> list[str]:
 def _serve(control: socket.socket, confinement: Confinement, grouped: bool) -> None:
     children: dict[int, Child] = {}
     spare: list[Child] = []
-    groups: deque[Group] = deque()
+    groups: deque[ControlGroup] = deque()
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -113,7 +113,7 @@ def _serve(control: socket.socket, confinement: Confinement, grouped: bool) -> N
             message = json.loads(data)
             if grouped:
                 fresh = descriptors if message["end_after_s"] is None else descriptors[1:]
-                groups.append(Group(message["group"], fresh))
+                groups.append(ControlGroup(message["group"], fresh))
             if message["end_after_s"] is None:
                 continue
             try:
@@ -150,7 +150,7 @@ def _assign(child: Child, descriptor: int, end_after_s: float) -> None:
     child.line, child.until = None, time.monotonic() + end_after_s
 
 
-def _fork(confinement: Confinement, groups: deque[Group]) -> Child:
+def _fork(confinement: Confinement, groups: deque[ControlGroup]) -> Child:
     """A supervisor, getting ready; it takes the first of the control groups along."""
     ours, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     group = groups.popleft() if groups else None

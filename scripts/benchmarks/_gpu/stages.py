@@ -13,7 +13,7 @@ from mafrt.core.atomic_files import save_json
 
 
 @dataclass(frozen=True)
-class Stage:
+class GpuStage:
     """One part of the check."""
 
     name: str
@@ -23,7 +23,7 @@ class Stage:
     """Returns a JSON-able result. An exception is the stage's failure, and the next stage goes on."""
 
 
-def run_stages(stages: Sequence[Stage], minutes: float, output: Path | None) -> dict[str, Any]:
+def run_stages(stages: Sequence[GpuStage], minutes: float, output: Path | None) -> dict[str, Any]:
     """Results by stage: `{"state": "ok" | "failed" | "left out", "seconds": ..., "result" or "why": ...}`."""
     ends, found = time.monotonic() + 60 * minutes, dict[str, Any]()
     for stage in stages:
@@ -38,7 +38,7 @@ def run_stages(stages: Sequence[Stage], minutes: float, output: Path | None) -> 
     return found
 
 
-def _run(stage: Stage) -> dict[str, Any]:
+def _run(stage: GpuStage) -> dict[str, Any]:
     started = time.monotonic()
     try:
         result = stage.run()
