@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mafrt.algorithms import Algorithm
+from mafrt.algorithms.spin import Spin
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.coach import Coach, RulesCoach
 from mafrt.config.team import Team
@@ -146,12 +147,16 @@ def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool =
         )
 
 
-def check_replays(env: Env, settings: Algorithm, processes: int = 1) -> None:
+def check_replays(env: Env, settings: Algorithm, processes: int = 1, audit_turns: int = 0) -> None:
     """Raise ConfigError where episodes are to be played again and `env` or the run cannot do it."""
-    if not settings.needs_contribution:
+    if not settings.needs_contribution and not audit_turns:
         return
-    asks = f"algorithm {settings.name!r} plays episodes again without one of the agents"
-    if len(env.agents) < 2:
+    asks = f"audit_turns is {audit_turns}, which plays turns again"
+    if settings.needs_contribution:
+        asks = f"algorithm {settings.name!r} plays episodes again without one of the agents"
+    elif isinstance(settings, Spin):
+        raise ConfigError(f"{asks} to check their advantages, and algorithm 'spin' has none; leave it out.")
+    if settings.needs_contribution and len(env.agents) < 2:
         raise ConfigError(f"{asks}, and {env.class_name} has one agent; take another algorithm, such as grpo.")
     if processes > 1:
         raise ConfigError(f"{asks}, in one process; start one instead of {processes}.")

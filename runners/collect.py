@@ -17,6 +17,7 @@ from mafrt.core import records
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
+from mafrt.rollout.audit import fill_audits
 from mafrt.rollout.distributed_rollout import own_slots, play_together
 from mafrt.rollout.dynamic_sampling import resample
 from mafrt.rollout.left_out import fill_contributions
@@ -126,11 +127,13 @@ class Collector:
 
     def _replay(self, player: Player, episodes: list[Episode], stats: PlayStats) -> None:
         """Play the batch again as far as credit asks for it."""
-        settings = self.rule.settings
-        if settings.needs_contribution:
-            weights = settings.reward_weight, settings.outcome_weight
-            with self.base.whole():
+        settings, audited = self.rule.settings, self.config.play.audit_turns
+        weights = settings.reward_weight, settings.outcome_weight
+        with self.base.whole():
+            if settings.needs_contribution:
                 stats.replayed |= fill_contributions(player, self.env, episodes, *weights)
+            if audited:
+                stats.replayed |= fill_audits(player, self.env, episodes, audited, self.config.run.seed, *weights)
 
     def _cast(self, iteration: int) -> Player:
         """The player with the adapters of the schedule for this iteration, or with their copies."""

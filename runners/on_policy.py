@@ -135,7 +135,7 @@ class OnPolicy:
             coach if config.algorithm.process_weight else None,
             continues=config.algorithm.tree_continues,
         )
-        check_replays(env, self.rule.settings, self.processes.size)
+        check_replays(env, self.rule.settings, self.processes.size, config.play.audit_turns)
         check_async(config, team, sharded=base.sharded)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         self._own_engine = None if engine else make_engine(base, config, window)

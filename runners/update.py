@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms, engines
 from mafrt.algorithms import CreditContext
+from mafrt.algorithms.audit import audit_metrics
 from mafrt.algorithms.happo import CompoundRatio
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
@@ -91,6 +92,7 @@ class Updater:
         metrics = algorithms.assign(trained, settings, context)
         metrics |= stale | stats.replayed
         show_advantages(episodes)
+        metrics |= audit_metrics(episodes)
         if foreign:
             metrics |= engine_gap(turns, self.sampling)
         if self.judge is not None:

@@ -13,8 +13,9 @@ from helpers_models import add_random_adapter, tiny_base
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mafrt.algorithms.stats import correlation
 from mafrt.coach import Case, Coach, RulesCoach, make_coach
-from mafrt.coach.agreement import agreement_of, correlation
+from mafrt.coach.agreement import agreement_of
 from mafrt.coach.api_errors import CallFailedError, failed, retry_after
 from mafrt.coach.budget import Budget, Prices
 from mafrt.coach.cache import VerdictCache, key_of

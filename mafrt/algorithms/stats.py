@@ -60,3 +60,30 @@ def explained_variance(predicted: Sequence[float], actual: Sequence[float]) -> f
     ratio = residual / spread
     value = 1.0 - ratio * ratio
     return value if math.isfinite(value) else None
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's r; None where one side does not vary."""
+    if len(pairs) < 2:
+        return None
+    mean_x, mean_y = (math.fsum(side) / len(pairs) for side in zip(*pairs, strict=True))
+    xx = math.fsum((x - mean_x) ** 2 for x, _ in pairs)
+    yy = math.fsum((y - mean_y) ** 2 for _, y in pairs)
+    xy = math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs)
+    return xy / math.sqrt(xx * yy) if xx > 1e-12 and yy > 1e-12 else None
+
+
+def ranks(numbers: Sequence[float]) -> list[float]:
+    """Rank of every number, from 1 on; equal numbers share their mean rank."""
+    order = sorted(numbers)
+    first = {number: place for place, number in reversed(list(enumerate(order, 1)))}
+    count = {number: order.count(number) for number in first}
+    return [first[number] + (count[number] - 1) / 2 for number in numbers]
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's correlation; None where one side does not vary."""
+    if len(pairs) < 2:
+        return None
+    left, right = (ranks(side) for side in zip(*pairs, strict=True))
+    return correlation(list(zip(left, right, strict=True)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mafrt.algorithms.stats import correlation
 from mafrt.core.types import Episode, Scored
 
 LEAST = 16
@@ -52,14 +53,3 @@ def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[di
     if len(rejected) >= LEAST // 2 and low >= 5.0 and low > metrics.get("coach_accepted_score", low) - 1.0:
         alarms.append(f"the coach gives {low:.1f} of 10 to the turns that end episodes which the verifier rejects")
     return metrics, alarms[0] if alarms else None
-
-
-def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's r; None where one side does not vary."""
-    if len(pairs) < 2:
-        return None
-    mean_x, mean_y = (math.fsum(side) / len(pairs) for side in zip(*pairs, strict=True))
-    xx = math.fsum((x - mean_x) ** 2 for x, _ in pairs)
-    yy = math.fsum((y - mean_y) ** 2 for _, y in pairs)
-    xy = math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs)
-    return xy / math.sqrt(xx * yy) if xx > 1e-12 and yy > 1e-12 else None

@@ -28,6 +28,8 @@ class PlayConfig:
     """task field, such as data_type, to stratify by: every batch gets its share of each value; default: none"""
     tree_samples: int | None = None
     """at_grpo: alternatives per turn, of which the best continues; 1 for none; default: 4 if n_samples is 1"""
+    audit_turns: int = 0
+    """turns of every iteration that are played again to audit their credit (docs/algorithms.md); 0: none"""
     dynamic_sampling_rounds: int | None = None
     """max rounds of replacing tasks whose samples all have the same return; default: the algorithm's"""
     episode_length: int = 1
@@ -58,7 +60,7 @@ class PlayConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_new_tokens", "max_batch_rows")
-        at_least(self, 0, "top_k")
+        at_least(self, 0, "top_k", "audit_turns")
         if self.tree_samples is not None:
             at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:

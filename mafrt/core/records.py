@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from mafrt.core.types import Episode, Evidence, Scored, Start, StepResult, Turn, Unscored, Verdict
+from mafrt.core.types import Audit, Episode, Evidence, Scored, Start, StepResult, Turn, Unscored, Verdict
 
-_PLAIN = tuple(field.name for field in fields(Turn) if field.name not in ("evidence", "coach"))
+_PLAIN = tuple(field.name for field in fields(Turn) if field.name not in ("evidence", "coach", "audit"))
 
 
 def pack_episode(episode: Episode) -> dict[str, Any]:
@@ -40,13 +40,16 @@ def pack_turn(turn: Turn) -> dict[str, Any]:
         record["coach"] = pack_verdict(turn.coach)
     if turn.evidence is not None:
         record["evidence"] = pack_evidence(turn.evidence)
+    if turn.audit is not None:
+        record["audit"] = dict(vars(turn.audit))
     return record
 
 
 def unpack_turn(record: dict[str, Any]) -> Turn:
     coach, evidence = record.get("coach"), record.get("evidence")
-    turn = Turn(**{name: value for name, value in record.items() if name not in ("coach", "evidence")})
+    turn = Turn(**{name: value for name, value in record.items() if name in _PLAIN})
     turn.coach = None if coach is None else unpack_verdict(coach)
+    turn.audit = None if record.get("audit") is None else Audit(**record["audit"])
     turn.evidence = None if evidence is None else unpack_evidence(evidence)
     return turn
 

@@ -61,6 +61,19 @@ class Evidence:
         )
 
 
+@dataclass(frozen=True)
+class Audit:
+    """A turn played again several times, beside alternatives from the same history (`mafrt.rollout.audit`)."""
+
+    gain: float
+    """Mean return of the turn's continuations less that of its alternatives'."""
+    noise: float
+    """Variance of the returns of the turn's own continuations."""
+    influence: float | None
+    """How much more often the next turns differ between alternatives than between continuations of one of them, in
+    [-1, 1]; None if nothing is said after the turn."""
+
+
 @dataclass
 class Turn:
     """One generation by one agent.
@@ -100,6 +113,8 @@ class Turn:
     of its prompt. None if no later turn shows it."""
     contribution: float | None = None
     """The team's return less its return in the same episode with this turn's agent left out; None if unknown."""
+    audit: Audit | None = None
+    """Filled for the turns of a sample (`--audit_turns`)."""
     values: list[float] | None = None
     advantages: list[float] | None = None
     returns: list[float] | None = None

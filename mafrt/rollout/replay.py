@@ -6,14 +6,14 @@ are said again, and later ones are sampled. `play_on` does the latter, for any e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Episode, Sampled, Start
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.rollout.live import Live
+from mafrt.rollout.live import Answers, Live
 from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.player import Player, Stretch
 
@@ -55,13 +55,19 @@ def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, see
     return live
 
 
-def play_on(player: Player, going: Sequence[Live], stats: PlayStats) -> set[str]:
+def play_on(
+    player: Player, going: Sequence[Live], stats: PlayStats, answers: Mapping[str, Answers] | None = None
+) -> set[str]:
     """Play episodes to their ends with single turns; keys of those that are lost. `stats` gets the tokens.
 
-    The episodes are changed in place.
+    The episodes are changed in place. `answers` of the first step are given, by key; None: they are sampled.
     """
     stretch = Stretch(lambda _slot, _done: None, len(going), [])
     live = list(going)
+    if answers is not None:
+        results, live = player._step_envs(going, answers), []
+        for item in going:
+            player._step(item, answers[item.key], results[item.key], live, stretch)
     while live:
         live = player._advance(live, stretch)
     stats.tokens += stretch.stats.tokens

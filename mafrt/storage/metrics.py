@@ -72,6 +72,17 @@ GLOSSARY: dict[str, Meaning] = {
     "left_out/AGENT": Meaning("mean return of the team in the same episodes with the agent silent (ccpo)", "reward"),
     "left_out_lost": Meaning("replays without an agent that the environment lost", "episodes"),
     "contribution/AGENT": Meaning("mean return less the mean return without the agent (ccpo)", "reward"),
+    "audit_fidelity/AGENT": Meaning(
+        "rank correlation of the advantages with the worth of the turns by replay (--audit_turns)",
+        "-1..1",
+    ),
+    "audit_variance/AGENT": Meaning("variance of the advantages of its audited turns", "reward squared"),
+    "audit_noise/AGENT": Meaning("variance of the return when the same turn is continued again", "reward squared"),
+    "audit_influence/AGENT": Meaning(
+        "how much more often the next turns differ when the agent's turn does; 0: it is not listened to", "-1..1"
+    ),
+    "audit_turns": Meaning("turns that were played again to audit their credit", "turns"),
+    "audit_lost": Meaning("turns whose replay went another way or raised", "turns"),
     "flat_returns/AGENT": Meaning(
         "1 if all turns of the agent have the same return, so the advantages carry no signal", "0 or 1"
     ),

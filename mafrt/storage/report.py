@@ -68,6 +68,29 @@ def end_of_run(
     return "\n".join([*lines, *(f"{name.ljust(width)}  {place}" for name, place in places)])
 
 
+AUDITS = ("fidelity", "variance", "noise", "influence")
+
+
+def audits(run_dir: str | Path) -> dict[str, float]:
+    """`audit_*` metrics of a run (`--audit_turns`), each its mean over the iterations that have it; empty without."""
+    import json
+
+    path, found = Path(run_dir) / "metrics.jsonl", dict[str, list[float]]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        for name, value in json.loads(line).items():
+            if name.startswith("audit_") and "/" in name and value is not None:
+                found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+
+
+def audit_table(numbers: Mapping[str, float]) -> str:
+    """One row per agent of `audits`; a dash for what could not be found out."""
+    agents = sorted({name.partition("/")[2] for name in numbers})
+    rows: list[tuple[str, ...]] = [("credit, audited", *AUDITS)]
+    rows += [(agent, *(_number(numbers.get(f"audit_{name}/{agent}")) for name in AUDITS)) for agent in agents]
+    return "\n".join(aligned(rows))
+
+
 def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:
     """Write `summary.json` atomically and return its path. Non-finite values become null."""
     import json

@@ -97,7 +97,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         coach if config.algorithm.process_weight else None,
         continues=config.algorithm.tree_continues,
     )
-    check_replays(prepared.env, rule.settings)
+    check_replays(prepared.env, rule.settings, audit_turns=config.play.audit_turns)
     placement = join(settings, config)
     processes = placement.processes
     check_async(config, prepared.team, sharded=placement.shards)
@@ -225,6 +225,7 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
     for finding in summary.findings:
         print(f"Diagnosis: {finding}")
     before, after = summary.before or {}, summary.after or {}
+    audited = report.audits(run_dir)
     report.write_summary(
         run_dir,
         {
@@ -236,9 +237,12 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
             "seed": seed,
             "iterations": summary.iterations,
             "findings": list(summary.findings),
+            **({"credit_audit": audited} if audited else {}),
         },
     )
     print()
+    if audited:
+        print(f"{report.audit_table(audited)}\n")
     print(
         report.end_of_run(
             run_dir,

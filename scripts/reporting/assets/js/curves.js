@@ -1,5 +1,6 @@
 // All metrics as small charts, by family: one chart for `kl`, with a line for each agent.
 const FAMILIES = [
+  ["Audits of credit", /^(audit|influence|left_out|contribution)/],
   ["Score and reward", /^(score|reward|measure|episodes|env_|prompt_too_long|round_bonus|tree_)/],
   ["Coach", /^(coach|spans)/],
   ["Policy update", /^(policy_loss|kl|ref_kl|clip|ratio|entropy|grad_norm|lr|epochs|compound|importance|trained|adapter_version|staleness|engine)/],
