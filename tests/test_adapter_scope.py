@@ -14,6 +14,8 @@ from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.checks import check_engine
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.kv_cache import prefill
+from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.invocation import active_from, invocation_of
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.scripts import export, train_math
@@ -106,17 +108,70 @@ def test_shared_transcripts_do_not_change_gradients():
 
 
 def test_the_transcript_is_the_bases_own():
-    """Keys and values before the invocation do not depend on the agent, and before training both act as the base."""
-    from mafrt.engines.local.kv_cache import prefill
-
+    """Keys and values before the invocation do not depend on the agent; those of the invocation do."""
     base = scoped_base()
     prompt = encode_prompt(base.tokenizer, "", STORY)
     start = base.active_from("ann", prompt)
-    index = [-1, *(base.adapter_index(name) for name in AGENTS)]
-    _, kv = prefill(base, [prompt] * 3, index, [0, start, start])
-    for tensor in (*kv.keys, *kv.values):
-        assert torch.allclose(tensor[1:, :, :start], tensor[:1, :, :start], atol=1e-5)
-        assert not torch.allclose(tensor[1, :, start:], tensor[2, :, start:], atol=1e-2)
+    _, plain = prefill(base, [prompt], [-1])
+    _, kv = TranscriptCache(base).prefill([prompt] * 2, [base.adapter_index(name) for name in AGENTS], [start] * 2)
+    for ours, expected in zip((*kv.keys, *kv.values), (*plain.keys, *plain.values), strict=True):
+        assert torch.allclose(ours[:, :, :start], expected[:, :, :start], atol=1e-5)
+        assert not torch.allclose(ours[0, :, start:], ours[1, :, start:], atol=1e-2)
+
+
+@pytest.mark.parametrize("decoding", ["lean", "expanded"])
+def test_a_transcript_is_read_once_for_all_agents_and_turns(decoding):
+    base = scoped_base()
+    engine = LocalEngine(base, decoding=decoding)
+    size = len(base.records["ann"].invocation)
+
+    def ask(text):
+        prompt = encode_prompt(base.tokenizer, "", text)
+        greedy = SamplingParams(max_new_tokens=5, temperature=0.0)
+        asked = [Request(prompt, name, greedy, 0) for name in AGENTS]
+        before = engine.transcripts.computed
+        answers = engine.generate(asked)
+        fresh = LocalEngine(scoped_base(), decoding=decoding).generate(asked)
+        assert [answer.ids for answer in answers] == [answer.ids for answer in fresh]
+        return len(prompt) - size, engine.transcripts.computed - before
+
+    first, computed = ask(STORY)
+    assert computed == first + len(AGENTS) * size
+    # The next turn adds to the transcript: only from the first difference on is anything read.
+    longer, computed = ask(STORY + " It was red.")
+    assert longer > first and computed <= longer - len(STORY) + len(AGENTS) * size
+    engine.forget()
+    whole, computed = ask(STORY)
+    assert computed == whole + len(AGENTS) * size
+
+
+def test_transcripts_that_begin_alike_share_their_beginning():
+    base = scoped_base()
+    engine = LocalEngine(base)
+    prompts = [encode_prompt(base.tokenizer, "", STORY + own) for own in ("", "!", "! So?", " Why?")]
+    sampling = SamplingParams(max_new_tokens=3)
+    asked = [Request(prompt, "ann", sampling, 7) for prompt in prompts]
+    asked.append(Request(prompts[0], None, sampling, 7))  # the bare base reads its prompt by itself
+    answers = engine.generate(asked)
+    size = len(base.records["ann"].invocation)
+    ends = sum(len(prompt) - len(prompts[0]) for prompt in prompts)
+    assert engine.transcripts.computed <= len(prompts[0]) + ends + 4 * (2 + size)
+    turns = turns_of(asked[:4], answers[:4])
+    for turn, ours in zip(turns, learner_of(base).logprobs(turns), strict=True):
+        assert torch.allclose(torch.tensor(ours), torch.tensor(turn.logprobs), atol=1e-4)
+    alone = LocalEngine(scoped_base()).generate(asked[-1:])[0]
+    assert answers[-1].ids == alone.ids
+
+
+def test_the_cache_of_transcripts_has_a_limit():
+    base = scoped_base()
+    cache = TranscriptCache(base, max_bytes=1)
+    prompt = encode_prompt(base.tokenizer, "", STORY)
+    start = base.active_from("ann", prompt)
+    for _ in range(2):  # nothing is kept, so that all is read again
+        before = cache.computed
+        cache.prefill([prompt], [0], [start])
+        assert cache.computed - before == len(prompt)
 
 
 def test_peft_computes_the_same_from_the_exported_folder(tmp_path):

@@ -14,8 +14,10 @@ class Engine(Protocol):
     `generate` returns one completion per request, in the order of the requests. Equal requests (same prompt,
     adapter, version, sampling, seed) give equal tokens in any batch, up to floating-point ties.
 
-    Three members may be left out: `foreign`, True where another implementation than the trainer's computes the
-    log-probabilities, which therefore recomputes them; `rest()`, to give memory back until the next call; `close()`.
+    Four members may be left out: `foreign`, True where another implementation than the trainer's computes the
+    log-probabilities, which therefore recomputes them; `rest()`, to give memory back until the next call; `forget()`,
+    called before a batch of episodes, to drop caches of earlier ones, so that a resumed run samples the same;
+    `close()`.
     """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
@@ -29,6 +31,11 @@ def is_foreign(engine: Engine) -> bool:
 def rest(engine: Engine) -> None:
     """Have the engine give its memory back until it is asked again, if it can."""
     getattr(engine, "rest", _nothing)()
+
+
+def forget(engine: Engine) -> None:
+    """Have the engine drop what it keeps of earlier calls, if anything."""
+    getattr(engine, "forget", _nothing)()
 
 
 def close(engine: Engine) -> None:

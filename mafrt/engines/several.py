@@ -37,6 +37,10 @@ class SeveralEngines:
         for engine in self.parts.values():
             engines.rest(engine)
 
+    def forget(self) -> None:
+        for engine in self.parts.values():
+            engines.forget(engine)
+
     def close(self) -> None:
         for engine in self.parts.values():
             engines.close(engine)

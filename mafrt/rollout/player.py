@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
+from mafrt import engines
 from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
@@ -128,6 +129,7 @@ class Player:
         Raises:
             EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
         """
+        engines.forget(self.engine)
         # All slots start before the first generation, so the first batch is as wide as the following ones.
         stretch = Stretch(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
         try:

@@ -14,6 +14,7 @@ from mafrt.engines.local.fast_decoder import LeanModel, agrees
 from mafrt.engines.local.running_batch import Group, RunningBatch, Setting, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
+from mafrt.engines.local.transcript_cache import TranscriptCache
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -24,7 +25,8 @@ log = logging.getLogger(__name__)
 class LocalEngine:
     """Samples for the whole team on one `SharedBase`.
 
-    Every (adapter, prompt) is prefilled once; its keys and values are shared by all samples of it. Log-probabilities
+    Every (adapter, prompt) is prefilled once; its keys and values are shared by all samples of it. Adapters of scope
+    `action` share those of a transcript, also over several calls (`transcript_cache.py`). Log-probabilities
     are those of the distribution really sampled from; without top-k and top-p they agree with
     `SharedBase.token_logprobs` on the same ids. There is no copy of the adapters to keep in step: the next call
     samples from their present weights.
@@ -52,6 +54,7 @@ class LocalEngine:
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._decoding = decoding
+        self.transcripts = TranscriptCache(base)
         self._gathered = 0
         """when the weights of a sharded base were last laid out for the lean decoder"""
         self._lean = None if decoding == "expanded" or base.sharded else self._make_lean()
@@ -96,6 +99,7 @@ class LocalEngine:
                     self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
             elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
+                self.transcripts.clear()
             numbered = dict(enumerate(requests))
             for batch in _batches(_groups(numbered), self.max_batch_rows):
                 try:
@@ -103,6 +107,12 @@ class LocalEngine:
                 except NonFiniteLogitsError as error:
                     raise self._blame(error, batch) from None
         return [completions[place] for place in range(len(requests))]
+
+    def forget(self) -> None:
+        """Forget the transcripts that earlier calls have read, so that the next ones do not depend on these calls."""
+        self.transcripts.clear()
+
+    rest = forget
 
     def _check(self, place: int, request: Request) -> None:
         self.base.adapter_index(request.adapter)
@@ -141,7 +151,7 @@ class LocalEngine:
         return [(row.member, completion_of(row, self.base)) for row in batch.step()]
 
     def _setting(self) -> Setting:
-        return Setting(self.base, self._lean, self._eos, self._watch)
+        return Setting(self.base, self._lean, self._eos, self._watch, self.transcripts)
 
     def _run(self, groups: list[Group], requests: Mapping[int, Request], completions: dict[int, Completion]) -> None:
         """Sample one batch of groups to its end."""

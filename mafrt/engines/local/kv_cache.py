@@ -145,10 +145,8 @@ def joined(first: PromptKV, second: PromptKV) -> PromptKV:
     return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths)
 
 
-def prefill(
-    base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int], starts: Sequence[int] | None = None
-) -> tuple[Tensor, PromptKV]:
-    """Feed every prompt once, each with its adapter (`SharedBase.adapter_index`), which acts from `starts` on.
+def prefill(base: SharedBase, prompts: Sequence[Sequence[int]], adapters: Sequence[int]) -> tuple[Tensor, PromptKV]:
+    """Feed every prompt once, each with its adapter (`SharedBase.adapter_index`), which acts on all its tokens.
 
     Prompts of like length go together, padded on the right: causal attention keeps padding out of everything that
     counts, so no mask has to be built.
@@ -159,7 +157,7 @@ def prefill(
     device = base.device
     last: Tensor | None = None
     kv: PromptKV | None = None
-    for chunk in _chunks([len(p) for p in prompts], PREFILL_TOKENS.get(device.type, 16384)):
+    for chunk in chunked([len(p) for p in prompts], PREFILL_TOKENS.get(device.type, 16384)):
         # Sorted by adapter, so that each adapter's tokens are one run.
         chunk.sort(key=lambda i: adapters[i])
         lengths = torch.tensor([len(prompts[i]) for i in chunk])
@@ -169,9 +167,6 @@ def prefill(
             ids[row, : len(prompts[i])] = torch.as_tensor(prompts[i])
         cache = KVCache(span)
         index = torch.tensor([adapters[i] for i in chunk])
-        if starts is not None and any(starts):
-            first = torch.tensor([starts[i] for i in chunk]).unsqueeze(1)
-            index = torch.where(torch.arange(span) < first, -1, index.unsqueeze(1))
         hidden = base.forward(ids.to(device), None, index, past_key_values=cache)
         ends = hidden[torch.arange(len(chunk), device=device), lengths.to(device) - 1]
         if last is None or kv is None:
@@ -198,7 +193,7 @@ def _empty_like(cache: KVCache, prompts: int, span: int) -> PromptKV:
     return PromptKV(keys, values, torch.zeros(prompts, dtype=torch.long))
 
 
-def _chunks(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def chunked(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Positions sorted by length and cut where a chunk, padded to its longest, would exceed `budget` tokens."""
     chunks: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -16,9 +16,10 @@ from torch import Tensor
 from mafrt.core.types import Completion, Request, Stop
 from mafrt.engines.local.fast_decoder import LeanDecoder, LeanModel
 from mafrt.engines.local.hf_decoder import ExpandedDecoder
-from mafrt.engines.local.kv_cache import PromptKV, joined, prefill
+from mafrt.engines.local.kv_cache import PromptKV, joined
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
+from mafrt.engines.local.transcript_cache import TranscriptCache
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -72,6 +73,7 @@ class Setting:
     lean: LeanModel | None
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
+    transcripts: TranscriptCache
 
 
 class RunningBatch:
@@ -143,7 +145,7 @@ class RunningBatch:
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
-        hidden, prompts = prefill(base, [group.prompt for group in groups], index, starts)
+        hidden, prompts = self._setting.transcripts.prefill([group.prompt for group in groups], index, starts)
         return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
 
     def _left(self) -> int:
