@@ -44,10 +44,10 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(kind: str = "qwen3", *, seed: int = 0, layers: int = 2, width: int = 32, **changes: Any) -> Any:
-    """A random causal LM of `width` channels in eval mode; `kind` is "qwen3", "qwen2" (biases) or "llama"."""
+    """A random causal LM of `width` channels in eval mode; `kind` is "qwen3", "qwen2" (biases), "llama" or "phi3"."""
     import transformers
 
-    name = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama"}[kind]
+    name = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "phi3": "Phi3"}[kind]
     settings: dict[str, Any] = {
         "vocab_size": len(CHARS) + len(SPECIAL),
         "hidden_size": width,

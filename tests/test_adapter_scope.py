@@ -233,6 +233,12 @@ def test_a_run_with_it(tmp_path, capsys):
     assert "found an adapter of scope action" in capsys.readouterr().err
     assert train_math.main(["--load_path", str(run), "--iterations", "2"]) == 0
     assert "adapter_scope: action" in (run / "args.yaml").read_text()
+    whole = tmp_path / "whole_run"
+    assert train_math.main([*words.replace("iterations 1", "iterations 2").split(), "--run_dir", str(whole)]) == 0
+    assert (run / "episodes.jsonl").read_bytes() == (whole / "episodes.jsonl").read_bytes()
+    for name in ("reasoner", "actor"):
+        files = [folder / "checkpoints" / "step_000002" / name / "adapter_model.safetensors" for folder in (run, whole)]
+        assert files[0].read_bytes() == files[1].read_bytes()
     assert export.main([str(run), "--output", str(tmp_path / "team")]) == 0
     assert f"mafrt serve_team {run}" in capsys.readouterr().out
     assert export.main([str(run), "--output", str(tmp_path / "whole"), "--merged"]) == 2

@@ -21,13 +21,29 @@ from mafrt.models.shared_base import SharedBase
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
 NAMES = (*SPECS, None)
 DECODINGS = ("lean", "expanded")
-KINDS = ("qwen3", "qwen2", "llama")
+KINDS = ("qwen3", "qwen2", "llama", "phi3")
+OF_PHI3 = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+}
+
+
+def specs_of(kind):
+    """Rank, alpha and targets of each adapter, with the names of the model's layers."""
+    named = OF_PHI3 if kind == "phi3" else {}
+    return {
+        name: (rank, alpha, tuple(dict.fromkeys(named.get(target, target) for target in targets)))
+        for name, (rank, alpha, targets) in SPECS.items()
+    }
+
+
 GREEDY = SamplingParams(max_new_tokens=20, temperature=0.0)
 
 
 def team_base(kind="qwen3", **settings):
     base = tiny_base(kind, **settings)
-    for i, (name, (rank, alpha, targets)) in enumerate(SPECS.items()):
+    for i, (name, (rank, alpha, targets)) in enumerate(specs_of(kind).items()):
         add_random_adapter(base, name, rank, alpha, targets, seed=i)
     return base
 
@@ -74,7 +90,7 @@ def greedy_by_transformers(kind):
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     base, requests, model = team_base(kind), greedy_requests(), None
-    for name, (rank, alpha, targets) in SPECS.items():
+    for name, (rank, alpha, targets) in specs_of(kind).items():
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets), task_type="CAUSAL_LM")
         if model is None:
             model = get_peft_model(tiny_model(kind), config, adapter_name=name)
@@ -380,6 +396,38 @@ def test_a_model_that_the_lean_decoder_does_not_cover_goes_through_its_own_forwa
             LocalEngine(base, decoding="lean")
 
 
+def test_a_mixture_of_experts_decodes_lean_as_its_own_forward_does():
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"vocab_size": 110, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    model = transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **shape,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            moe_intermediate_size=16,
+            num_experts=6,
+            num_experts_per_tok=2,
+            mlp_only_layers=[1],
+            max_position_embeddings=256,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5.0)
+    base = SharedBase(model, tiny_tokenizer(), "tiny-moe")
+    add_random_adapter(base, "solver", targets=("q_proj", "v_proj", "down_proj"), seed=3)
+    greedy = SamplingParams(12, temperature=0.0)
+    asked = [Request(prompt(n, seed=n), name, greedy, 0) for n in (3, 20, 9) for name in ("solver", None)]
+    asked += [Request(prompt(7, seed=7), "solver", SamplingParams(12), seed) for seed in range(3)]
+    found, expected = (LocalEngine(base, decoding=decoding).generate(asked) for decoding in DECODINGS)
+    assert_same(found, expected)
+
+
 def test_a_model_that_computes_something_else_is_noticed_at_the_start():
     base = team_base()
     base.inner.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 1.1 * output)
@@ -505,7 +553,8 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
             lora = model.lora
             monkeypatch.setattr(model, "lora", lambda names, wide: lora([*names[1:], *names[:1]], wide))
         else:
-            model.blocks[19].down.weights = [-weight for weight in model.blocks[19].down.weights]
+            down = model.blocks[19].feed[1]
+            down.weights = [-weight for weight in down.weights]
         assert not agrees(model)
 
 

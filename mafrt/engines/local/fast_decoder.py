@@ -1,4 +1,4 @@
-"""Decoding for Llama-like models (Llama, Mistral, Qwen2, Qwen3) without Hugging Face's forward.
+"""Decoding for Llama-like models (Llama, Mistral, Phi-3, Qwen2, Qwen3 and its MoE) without Hugging Face's forward.
 
 A decode step has dozens of small operations per layer, and on a small model or batch the Python overhead around them
 dominates. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared prompts are
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 FUSE_BYTES = 2**26
 """Weights up to this size are copied into fused ones; above, the layers are called one by one and nothing is copied."""
 
@@ -38,6 +38,8 @@ _GROUPS = (
     ("mlp", ("gate_proj", "up_proj")),
     ("mlp", ("down_proj",)),
 )
+_FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
+"""Phi-3 holds these layers as one."""
 
 
 @dataclass
@@ -71,13 +73,14 @@ class Block:
     """`[heads + kv heads, D]`: the weights of Qwen3's norms of queries and keys."""
     out: Linear
     norm_mlp: Tensor
-    gate_up: Linear
-    down: Linear
+    feed: tuple[Linear, Linear] | None
+    """gate and up, down; None: `mlp` is a mixture of experts and is called"""
+    mlp: Any
     act: Any
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        return self.qkv, self.out, self.gate_up, self.down
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.qkv, self.out, *(self.feed or ()))
 
 
 class LeanModel:
@@ -91,7 +94,7 @@ class LeanModel:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if config.model_type not in MODEL_TYPES:
             raise ValueError(f"model type {config.model_type}")
-        if kinds != {"full_attention"} or (config.model_type == "mistral" and getattr(config, "sliding_window", None)):
+        if kinds != {"full_attention"} or _windowed(config):
             raise ValueError("a sliding window")
         rope = getattr(inner.rotary_emb, "rope_type", "default")
         if rope not in ("default", "linear", "llama3", "yarn"):
@@ -112,8 +115,13 @@ class LeanModel:
 
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool) -> Block:
         attention, linears = layer.self_attn, []
-        for holder, names in _GROUPS:
+        experts = hasattr(layer.mlp, "experts")
+        if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
+            raise ValueError("experts that adapters may target")
+        for holder, names in _GROUPS[:2] if experts else _GROUPS:
             parent = getattr(layer, holder)
+            if hasattr(parent, _FUSED.get(names, "")):
+                names = (_FUSED[names],)
             parts = [getattr(parent, name) for name in names]
             parts = [getattr(part, "base_layer", part) for part in parts]
             if any(type(part) is not nn.Linear for part in parts):
@@ -132,7 +140,9 @@ class LeanModel:
             norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
             head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
         before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        return Block(before, linears[0], head_norm, linears[1], after, linears[2], linears[3], layer.mlp.act_fn)
+        feed = None if experts else (linears[2], linears[3])
+        act = None if experts else getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
+        return Block(before, linears[0], head_norm, linears[1], after, feed, layer.mlp, act)
 
     def _stamp(self) -> int:
         return sum(weight._version for weight in self._source)
@@ -167,6 +177,12 @@ class LeanModel:
             ]
             self._lora = (key, stacks)
         return self._lora[1]
+
+
+def _windowed(config: Any) -> bool:
+    """Whether the window of a model without `layer_types` hides a part of a context that it can hold."""
+    window = getattr(config, "sliding_window", None)
+    return config.model_type in ("mistral", "phi3") and window is not None and window < config.max_position_embeddings
 
 
 class LeanDecoder:
@@ -228,9 +244,13 @@ class LeanDecoder:
         h = self._prompts.attend(number, qk[:, :heads], keys, values, model.scale)
         x = self._adapted(number, 1, block.out(h, x), h)
         h = F.rms_norm(x, width, block.norm_mlp, eps)
-        gate, up = self._adapted(number, 2, block.gate_up(h), h).chunk(2, 1)
+        if block.feed is None:
+            mixed = block.mlp(h.unsqueeze(0))
+            return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
+        gate_up, down = block.feed
+        gate, up = self._adapted(number, 2, gate_up(h), h).chunk(2, 1)
         h = block.act(gate).mul_(up)
-        return self._adapted(number, 3, block.down(h, x), h)
+        return self._adapted(number, 3, down(h, x), h)
 
     def advance(self, positions: int = 1) -> None:
         """Go on to the next position of every row."""
