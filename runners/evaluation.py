@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from mafrt.core import records
@@ -18,6 +19,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.environment.base import Env
 from mafrt.rollout.live import Start
+from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.player import Player
 
 SOLVED = 1.0
@@ -112,22 +114,7 @@ def evaluate(
     Raises:
         EnvError: every episode was lost.
     """
-    count = tasks if env.num_tasks is None else min(tasks, env.num_tasks)
-    numbered = env.num_tasks is not None
-
-    def starts(kind: str, each: int) -> list[Start]:
-        return [
-            Start(
-                id=f"{kind}-{task:06d}-{sample:03d}",
-                group=f"{task:06d}",
-                reset_seed=seed_of(seed, "task", task),
-                seed=seed_of(seed, kind, task, sample),
-                task=task if numbered else None,
-            )
-            for task in processes.share(range(count))
-            for sample in range(each)
-        ]
-
+    starts = partial(_starts, env, tasks, seed, processes)
     passes: list[tuple[Sequence[Start], Mapping[str, SamplingParams]]] = []
     if samples:
         passes.append((starts("sampled", samples), player.sampling))
@@ -143,10 +130,7 @@ def evaluate(
             with stage(kind, len(queue)) as advance:
                 played = _one_after_the_other(queue, len(envs), advance)
                 episodes, stats = player.sampling_as(how).play(envs, played, interrupted)
-            own.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in episodes]
-            own.kept += [records.pack_episode(episode) for episode in episodes if keep(episode.group)]
-            own.lost += stats.env_errors
-            own.last = own.last if stats.last_error is None else str(stats.last_error)
+            own.add(episodes, stats, keep)
             own.cut = interrupted()
             if own.cut:
                 break
@@ -154,7 +138,28 @@ def evaluate(
         if processes.size == 1:
             raise
         own.error = packed_error(error)
-    results = [_ProcessResult(**fields) for fields in processes.gather(vars(own))]
+    return _merged([_ProcessResult(**fields) for fields in processes.gather(vars(own))], samples)
+
+
+def _starts(env: Env, tasks: int, seed: int, processes: Processes, kind: str, each: int) -> list[Start]:
+    """`each` episodes of every task of this process."""
+    numbered = env.num_tasks is not None
+    count = tasks if env.num_tasks is None else min(tasks, env.num_tasks)
+    return [
+        Start(
+            id=f"{kind}-{task:06d}-{sample:03d}",
+            group=f"{task:06d}",
+            reset_seed=seed_of(seed, "task", task),
+            seed=seed_of(seed, kind, task, sample),
+            task=task if numbered else None,
+        )
+        for task in processes.share(range(count))
+        for sample in range(each)
+    ]
+
+
+def _merged(results: Sequence[_ProcessResult], samples: int) -> Evaluation | None:
+    """The evaluation of all processes together; None if one was interrupted. Raises the first process' error."""
     for result in results:
         if result.error is not None:
             raise unpacked_error(result.error)
@@ -192,6 +197,13 @@ class _ProcessResult:
     """why the last episode was lost"""
     cut: bool = False
     error: dict[str, str] | None = None
+
+    def add(self, episodes: Sequence[Episode], stats: PlayStats, keep: Callable[[str], bool]) -> None:
+        """Count one pass."""
+        self.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in episodes]
+        self.kept += [records.pack_episode(episode) for episode in episodes if keep(episode.group)]
+        self.lost += stats.env_errors
+        self.last = self.last if stats.last_error is None else str(stats.last_error)
 
 
 def _one_after_the_other(

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,16 @@ from mafrt.core.threads import ThreadWatch
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
-from mafrt.scripts.cli.processes import join
+from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
 
 if TYPE_CHECKING:
+    from mafrt.coach.base import Coach
     from mafrt.config.team import Team
+    from mafrt.config.train_config import TrainConfig
+    from mafrt.core.distributed import Processes
+    from mafrt.models.several_bases import Bases
     from mafrt.runners.loop import Progress, RunSummary
     from mafrt.storage.load_path import Loadable
 
@@ -47,86 +51,37 @@ SHAPE = (
 """Settings that come along with the adapters of another kind of run."""
 
 
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run that can begin: everything that needs no model has been checked."""
+
+    settings: Settings
+    loaded: Loadable | None
+    prepared: PreparedRun
+    config: TrainConfig
+    models: Mapping[str, str]
+    """agent -> base"""
+    coach: Coach | None
+
+
 def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], PreparedRun]) -> int:
     """Read the settings, resume if asked to, train, and print the result. Returns the exit code."""
-    settings = command.read(argv)
-    loaded = resolve(settings)
-    stored, record = stored_args(loaded)
-    if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
-        print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
-        loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
-        settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
-    elif stored:
-        _refuse_foreign(stored, command, loaded)
-        settings = command.read(argv, below=stored, record=record)
-    from mafrt.runners.algorithm import resolve_rule
-    from mafrt.runners.async_rollout import check_async
-    from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
-    from mafrt.runners.epochs import with_epochs
-    from mafrt.runners.identity import describe_run, refuse_changes
-    from mafrt.runners.judge import prepare_coach
-    from mafrt.runners.limits import check_limits
-
-    config = train_config(settings)
-    prepared = prepare(settings)
-    if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
-        raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
-    config = with_epochs(config, prepared.env)
-    check_limits(
-        config,
-        prepared.team,
-        settings["model_name_or_path"],
-        tokens_given="max_new_tokens" in settings.given,
-    )
-    models = check_models(settings, prepared.team)
-    now = describe_run(
-        prepared.team, settings.values, command=command.name, env=prepared.env, eval_env=prepared.eval_env
-    )
-    refuse_changes(loaded, now, accept=settings["accept_changes"])
-    rule = resolve_rule(config, prepared.team)  # refuses a run that cannot learn before any model is loaded
-    check_several(prepared.team, models, config, rule)
-    check_sampler(config, prepared.team, settings["model_name_or_path"])
-    if config.play.stratify:
-        from mafrt.rollout.stratified_order import strata_of
-
-        strata_of(prepared.env, config.play.stratify)
-    coach = prepare_coach(config, prepared.env)
-    check_tree(
-        prepared.env,
-        rule.tree_samples,
-        coach if config.algorithm.process_weight else None,
-        continues=config.algorithm.tree_continues,
-    )
-    check_replays(prepared.env, rule.settings, audit_turns=config.play.audit_turns)
+    settings, loaded = _read(command, argv)
+    checked = _check(command, settings, loaded, prepare)
+    config, prepared, coach = checked.config, checked.prepared, checked.coach
     placement = join(settings, config)
     processes = placement.processes
-    check_async(config, prepared.team, sharded=placement.shards)
     say = print if processes.main else quietly
     run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, prepared.name))))
-    others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
-    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
-    args |= config.algorithm.flat()
-    if loaded is not None and loaded.resumes:
-        args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     for note in prepared.notes:
         say(note)
     if coach is not None:
         say(f"Turns are judged by: {coach.name}")
-    if len(set(models.values())) > 1 and (placement.shards or placement.zero is not None):
-        raise ConfigError("The team sits on several bases, which cannot be sharded; leave FSDP and --deepspeed out.")
-    say(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
-    base = load_base(settings, prepared.team, placement)
+    base = _load(checked, placement, say)
 
-    from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
     from mafrt.runners.on_policy import OnPolicy
 
-    if "micro_batch_tokens" not in settings.named and processes.size == 1:
-        tokens = micro_batch_tokens(base, config, free_bytes(base.main.device.type))
-        if tokens != config.learn.micro_batch_tokens:
-            say(f"Micro-batches have {tokens} tokens, which the free memory holds; --micro_batch_tokens chooses.")
-        config = replace(config, learn=replace(config.learn, micro_batch_tokens=tokens))
-        args["micro_batch_tokens"] = tokens  # a run that goes on splits its batches alike
-
+    config, args = _sized(checked, base, processes, say)
     terminal, threads = Terminal(config.run.iterations), ThreadWatch()
 
     def after_iteration(progress: Progress) -> None:
@@ -167,6 +122,89 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
             coach.close()
     processes.close()
     return close(command, summary, prepared.team, config.run.seed, run_dir) if processes.main else 0
+
+
+def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
+    """The settings, above those of the run that goes on, and that run or the adapters to start from."""
+    settings = command.read(argv)
+    loaded = resolve(settings)
+    stored, record = stored_args(loaded)
+    if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
+        print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
+        loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
+        settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
+    elif stored:
+        _refuse_foreign(stored, command, loaded)
+        settings = command.read(argv, below=stored, record=record)
+    return settings, loaded
+
+
+def _check(
+    command: Command, settings: Settings, loaded: Loadable | None, prepare: Callable[[Settings], PreparedRun]
+) -> CheckedRun:
+    """Refuse before any model is loaded a run that cannot learn, or that is not the one that was begun."""
+    from mafrt.runners.algorithm import resolve_rule
+    from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
+    from mafrt.runners.epochs import with_epochs
+    from mafrt.runners.identity import describe_run, refuse_changes
+    from mafrt.runners.judge import prepare_coach
+    from mafrt.runners.limits import check_limits
+
+    config = train_config(settings)
+    prepared = prepare(settings)
+    env, team = prepared.env, prepared.team
+    if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
+        raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
+    config = with_epochs(config, env)
+    check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
+    models = check_models(settings, team)
+    now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)
+    refuse_changes(loaded, now, accept=settings["accept_changes"])
+    rule = resolve_rule(config, team)
+    check_several(team, models, config, rule)
+    check_sampler(config, team, settings["model_name_or_path"])
+    if config.play.stratify:
+        from mafrt.rollout.stratified_order import strata_of
+
+        strata_of(env, config.play.stratify)
+    coach = prepare_coach(config, env)
+    paid = coach if config.algorithm.process_weight else None
+    check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
+    check_replays(env, rule.settings, audit_turns=config.play.audit_turns)
+    return CheckedRun(settings, loaded, prepared, config, models, coach)
+
+
+def _load(checked: CheckedRun, placement: Placement, say: Callable[..., None]) -> Bases:
+    """The bases of the team, placed on the processes of the run."""
+    from mafrt.runners.async_rollout import check_async
+
+    check_async(checked.config, checked.prepared.team, sharded=placement.shards)
+    names = list(dict.fromkeys(checked.models.values()))
+    if len(names) > 1 and (placement.shards or placement.zero is not None):
+        raise ConfigError("The team sits on several bases, which cannot be sharded; leave FSDP and --deepspeed out.")
+    say(f"Loading {', '.join(names)} ...", flush=True)
+    return load_base(checked.settings, checked.prepared.team, placement)
+
+
+def _sized(
+    checked: CheckedRun, base: Bases, processes: Processes, say: Callable[..., None]
+) -> tuple[TrainConfig, dict[str, Any]]:
+    """The settings with micro-batches that fit into the free memory, and the content of args.yaml."""
+    from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
+
+    settings, config, loaded = checked.settings, checked.config, checked.loaded
+    others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
+    args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
+    args |= config.algorithm.flat()
+    if loaded is not None and loaded.resumes:
+        args["load_path"] = None  # its history comes along, so that the settings alone describe the run
+    if "micro_batch_tokens" in settings.named or processes.size > 1:
+        return config, args
+    tokens = micro_batch_tokens(base, config, free_bytes(base.main.device.type))
+    if tokens != config.learn.micro_batch_tokens:
+        say(f"Micro-batches have {tokens} tokens, which the free memory holds; --micro_batch_tokens chooses.")
+    args["micro_batch_tokens"] = tokens  # a run that goes on splits its batches alike
+    return replace(config, learn=replace(config.learn, micro_batch_tokens=tokens)), args
 
 
 def quietly(*_: object, **__: object) -> None:
