@@ -23,10 +23,11 @@ alpha2 or alpha3 (influence) by whether most peers were right or wrong.
 Source: MAPoRL (2502.18439), section on the multi-turn reward and its incentives. A round is a joint step as HAPPO
 sees it (`mafrt.algorithms.happo`): agents that speak at the same time, or each once in turn.
 
-Deviations: the sign of the influence terms in the published code is inverted; here helping is positive. An agent that
-was silent in the round before or after has no change there. An episode with a turn of unknown reward leaves the loss as
-a whole, since no reward that runs over that turn is known. A task's outcome is added to every V (`outcome_to="all"` in
-the preset), so to every R, and changes no bonus. All alphas are 0 by default.
+Deviations: the sign of the influence terms in the published code is inverted, and its first round pays none; here
+helping is positive, from the first round on. An agent that was silent in the round before or after has no change there.
+An episode with a turn of unknown reward leaves the loss as a whole, since no reward that runs over that turn is known.
+A task's outcome is added to every V (`outcome_to="all"` in the preset), so to every R, and changes no bonus. All alphas
+are 0 by default.
 """
 
 from __future__ import annotations
