@@ -9,9 +9,11 @@ hold the numbers of a case. A table is small JSON: numbers in, numbers out, with
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,15 +24,19 @@ Case = dict[str, Any]
 
 
 def functions(checkout: Path, file: str, *names: str, **known: Any) -> list[Any]:
-    """Functions or methods of a file by name, compiled from their own source; `known` are the globals they use."""
-    path = checkout / file
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Functions or methods of a file by name, imported as a module of their own; `known` are the globals they use."""
+    tree = ast.parse((checkout / file).read_text(encoding="utf-8"))
     found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names}
-    future = ast.parse("from __future__ import annotations").body
-    scope = dict(known)
-    # The checkout is one that its reader chose to run, as an import of it would be.
-    exec(compile(ast.Module([*future, *(found[name] for name in names)], []), str(path), "exec"), scope)  # noqa: S102
-    return [scope[name] for name in names]
+    text = "\n\n".join(["from __future__ import annotations", *(ast.unparse(found[name]) for name in names)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "taken_out.py"
+        path.write_text(text + "\n", encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        vars(module).update(known)
+        spec.loader.exec_module(module)
+    return [getattr(module, name) for name in names]
 
 
 def harl(checkout: Path) -> tuple[str, str, list[Case]]:
