@@ -6,11 +6,10 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
+from helpers_fresh import fresh_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("mafrt", "envs", "runners", "scripts", "profiles", "configs")
@@ -36,12 +35,7 @@ def test_a_wheel_trains_away_from_the_sources(tmp_path):
     [wheel] = (tmp_path / "wheels").glob("mafrt-*.whl")
 
     home = tmp_path / "env"
-    venv.create(home, with_pip=False, symlinks=True)
-    python = home / "bin" / "python"
-    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # Dependencies are those of the tests' environment; its own mafrt, which leads to the sources, is not seen.
-    theirs = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(pytest.__file__).parents[1])}
-    (packages / "dependencies.pth").write_text("\n".join(sorted(theirs)) + "\n")
+    python, packages = fresh_environment(home)
     run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
     where = run(python, "-c", "import mafrt, mafrt.runners, mafrt.envs; print(mafrt.__file__, mafrt.envs.__file__)")
     assert all(path.startswith(str(packages)) for path in where.split())

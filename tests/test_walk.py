@@ -1,0 +1,172 @@
+"""The first-time walk: the commands of the README and of the start pages, in their order, as a stranger types them.
+
+The README's commands run in a copy of the sources with an environment of its own, which its first command fills; those
+of the pages in an empty folder away from it. Every line of every `bash` block is walked, or stands in SKIPPED with the
+reason: a new command in a page is tried, or decided about, before the tests pass again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from helpers_fresh import fresh_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("docs/report.md", "docs/transcripts.md", "docs/serve.md", "docs/export.md", "docs/programs.md")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SAVED = re.compile(r"Saved as `(\w+\.py)`")
+SHORT = "--iterations 1 --n_rollout_threads 4 --max_new_tokens 16 --eval_episodes 2 --eval_samples 1 --threads 1"
+
+SKIPPED = {
+    r"^bash scripts/test\.sh": "runs these tests",
+    r"Qwen/": "needs a model that does not ship",
+    r"MATH/test": "needs a data set that does not ship",
+    r"mathchat\.yaml": "minutes; tests/test_mathchat.py",
+    r"train_code\.py": "minutes; tests/test_envs_code_cli.py",
+    r"quickstart_dsbench": "minutes; tests/test_dsbench_learns.py",
+    r"my_adapters": "a folder of the reader's own; tests/test_load_path.py",
+    r"^mafrt serve_team .*--port 8000": "the README's serve_team with another port",
+    r"^mafrt export .*step_000020": "the README's export of an earlier checkpoint; tests/test_export.py",
+    r"^pip install": "what scripts/install.sh does, with other words",
+}
+"""Pattern of a line -> the reason why it is not walked."""
+
+CHANGES = {
+    r"^bash scripts/quickstart\.sh.*": rf"\g<0> {SHORT} --iterations 2",
+    r"^python .*--iterations 60 --seed 2": rf"\g<0> {SHORT} --run_dir runs/B",
+    r"^python .*train_math.py --load_path runs/NAME$": r"\g<0> --iterations 3",
+    r"--iterations 400": "--iterations 4",
+    r"^mafrt train --load_path runs/NAME": r"\g<0> --iterations 5",
+    r"^mafrt train --(program|command|env) .*": rf"\g<0> {SHORT}",
+    r"--k 16": "--k 1 --tasks 2 --threads 1",
+    r"--record_dir evaluated": r"\g<0> --k 1 --tasks 2 --threads 1",
+    r"^mafrt collect .*": r"\g<0> --min_score 0 --overwrite",
+    r"^mafrt serve_team.*": r"\g<0> --port 0",
+    r"^mafrt report .*--live": r"\g<0> --port 0",
+    r"--agent solver": "--agent actor",
+    r"runs/(NAME|A)\b": "CHECKOUT/runs/quickstart",
+    r"runs/B\b": "CHECKOUT/runs/B",
+    r"(?<=path )(envs/.*/word_problems_)?(train|test)\.jsonl": r"CHECKOUT/envs/math/data/word_problems_\2.jsonl",
+    r"(?<=path )team\.json": "CHECKOUT/profiles/quickstart.json",
+}
+"""Pattern in a line -> the words in its place, one rule after the other: shorter, and with names that exist here."""
+
+SERVERS = {"serve_team": "Models ", "--live": "http://127.0.0.1"}
+"""Word in a command that goes on until Ctrl-C -> the words that it prints when it is ready."""
+
+TYPED = "2 + 2\n/quit\n"
+"""Standard input of every command; only the chat reads it."""
+
+
+@dataclass
+class Reader:
+    """A person at a terminal in a folder."""
+
+    folder: Path
+    checkout: Path
+    activated: list[str] = field(default_factory=list)
+    """`source` lines typed so far; they hold for every later command"""
+    told: list[str] = field(default_factory=list)
+    """seconds of every command"""
+
+    def type(self, line: str) -> None:
+        """Type one line of a page; with other words where CHANGES says so."""
+        if line.startswith("source "):
+            self.activated.append(line.replace("source ", f"source {self.checkout}/"))
+            return
+        for pattern, words in CHANGES.items():
+            line = re.sub(pattern, words, line)
+        line = line.replace("CHECKOUT", str(self.checkout))
+        started = time.monotonic()
+        script = "; ".join([*self.activated, f"exec {line}"])
+        ready = next((words for word, words in SERVERS.items() if word in line), None)
+        self.serve(script, ready) if ready else self.run(script)
+        self.told.append(f"{time.monotonic() - started:5.1f} s  {line}")
+
+    def run(self, script: str) -> None:
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=self.folder, input=TYPED, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+
+    def serve(self, script: str, ready: str) -> None:
+        server = subprocess.Popen(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            assert any(ready in line for line in server.stdout), f"{script}\nended before it was ready"
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=60) == 0
+        finally:
+            server.kill()
+            server.wait()
+
+
+def save_files(reader: Reader) -> None:
+    """Save the files that the pages say to save."""
+    for page in ("README.md", *PAGES):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for match in BLOCK.finditer(text):
+            saved = SAVED.findall(text[max(0, match.start() - 200) : match.start()])
+            if match[1] == "python" and saved:
+                (reader.folder / saved[-1]).write_text(match[2], encoding="utf-8")
+
+
+def walk(reader: Reader, page: str, typed: set[str]) -> None:
+    """Type every command of a page that no earlier page has had."""
+    for match in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
+        for line in match[2].replace("\\\n", " ").splitlines() if match[1] == "bash" else ():
+            words = re.sub(r"\s+#.*$", "", line).strip()
+            if words and words not in typed and not any(re.search(pattern, words) for pattern in SKIPPED):
+                typed.add(words)
+                reader.type(words)
+
+
+def test_every_rule_is_for_some_line():
+    lines = [line for page in ("README.md", *PAGES) for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
+    for pattern in SKIPPED:
+        assert any(re.search(pattern, line) for line in lines), pattern
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the sources as a clone has them, with an empty environment of its own."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    target = tmp_path / "checkout"
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target / name)
+    fresh_environment(target / ".venv", with_pip=True)
+    return target
+
+
+@pytest.mark.slow
+def test_the_first_time_walk(checkout, tmp_path, capsys, monkeypatch):
+    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    typed: set[str] = set()
+    at_home = Reader(checkout, checkout)
+    save_files(at_home)
+    walk(at_home, "README.md", typed)
+    (tmp_path / "elsewhere").mkdir()
+    away = Reader(tmp_path / "elsewhere", checkout, at_home.activated)
+    save_files(away)
+    for page in PAGES:
+        walk(away, page, typed)
+    told = at_home.told + away.told
+    with capsys.disabled():
+        print("\nThe first-time walk:", *told, sep="\n")
+    assert len(told) > 20
+    assert (checkout / "runs/quickstart/report.html").is_file() and (tmp_path / "elsewhere/both.html").is_file()
+    assert (checkout / "team/merged/actor/model.safetensors").is_file() and (checkout / "good.jsonl").stat().st_size
