@@ -200,7 +200,9 @@ def check_prompts(env: Env, team: Team, voices: Mapping[str, Voice]) -> None:
         observations, info = probe.reset(seed=0, options={"task": task} if env.num_tasks else None)
         for agent, seen in observations.items():
             window = voices[agent].context_window
-            length = len(encode_prompt(voices[agent].tokenizer, team.agent(agent).prompt, seen))
+            length = len(
+                encode_prompt(voices[agent].tokenizer, team.agent(agent).prompt, seen, team.agent(agent).prompt_at)
+            )
             if length >= window:
                 raise PromptTooLongError(
                     f"Task {info.get('task', task)!r} gives {agent!r} a prompt of {length} tokens, which leaves no "

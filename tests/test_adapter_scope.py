@@ -9,6 +9,7 @@ import torch
 from helpers_models import add_random_adapter, tiny_base
 
 from mafrt.config.agent import AgentSpec, LoraSpec
+from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, LearnConfig, TeamConfig
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Request, SamplingParams, Turn
@@ -161,6 +162,26 @@ def test_transcripts_that_begin_alike_share_their_beginning():
         assert torch.allclose(torch.tensor(ours), torch.tensor(turn.logprobs), atol=1e-4)
     alone = LocalEngine(scoped_base()).generate(asked[-1:])[0]
     assert answers[-1].ids == alone.ids
+
+
+def test_role_prompts_at_the_end_let_agents_share_the_transcript():
+    base = scoped_base()
+    tokenizer, size = base.tokenizer, len(base.records["ann"].invocation)
+    computed = {}
+    for at in ("start", "end"):
+        engine = LocalEngine(base)
+        prompts = [encode_prompt(tokenizer, f"You are {name}.", STORY, at) for name in AGENTS]
+        engine.generate([Request(p, n, SamplingParams(2), 0) for p, n in zip(prompts, AGENTS, strict=True)])
+        computed[at] = engine.transcripts.computed
+    assert tokenizer.decode(prompts[0]).count(f"{STORY}\n\nYou are ann.<|im_end|>") == 1
+    assert computed["start"] - computed["end"] >= len(STORY) - 2 * size
+    own = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "Hi"}]
+    assert encode_prompt(tokenizer, "Role.", own, "end") == encode_prompt(tokenizer, "", own)
+    team = Team((AgentSpec("a", "Be a.", prompt_at="end", lora=LoraSpec(scope="action")), AgentSpec("b", "Be b.")))
+    assert Team.parse(team.to_list()) == team
+    assert "prompt_at" not in team.to_list()[1]
+    with pytest.raises(ConfigError, match="choose one of start, end"):
+        AgentSpec("a", prompt_at="middle")
 
 
 def test_the_cache_of_transcripts_has_a_limit():

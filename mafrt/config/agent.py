@@ -68,6 +68,9 @@ class AgentSpec:
     """The key `role` in team files."""
     prompt: str = ""
     """The agent's system prompt; empty: no system message."""
+    prompt_at: Literal["start", "end"] = "start"
+    """Place of the prompt: `start`: the system message; `end`: the end of the last user message, so that prompts of
+    different agents begin alike."""
     with_answer: bool = False
     """Whether this agent's answer counts when the task is verified."""
     adapter: str = ""
@@ -113,6 +116,7 @@ class AgentSpec:
         where = f"agent {self.name!r}: "
         if not isinstance(self.prompt, str):
             raise ConfigError(f"{where}prompt must be a text, found {self.prompt!r}")
+        check_choice(f"{where}prompt_at", self.prompt_at, ("start", "end"))
         if not isinstance(self.with_answer, bool):
             raise ConfigError(f"{where}with_answer must be true or false, found {self.with_answer!r}")
         if not isinstance(self.freeze, bool):

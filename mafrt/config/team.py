@@ -167,6 +167,10 @@ def _entry(agent: AgentSpec) -> dict[str, Any]:
         del entry["adapter"]
     if not agent.freeze:
         del entry["freeze"]
+    if agent.prompt_at == "start":
+        del entry["prompt_at"]
+    if agent.lora is not None and agent.lora.scope == "all":
+        del entry["lora"]["scope"]
     plain: dict[str, Any] = json.loads(json.dumps(entry))
     return plain
 

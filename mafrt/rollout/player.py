@@ -284,7 +284,8 @@ class Player:
 
     def _request(self, item: Live, agent: str) -> Request:
         voice = self.voice(agent)
-        ids = encode_prompt(voice.tokenizer, self.team.agent(agent).prompt, item.observations[agent])
+        spec = self.team.agent(agent)
+        ids = encode_prompt(voice.tokenizer, spec.prompt, item.observations[agent], spec.prompt_at)
         sampling, room = self.sampling[agent], voice.context_window - len(ids)
         # Prompt and answer must fit into the context window together.
         if 0 < room < sampling.max_new_tokens:

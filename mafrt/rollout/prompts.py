@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from mafrt.core.types import Message, Observation
 from mafrt.environment.tool_calls import THINK
 from mafrt.models.invocation import PLAIN
+from mafrt.rollout.live import with_note
 
 
 @dataclass(frozen=True)
@@ -26,22 +27,27 @@ TOOLS_HEAD = "You may call these tools, each given by its JSON schema:"
 TOOLS_TAIL = 'A call is <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
 
 
-def messages_of(system: str, observation: Observation) -> list[Message]:
-    """The chat: the agent's role prompt, then its observation. An observation's own system message wins."""
+def messages_of(system: str, observation: Observation, at: str = "start") -> list[Message]:
+    """The chat: the agent's role prompt, then its observation, or the prompt at its `end` (`AgentSpec.prompt_at`).
+
+    An observation's own system message wins.
+    """
     seen = [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     if seen and seen[0]["role"] == TOOLS:
-        return [seen[0], *messages_of(system, seen[1:])]
+        return [seen[0], *messages_of(system, seen[1:], at)]
     if system and not (seen and seen[0]["role"] == "system"):
+        if at == "end" and seen:
+            return cast("list[Message]", with_note(seen, system))
         return [{"role": "system", "content": system}, *seen]
     return seen
 
 
-def encode_prompt(tokenizer: Any, system: str, observation: Observation) -> list[int]:
+def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str = "start") -> list[int]:
     """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
 
     A tokenizer without a template gets plain `role: content` lines; base models are commonly used that way.
     """
-    messages = messages_of(system, observation)
+    messages = messages_of(system, observation, at)
     if getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
     # The schemas of tools stand in the lines like any other message.

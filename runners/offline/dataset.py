@@ -85,7 +85,8 @@ def encode(answers: Sequence[tuple[Answer, ...]], team: Team, tokenizer: Any) ->
     records = []
     for group in answers:
         first = group[0]
-        prompt = encode_prompt(tokenizer, team.agent(first.agent).prompt, first.seen)
+        agent = team.agent(first.agent)
+        prompt = encode_prompt(tokenizer, agent.prompt, first.seen, agent.prompt_at)
         turns = [turn_of(a.agent, prompt, closed(tokenizer, a.text, "eos"), "eos", a.text) for a in group]
         if not all(turn.action_ids for turn in turns):
             raise DataError(f"{first.where}: an empty answer has no tokens, since this base has no end token")

@@ -55,7 +55,8 @@ def next_states(
             if not after:
                 continue
             text = after.get(turn["agent"], next(iter(after.values())))
-            prompt = encode_prompt(tokenizer, team.agent(turn["agent"]).prompt, asked(observation, turn["text"]))
+            agent = team.agent(turn["agent"])
+            prompt = encode_prompt(tokenizer, agent.prompt, asked(observation, turn["text"]), agent.prompt_at)
             said = turn_of(turn["agent"], prompt, closed(tokenizer, text, "eos"), "eos", text)
             records.setdefault((said.agent, tuple(said.prompt_ids), tuple(said.action_ids)), Record((said,), where))
     return list(records.values()), counts

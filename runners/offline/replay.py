@@ -173,7 +173,8 @@ def _replayed(
         return None  # the caller counts it
     tokens = []
     for turn, observation in zip(episode["turns"], seen or (), strict=seen is not None):
-        prompt = encode_prompt(tokenizer, team.agent(turn["agent"]).prompt, observation)
+        agent = team.agent(turn["agent"])
+        prompt = encode_prompt(tokenizer, agent.prompt, observation, agent.prompt_at)
         if len(prompt) != turn["prompt_tokens"]:
             return None
         tokens.append((prompt, closed(tokenizer, turn["text"], turn["stop"])))

@@ -52,7 +52,8 @@ class TrainedTeam:
         from mafrt.rollout.prompts import encode_prompt
 
         voice = self.voices[agent]
-        ids = encode_prompt(voice.tokenizer, self.team.agent(agent).prompt, seen)
+        spec = self.team.agent(agent)
+        ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
         room = voice.context_window - len(ids)
         if room < 1:
             raise ApiError(
