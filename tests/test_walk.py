@@ -53,7 +53,7 @@ CHANGES = {
     r"--agent solver": "--agent actor",
     r"runs/(NAME|A)\b": "CHECKOUT/runs/quickstart",
     r"runs/B\b": "CHECKOUT/runs/B",
-    r"(?<=path )(envs/.*/word_problems_)?(train|test)\.jsonl": r"CHECKOUT/envs/math/data/word_problems_\2.jsonl",
+    r"(?<=path )(envs/\S*/word_problems_)?(train|test)\.jsonl": r"CHECKOUT/envs/math/data/word_problems_\2.jsonl",
     r"(?<=path )team\.json": "CHECKOUT/profiles/quickstart.json",
 }
 """Pattern in a line -> the words in its place, one rule after the other: shorter, and with names that exist here."""
