@@ -53,6 +53,24 @@ def test_without_a_terminal_lines_come_now_and_then(monkeypatch):
     assert stream.getvalue().splitlines()[-1] == "iteration 1/30  reward 0.250  100 tokens/s  29 min 00 s left"
 
 
+def test_the_first_of_many_episodes_tells_no_time_and_the_last_iteration_does(monkeypatch):
+    """Episodes run side by side: one of 128 is done after 30 s, all of them 4 s later."""
+    clock = [0.0]
+    monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    terminal = Terminal(2, stream=stream)
+    for _ in range(2):
+        terminal.stage("playing", 0, 128)
+        clock[0] += 30.0
+        terminal.stage("playing", 1, 128)
+        clock[0] += 4.0
+        terminal.stage("playing", 128, 128)
+    assert stream.getvalue().splitlines() == [
+        "iteration 1/2: playing 1/128",
+        "iteration 1/2: playing 1/128, 4 s left",
+    ]
+
+
 class Screen(io.StringIO):
     def isatty(self):
         return True

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 EVERY_S = 10.0
 """Seconds between two lines where there is no terminal."""
 
+EARLY = 1 / 9
+"""Completed parts per remaining part from which a stage's own speed tells the time that is left: a tenth is done."""
+
 Words = Callable[["Progress"], str]
 
 
@@ -33,13 +36,17 @@ class Terminal:
         self._shown_at = time.monotonic()
         self._done, self._seconds, self._counted = 0, 0.0, 0
         self._stage, self._began, self._before = "", 0.0, 0
+        self._took: dict[str, float] = {}
+        """stage -> seconds that it took the last time"""
 
     def stage(self, name: str, done: int, total: int) -> None:
         """A stage has come to `done` of `total` parts (`mafrt.core.progress`)."""
         now = time.monotonic()
         if done == 0 or name != self._stage:
             self._stage, self._began, self._before = name, now, done
-        left = _left(now - self._began, done - self._before, total - done)
+        left = _left(now - self._began, done - self._before, total - done, self._took.get(name))
+        if done >= total:
+            self._took[name] = now - self._began
         text = f"{name} {done}/{total}{left}"
         if self._terminal:
             self._draw(text)
@@ -97,9 +104,19 @@ def offline_words(progress: Progress) -> str:
     return "  ".join(f"{k} {v:.3f}" for k, v in progress.metrics.items() if k.startswith(("loss/", "accuracy/")))
 
 
-def _left(seconds: float, done: int, remaining: int) -> str:
-    if done <= 0 or remaining <= 0 or seconds < 1:
+def _left(seconds: float, done: int, remaining: int, before: float | None) -> str:
+    """The remaining time, `before` being the seconds of the same stage in the last iteration.
+
+    Parts run side by side: the first one ends late, and the others soon after it, so a few parts tell nothing.
+    """
+    if remaining <= 0 or seconds < 1:
+        return ""
+    if before is not None and before > seconds:
+        left = before - seconds
+    elif done and done >= remaining * EARLY:
+        left = seconds / done * remaining
+    else:
         return ""
     from mafrt.storage.report import duration
 
-    return f", {duration(seconds / done * remaining)} left"
+    return f", {duration(left)} left"
