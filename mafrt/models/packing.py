@@ -45,7 +45,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """Consecutive tokens: `rows` of equal `length`, or one family of `length` tokens."""
 
     rows: int
@@ -64,7 +64,7 @@ class Packing:
     """`[N]`: position in the flattened batch that each token is read from"""
     index: Tensor
     """`[N]` on the CPU: adapter of each token"""
-    blocks: tuple[Block, ...]
+    blocks: tuple[TokenBlock, ...]
     places: Tensor
     """`[M]`: the real positions of the flattened batch"""
     source: Tensor
@@ -102,7 +102,7 @@ def pack(
     places: list[int] = []
     source: list[int] = []
     adapters: list[int] = []
-    blocks: list[Block] = []
+    blocks: list[TokenBlock] = []
     for rows in families:
         shared = prefix.get(rows[0], 0) if len(rows) > 1 else 0
         first, sizes = len(take), list[int]()
@@ -118,11 +118,11 @@ def pack(
             adapters += each
             sizes.append(len(flat) - shared)
         if len(rows) > 1:
-            blocks.append(Block(1, len(take) - first, Family.of(shared, sizes, device)))
+            blocks.append(TokenBlock(1, len(take) - first, Family.of(shared, sizes, device)))
         elif blocks and blocks[-1].family is None and blocks[-1].length == lengths[rows[0]]:
-            blocks[-1] = Block(blocks[-1].rows + 1, lengths[rows[0]])
+            blocks[-1] = TokenBlock(blocks[-1].rows + 1, lengths[rows[0]])
         else:
-            blocks.append(Block(1, lengths[rows[0]]))
+            blocks.append(TokenBlock(1, lengths[rows[0]]))
     return Packing(
         torch.tensor(take, dtype=torch.int64, device=device),
         torch.tensor(adapters, dtype=torch.int64),

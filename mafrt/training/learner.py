@@ -26,7 +26,7 @@ from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
-from mafrt.training.policy_objective import Loss, LossDenominators, Objective, Part, PolicyLoss
+from mafrt.training.policy_objective import Loss, LossBatch, LossDenominators, Objective, PolicyLoss
 from mafrt.training.step_control import has_signal, probe, scaled_rates, shrink, step_kl, zero_means_no_gradient
 from mafrt.training.update_metrics import UpdateMetrics
 
@@ -297,7 +297,7 @@ class Learner:
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
         weights = None if context.weights is None else [context.weights[row] for row in rows]
-        part = Part(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights, context.kl_coef)
+        part = LossBatch(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights, context.kl_coef)
         self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Part:
+class LossBatch:
     """One micro-batch as input of a loss. N action tokens in all its rows."""
 
     turns: list[Turn]
@@ -94,7 +94,7 @@ class Loss(Protocol):
         """Rows of the forward pass for these turns, which stand at `index` in the batch; a pair's are two."""
         ...
 
-    def of(self, part: Part) -> Tensor:
+    def of(self, part: LossBatch) -> Tensor:
         """The loss, 0-d and differentiable."""
         ...
 
@@ -108,7 +108,7 @@ class PolicyLoss:
     def forward_turns(self, turns: list[Turn], index: list[int]) -> list[Turn]:
         return turns
 
-    def of(self, part: Part) -> Tensor:
+    def of(self, part: LossBatch) -> Tensor:
         turns, batch, logprobs = part.turns, part.batch, part.logprobs
         adapters = tuple(dict.fromkeys(part.owners))
         kl_coefs = {name: self.objective.kl_coef(name, part.kl_coef) for name in adapters}

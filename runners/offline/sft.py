@@ -23,7 +23,7 @@ from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import LrSchedule
-from mafrt.training.policy_objective import Objective, Part
+from mafrt.training.policy_objective import LossBatch, Objective
 
 
 class RecordRule(Protocol):
@@ -98,7 +98,7 @@ class RecordLoss:
     def forward_turns(self, turns: list[Turn], index: list[int]) -> list[Turn]:
         return [turn for row in index for turn in self.records[row].turns]
 
-    def of(self, part: Part) -> Tensor:
+    def of(self, part: LossBatch) -> Tensor:
         """Also stores the log-probabilities before the step in `old_logprobs`, for the metrics."""
         rows = part.batch.turns
         for turn, values in zip(rows, part.batch.scatter(part.logprobs), strict=True):

@@ -11,7 +11,7 @@ import torch
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
 from mafrt.engines.local.fast_decoder import LeanModel, agrees
-from mafrt.engines.local.running_batch import Group, RunningBatch, Setting, completion_of
+from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
@@ -138,7 +138,7 @@ class LocalEngine:
     @torch.no_grad()
     def begin(self, requests: Mapping[int, Request]) -> RunningBatch:
         """A batch of requests, by number, for a caller that steps it itself. Any number of rows is taken."""
-        return RunningBatch(self._setting(), _side_by_side(_groups(requests)), requests)
+        return RunningBatch(self._parts(), _side_by_side(_groups(requests)), requests)
 
     @torch.no_grad()
     def join(self, batch: RunningBatch, requests: Mapping[int, Request]) -> None:
@@ -150,12 +150,14 @@ class LocalEngine:
         """Sample one token for every row of a batch; returns the completions that are done, by number."""
         return [(row.member, completion_of(row, self.base)) for row in batch.step()]
 
-    def _setting(self) -> Setting:
-        return Setting(self.base, self._lean, self._eos, self._watch, self.transcripts)
+    def _parts(self) -> EngineParts:
+        return EngineParts(self.base, self._lean, self._eos, self._watch, self.transcripts)
 
-    def _run(self, groups: list[Group], requests: Mapping[int, Request], completions: dict[int, Completion]) -> None:
+    def _run(
+        self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]
+    ) -> None:
         """Sample one batch of groups to its end."""
-        batch = RunningBatch(self._setting(), groups, requests)
+        batch = RunningBatch(self._parts(), groups, requests)
         while batch.live:
             for row in batch.step():
                 completions[row.member] = completion_of(row, self.base)
@@ -167,7 +169,7 @@ class LocalEngine:
             self._stops[stops] = StopStrings(self.base.tokenizer, stops)
         return self._stops[stops]
 
-    def _blame(self, error: NonFiniteLogitsError, batch: list[Group]) -> NonFiniteLogitsError:
+    def _blame(self, error: NonFiniteLogitsError, batch: list[SamplingGroup]) -> NonFiniteLogitsError:
         """Name the adapters whose weights are not finite, if there are any.
 
         Where several adapters share a matrix product, one that is NaN spoils the rows of all.
@@ -177,25 +179,25 @@ class LocalEngine:
         return NonFiniteLogitsError(sick) if sick else error
 
 
-def _groups(requests: Mapping[int, Request]) -> list[Group]:
+def _groups(requests: Mapping[int, Request]) -> list[SamplingGroup]:
     members: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
     for member, request in requests.items():
         members.setdefault((request.adapter, tuple(request.prompt_ids)), []).append(member)
-    return [Group(*key, tuple(numbers)) for key, numbers in members.items()]
+    return [SamplingGroup(*key, tuple(numbers)) for key, numbers in members.items()]
 
 
-def _side_by_side(groups: list[Group]) -> list[Group]:
+def _side_by_side(groups: list[SamplingGroup]) -> list[SamplingGroup]:
     """Sorted by adapter, the bare base last, as the decoder wants them."""
     return sorted(groups, key=lambda group: (group.adapter is None, group.adapter or ""))
 
 
-def _batches(groups: list[Group], most: int) -> list[list[Group]]:
+def _batches(groups: list[SamplingGroup], most: int) -> list[list[SamplingGroup]]:
     """Cut the groups into batches of like size, prompts of like length together."""
     total = sum(len(group.members) for group in groups)
     if not total:
         return []
     size = -(-total // -(-total // most))
-    batches: list[list[Group]] = [[]]
+    batches: list[list[SamplingGroup]] = [[]]
     room = size
     for group in sorted(groups, key=lambda group: len(group.prompt)):
         members = group.members
@@ -203,7 +205,7 @@ def _batches(groups: list[Group], most: int) -> list[list[Group]]:
             if not room:
                 batches.append([])
                 room = size
-            batches[-1].append(Group(group.adapter, group.prompt, members[:room]))
+            batches[-1].append(SamplingGroup(group.adapter, group.prompt, members[:room]))
             taken = min(room, len(members))
             members, room = members[taken:], room - taken
     return [_side_by_side(batch) for batch in batches]

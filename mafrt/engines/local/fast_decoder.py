@@ -64,7 +64,7 @@ class Linear:
 
 
 @dataclass
-class Block:
+class DecoderBlock:
     """One decoder layer."""
 
     norm_in: Tensor
@@ -113,7 +113,7 @@ class LeanModel:
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
 
-    def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool) -> Block:
+    def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool) -> DecoderBlock:
         attention, linears = layer.self_attn, []
         experts = hasattr(layer.mlp, "experts")
         if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
@@ -142,7 +142,7 @@ class LeanModel:
         before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         feed = None if experts else (linears[2], linears[3])
         act = None if experts else getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
-        return Block(before, linears[0], head_norm, linears[1], after, feed, layer.mlp, act)
+        return DecoderBlock(before, linears[0], head_norm, linears[1], after, feed, layer.mlp, act)
 
     def _stamp(self) -> int:
         return sum(weight._version for weight in self._source)

@@ -38,7 +38,7 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Group:
+class SamplingGroup:
     """Requests with the same prompt and adapter."""
 
     adapter: str | None
@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass
-class Row:
+class SamplingRow:
     """One request while it is being sampled."""
 
     member: int
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Setting:
+class EngineParts:
     """What all batches of an engine share."""
 
     base: SharedBase
@@ -80,13 +80,13 @@ class RunningBatch:
     """Sampling of some requests.
 
     Args:
-        setting: the engine's.
+        parts: the engine's.
         groups: the requests by prompt and adapter; those of one adapter side by side, those of None last.
         requests: the requests by number.
     """
 
-    def __init__(self, setting: Setting, groups: Sequence[Group], requests: Mapping[int, Request]) -> None:
-        self._setting = setting
+    def __init__(self, parts: EngineParts, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
+        self._parts = parts
         self._decoder: Decoder | None = None
         self.rows, self._owner, self._prompts, self._logits = self._prefilled(groups, requests)
         self._live = list(range(len(self.rows)))
@@ -99,7 +99,7 @@ class RunningBatch:
         """Rows that are being sampled."""
         return len(self._live)
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[SamplingRow]:
         """Sample one token for every live row; returns the rows that this has ended."""
         ids, logprobs = self._sampler(self._logits, self._step)
         self._step += 1
@@ -109,10 +109,10 @@ class RunningBatch:
         decoder = self._decoder = self._decoder or self._new_decoder()
         if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
             ids = ids[self._compact()]
-        self._logits = self._setting.base.logits(decoder.step(ids))
+        self._logits = self._parts.base.logits(decoder.step(ids))
         return ended
 
-    def join(self, groups: Sequence[Group], requests: Mapping[int, Request]) -> None:
+    def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
         """Add requests to the batch. The engine must decode with the lean decoder."""
         rows, owner, prompts, logits = self._prefilled(groups, requests)
         decoder = self._decoder = self._decoder or self._new_decoder()
@@ -132,20 +132,20 @@ class RunningBatch:
         self._decoder = None
 
     def _prefilled(
-        self, groups: Sequence[Group], requests: Mapping[int, Request]
-    ) -> tuple[list[Row], list[int], PromptKV, Tensor]:
+        self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]
+    ) -> tuple[list[SamplingRow], list[int], PromptKV, Tensor]:
         """Rows, the prompt of each, keys and values of the prompts, and the logits after the prompt of each row."""
-        base, rows, owner = self._setting.base, [], []
+        base, rows, owner = self._parts.base, [], []
         for number, group in enumerate(groups):
             room = base.context_window - len(group.prompt)
             for member in group.members:
                 request = requests[member]
                 limit = min(request.sampling.max_new_tokens, room)
-                rows.append(Row(member, request, limit, self._setting.watch(request.sampling.stop)))
+                rows.append(SamplingRow(member, request, limit, self._parts.watch(request.sampling.stop)))
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
-        hidden, prompts = self._setting.transcripts.prefill([group.prompt for group in groups], index, starts)
+        hidden, prompts = self._parts.transcripts.prefill([group.prompt for group in groups], index, starts)
         return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
 
     def _left(self) -> int:
@@ -157,20 +157,20 @@ class RunningBatch:
             [row.request.seed for row in self.rows],
             [row.request.adapter for row in self.rows],
             self._left(),
-            self._setting.base.device,
+            self._parts.base.device,
             begun=[len(row.ids) for row in self.rows],
         )
 
     def _new_decoder(self) -> Decoder:
-        base, owner = self._setting.base, torch.tensor(self._owner)
+        base, owner = self._parts.base, torch.tensor(self._owner)
         names = [row.request.adapter for row in self.rows]
-        if self._setting.lean is not None:
-            return LeanDecoder(self._setting.lean, self._prompts, owner, names, self._left())
+        if self._parts.lean is not None:
+            return LeanDecoder(self._parts.lean, self._prompts, owner, names, self._left())
         return ExpandedDecoder(base, self._prompts, owner, torch.tensor([base.adapter_index(name) for name in names]))
 
-    def _take(self, ids: list[int], logprobs: list[float]) -> list[Row]:
+    def _take(self, ids: list[int], logprobs: list[float]) -> list[SamplingRow]:
         """Give every live row its token; returns the rows that it ended."""
-        eos, rows, ended, live = self._setting.eos, self.rows, [], []
+        eos, rows, ended, live = self._parts.eos, self.rows, [], []
         for place in self._live:
             row, token = rows[place], ids[place]
             row.ids.append(token)
@@ -191,7 +191,7 @@ class RunningBatch:
     def _compact(self) -> Tensor:
         """Take the ended rows out; returns the places of the others."""
         assert self._decoder is not None
-        kept = torch.tensor(self._live, device=self._setting.base.device)
+        kept = torch.tensor(self._live, device=self._parts.base.device)
         self.rows = [self.rows[place] for place in self._live]
         self._live = list(range(len(self.rows)))
         self._sampler.keep(kept)
@@ -199,7 +199,7 @@ class RunningBatch:
         return kept
 
 
-def completion_of(row: Row, base: SharedBase) -> Completion:
+def completion_of(row: SamplingRow, base: SharedBase) -> Completion:
     """The completion of a row that has ended."""
     assert row.stop is not None
     name = row.request.adapter
