@@ -9,7 +9,7 @@ import torch
 from helpers_models import ALL, add_random_adapter, tiny_base
 
 from mafrt.models import packing as packing_module
-from mafrt.models.packing import MOST_TOKENS, pack
+from mafrt.models.packing import MOST_TOKENS, Beginnings, pack
 from mafrt.models.shared_base import SharedBase
 
 
@@ -118,3 +118,69 @@ def test_rows_without_tokens_and_single_tokens():
     assert found.blocks == () and len(found.take) == 0
     found = pack(torch.ones(2, 1, dtype=torch.bool), torch.tensor([0, 0]), device, torch.ones(2, 1, dtype=torch.long))
     assert [(block.rows, block.length) for block in found.blocks] == [(2, 1)]
+
+
+def dialogue_rows(seed=0, answers=4, transcript=40, said=7):
+    """Rows of two agents on one growing transcript, and each row's first token with an adapter."""
+    rng = random.Random(seed)
+    text = [rng.randrange(5, 90) for _ in range(transcript + 20)]
+    rows, starts, owner = [], [], []
+    for agent, length in ((0, transcript), (1, transcript), (1, transcript + 20), (0, 3)):
+        for _ in range(answers):
+            rows.append([*text[:length], 1, 2, *(rng.randrange(5, 90) for _ in range(rng.randint(1, said)))])
+            starts.append(length)
+            owner.append(agent)
+    order = rng.sample(range(len(rows)), len(rows))
+    return [rows[i] for i in order], [starts[i] for i in order], [owner[i] for i in order]
+
+
+def per_token(rows, starts, owner, side, width):
+    """`[rows, width]`: each row's adapter from its start on, -1 before."""
+    index = torch.full((len(rows), width), -1)
+    for row, (ids, start) in enumerate(zip(rows, starts, strict=True)):
+        first = 0 if side == "right" else width - len(ids)
+        index[row, first + start : first + len(ids)] = owner[row]
+    return index
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_tokens_before_the_adapter_are_constants_of_the_backward_pass(side, checkpointing):
+    base = team_base()
+    rows, starts, owner = dialogue_rows()
+    rows, starts, owner = [*rows, rows[0][:20]], [*starts, 20], [*owner, 0]  # the last row has no adapter at all
+    ids, real = padded(rows, side)
+    base.gradient_checkpointing(checkpointing)
+    together = states_and_grads(base, [(ids, real, per_token(rows, starts, owner, side, ids.shape[1]))])
+    base.gradient_checkpointing(False)
+    base._packs = False  # row by row, as transformers computes it, everything recorded
+    alone = [
+        (torch.tensor([row]), torch.ones(1, len(row), dtype=torch.long), per_token([row], [s], [o], side, len(row)))
+        for row, s, o in zip(rows, starts, owner, strict=True)
+    ]
+    one_by_one = states_and_grads(base, alone)
+    for ours, theirs in zip(together[0], one_by_one[0], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(together[1], one_by_one[1], strict=True):
+        assert float(theirs.abs().max()) > 0
+        assert float((ours - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
+    base, (rows, starts, owner) = team_base(), dialogue_rows()
+    ids, real = padded(rows)
+    index = per_token(rows, starts, owner, "right", ids.shape[1])
+    found = Beginnings.of(real.bool(), index, ids, torch.device("cpu"))
+    assert found is not None
+    # Three of the four lengths have 16 tokens or more: 40 tokens once, and those of the longer one after its 39 shared.
+    assert len(found.packing.take) == 39 + 1 + 21 and len(found.of_row) == 12
+    later = pack(real.bool(), index, torch.device("cpu"), ids, beginnings=found)
+    assert len(later.take) == sum(len(row) - (s if s >= 16 else 0) for row, s in zip(rows, starts, strict=True))
+    assert sorted([*found.packing.places.tolist(), *later.places.tolist()]) == real.flatten().nonzero()[:, 0].tolist()
+    widths = []
+    hook = base.inner.layers[0].register_forward_hook(lambda _, given, out: widths.append(given[0].shape[1]))
+    base.forward(ids, real, index)
+    with torch.no_grad():
+        base.forward(ids, real, index)
+    hook.remove()
+    assert widths[:2] == [61, len(later.take)] and len(widths) == 3  # without gradients one pass is enough

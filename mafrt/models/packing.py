@@ -4,21 +4,28 @@ The real tokens of a padded batch become one long row. Rows that share at least 
 each of these (the samples of one prompt, or prompts with a common transcript), form a family: its prefix stands once,
 followed by the rest of each row, and every token sees the prefix and its own row only. Hidden states and gradients are
 those of row-by-row passes up to rounding, since a causal model's states at the prefix do not depend on what follows.
+
+Tokens before a row's first one with an adapter (adapters of scope `action`) need no gradient. `Beginnings` are these
+tokens, each sequence once: computed in a pass of its own that records nothing, they give the rest of every row their
+keys and values as constants, so that the backward pass has the rests only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 LEAST_SHARED = 16
 """tokens of the shortest prefix that is shared"""
 MOST_TOKENS = 8192
 """of a family, whose rows are copied together to the length of the longest"""
+
+KeptKV: TypeAlias = "dict[int, tuple[Tensor, Tensor]]"
+"""layer -> keys and values `[kv heads, N, head_dim]` of a pass over N tokens"""
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,16 @@ class Family:
     """`[rows, longest]` bool: False for the repeated ones"""
     mask: Tensor
     """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest may attend to"""
+    past: Tensor | None = None
+    """`[shared]`: the tokens of the pass before this one that are the beginning; None: they are part of this pass"""
 
     @classmethod
-    def of(cls, shared: int, sizes: Sequence[int], device: torch.device) -> Family:
+    def of(cls, shared: int, sizes: Sequence[int], device: torch.device, past: Tensor | None = None) -> Family:
         """From the number of shared tokens and of each row's further ones."""
         steps, lengths = torch.arange(max(sizes)), torch.tensor(sizes)
         rests = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.minimum(steps, lengths.unsqueeze(1) - 1)
         mask = torch.ones(len(steps), shared + len(steps), dtype=torch.bool).tril(shared)
-        return cls(shared, rests.to(device), (steps < lengths.unsqueeze(1)).to(device), mask.to(device))
+        return cls(shared, rests.to(device), (steps < lengths.unsqueeze(1)).to(device), mask.to(device), past)
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,52 @@ class Packing:
     """`[M]`: the real positions of the flattened batch"""
     source: Tensor
     """`[M]`: the token whose hidden state each of them takes"""
+    kept: KeptKV | None = None
+    """filled by the pass with its keys and values; None: they are not kept"""
+    past: KeptKV | None = None
+    """those of the pass before this one, in which the families begin"""
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """The tokens of each row before the first one with an adapter, and their pass, in which equal ones stand once."""
+
+    packing: Packing
+    of_row: dict[int, Tensor]
+    """row -> token of the pass for each token of its beginning, on the CPU; rows without a beginning are absent"""
+    rest: Tensor
+    """`[B, T]` bool: the real tokens of the batch that belong to no beginning"""
+
+    @classmethod
+    def of(cls, real: Tensor, index: Tensor, ids: Tensor, device: torch.device) -> Beginnings | None:
+        """Arguments as of `pack`, `index` `[B, T]`; None where no row has a beginning of `LEAST_SHARED` tokens."""
+        steps = real.shape[1]
+        fixed = real & ((index >= 0) & real).int().cumsum(1).eq(0)
+        fixed &= fixed.sum(1, keepdim=True) >= LEAST_SHARED
+        rows = fixed.any(1).nonzero().squeeze(1).tolist()
+        if not rows:
+            return None
+        first: dict[tuple[int, ...], int] = {}
+        same = {row: first.setdefault(tuple(ids[row, fixed[row]].tolist()), row) for row in rows}
+        once = torch.zeros_like(fixed)
+        once[list(first.values())] = fixed[list(first.values())]
+        packing = pack(once, torch.full((len(real),), -1), device, ids)
+        token = torch.full((real.numel(),), -1)
+        token[packing.places.cpu()] = packing.source.cpu()
+        columns = {row: fixed[row].nonzero().squeeze(1) for row in rows}
+        of_row = {row: token[own * steps + columns[own]] for row, own in same.items()}
+        places = torch.cat([row * steps + columns[row] for row in rows]).to(device)
+        source = torch.cat([of_row[row] for row in rows]).to(device)
+        return cls(replace(packing, places=places, source=source, kept={}), of_row, real & ~fixed)
 
 
 def pack(
-    real: Tensor, index: Tensor, device: torch.device, ids: Tensor | None = None, least_shared: int = LEAST_SHARED
+    real: Tensor,
+    index: Tensor,
+    device: torch.device,
+    ids: Tensor | None = None,
+    least_shared: int = LEAST_SHARED,
+    beginnings: Beginnings | None = None,
 ) -> Packing:
     """Lay a batch out for one pass without padding.
 
@@ -82,7 +133,9 @@ def pack(
         device: of the result.
         ids: `[B, T]` token ids; given, beginnings that rows have in common, in tokens and adapters, are computed once.
         least_shared: tokens of the shortest prefix that is shared.
+        beginnings: of the rows; their pass comes first, and this one has the other tokens.
     """
+    real, past = (real, {}) if beginnings is None else (beginnings.rest, beginnings.of_row)
     lengths = [int(length) for length in real.sum(1).tolist()]
     owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     steps = real.shape[1]
@@ -95,7 +148,8 @@ def pack(
         if index.dim() == 2:
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
-        families, prefix = _families(tokens, groups, least_shared)
+        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared)
+        families += _with_one_past(past, owner, lengths)
     # Families first within an adapter, then single rows by length: rows of equal length are one block.
     families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
     take: list[int] = []
@@ -117,7 +171,10 @@ def pack(
             each = [int(index[row])] * len(own) if index.dim() == 1 else index[row, columns[row]].tolist()[-len(own) :]
             adapters += each
             sizes.append(len(flat) - shared)
-        if len(rows) > 1:
+        if rows[0] in past:
+            own_past = past[rows[0]].to(device)
+            blocks.append(TokenBlock(1, len(take) - first, Family.of(len(own_past), sizes, device, own_past)))
+        elif len(rows) > 1:
             blocks.append(TokenBlock(1, len(take) - first, Family.of(shared, sizes, device)))
         elif blocks and blocks[-1].family is None and blocks[-1].length == lengths[rows[0]]:
             blocks[-1] = TokenBlock(blocks[-1].rows + 1, lengths[rows[0]])
@@ -129,7 +186,22 @@ def pack(
         tuple(blocks),
         torch.tensor(places, dtype=torch.int64, device=device),
         torch.tensor(source, dtype=torch.int64, device=device),
+        past=None if beginnings is None else beginnings.packing.kept,
     )
+
+
+def _with_one_past(past: Mapping[int, Tensor], owner: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Rows that continue the same tokens of the pass before with the same adapter, at most `MOST_TOKENS` together."""
+    together: dict[tuple[int, int, int], list[list[int]]] = {}
+    for row, tokens in past.items():
+        if not lengths[row]:
+            continue
+        # Equal beginnings are one sequence of the pass, so its last token tells them apart.
+        groups = together.setdefault((owner[row], len(tokens), int(tokens[-1])), [])
+        if not groups or len(tokens) + lengths[row] + sum(lengths[r] for r in groups[-1]) > MOST_TOKENS:
+            groups.append([])
+        groups[-1].append(row)
+    return [rows for groups in together.values() for rows in groups]
 
 
 def _families(
@@ -163,51 +235,3 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
         if a != b:
             return place
     return min(len(left), len(right))
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    packing: Packing | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Hugging Face's `sdpa` attention, block by block where the batch is packed.
-
-    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`.
-    """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    if packing is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    sizes = [block.rows * block.length for block in packing.blocks]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return sdpa_attention_forward(module, q, k, v, None if mask is None else mask[None, None], **kwargs)[0]
-
-    out = []
-    for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
-        if block.family is not None:
-            out.append(_within_family(block.family, parts, attend))
-            continue
-        q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
-        out.append(attend(q, k, v, None).flatten(0, 1))
-    return torch.cat(out).unsqueeze(0), None
-
-
-def _within_family(family: Family, parts: Sequence[Tensor], attend: Callable[..., Tensor]) -> Tensor:
-    """Attention of a family's queries, keys and values, `[heads, N, head_dim]` each: `[N, heads, head_dim]`.
-
-    The beginning attends to itself. Each rest attends to the beginning and to itself, all rests at once.
-    """
-    beginning, rest = [part[:, : family.shared] for part in parts], [part[:, family.shared :] for part in parts]
-    first = attend(*(part.unsqueeze(0) for part in beginning), None)[0]
-    # [heads, rows, longest, head_dim] -> [rows, heads, ...]
-    queries, *others = (part[:, family.rests].transpose(0, 1) for part in rest)
-    keys, values = (
-        torch.cat((part.unsqueeze(0).expand(len(own), -1, -1, -1), own), 2)
-        for part, own in zip(beginning[1:], others, strict=True)
-    )
-    return torch.cat((first, attend(queries, keys, values, family.mask)[family.real]))

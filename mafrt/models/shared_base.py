@@ -32,7 +32,8 @@ from mafrt.models.multi_lora import (
     route_adapters,
     set_checkpointing,
 )
-from mafrt.models.packing import pack, packed_attention
+from mafrt.models.packed_attention import packed_attention
+from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.peft_format import AdapterShape, matches
 from mafrt.models.sharding import Sharding
 
@@ -459,25 +460,39 @@ class SharedBase:
         real = torch.ones(rows, steps, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
         # A prefix is shared only where positions count the tokens, so that equal beginnings have equal positions.
         ids = input_ids.cpu() if shares else None
-        packing = pack(real, index, input_ids.device, ids)
         positions = torch.arange(steps, device=input_ids.device) if position_ids is None else position_ids
+        flat = (input_ids.flatten(), positions.expand(rows, steps).flatten())
         hidden = input_ids.new_zeros(rows * steps, self.hidden_size, dtype=self.model.dtype)
+        # A sharded forward is collective, so every process must make the same number of them.
+        apart = torch.is_grad_enabled() and ids is not None and index.dim() == 2 and not self.sharded
+        beginnings = Beginnings.of(real, index, ids, input_ids.device) if apart and ids is not None else None
+        if beginnings is not None:
+            with torch.no_grad():
+                hidden = self._packed_pass(beginnings.packing, flat, learn, hidden)
+        hidden = self._packed_pass(pack(real, index, input_ids.device, ids, beginnings=beginnings), flat, learn, hidden)
+        return hidden.view(rows, steps, -1)
+
+    def _packed_pass(
+        self, packing: Packing, flat: tuple[Tensor, Tensor], learn: frozenset[int] | None, hidden: Tensor
+    ) -> Tensor:
+        """`hidden` `[B*T, d]` with the states of the packed tokens; `flat`: ids and positions `[B*T]` of the batch."""
         if not packing.blocks:
-            return hidden.view(rows, steps, -1)
+            return hidden
+        ids, positions = (part[packing.take].unsqueeze(0) for part in flat)
         with self.context.use(self._make_routing(packing.index.unsqueeze(0), 1, len(packing.index), learn)):
             packed = self._run(
                 lambda: (
                     self.inner(
-                        input_ids=input_ids.flatten()[packing.take].unsqueeze(0),
+                        input_ids=ids,
                         # A mask of four dimensions is not looked at on its way to `packed_attention`, which needs none.
-                        attention_mask=input_ids.new_zeros(1, 1, 1, 1),
-                        position_ids=positions.expand(rows, steps).flatten()[packing.take].unsqueeze(0),
+                        attention_mask=ids.new_zeros(1, 1, 1, 1),
+                        position_ids=positions,
                         use_cache=False,
                         packing=packing,
                     ).last_hidden_state
                 )
             )
-        return hidden.index_copy(0, packing.places, packed[0][packing.source]).view(rows, steps, -1)
+        return hidden.index_copy(0, packing.places, packed[0][packing.source])
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""

@@ -1,0 +1,71 @@
+"""Attention of packed batches (`mafrt.models.packing`), as an attention implementation of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mafrt.models.packing import Family, Packing
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's `sdpa` attention, block by block where the batch is packed.
+
+    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packing is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    layer = int(getattr(module, "layer_idx", 0))
+    if packing.kept is not None:
+        packing.kept[layer] = (key[0], value[0])
+    sizes = [block.rows * block.length for block in packing.blocks]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return sdpa_attention_forward(module, q, k, v, None if mask is None else mask[None, None], **kwargs)[0]
+
+    out = []
+    for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
+        if block.family is not None:
+            kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
+            out.append(_within_family(block.family, parts, attend, kept))
+            continue
+        q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
+        out.append(attend(q, k, v, None).flatten(0, 1))
+    return torch.cat(out).unsqueeze(0), None
+
+
+def _within_family(
+    family: Family, parts: Sequence[Tensor], attend: Callable[..., Tensor], kept: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Attention of a family's queries, keys and values, `[heads, N, head_dim]` each: `[N, heads, head_dim]`.
+
+    The beginning attends to itself. Each rest attends to the beginning and to itself, all rests at once. `kept` are
+    the keys and values of the pass in which the beginning was computed; None: it is part of this one.
+    """
+    done: list[Tensor] = []
+    if kept is None:
+        beginning, parts = [p[:, : family.shared] for p in parts], [p[:, family.shared :] for p in parts]
+        done.append(attend(*(part.unsqueeze(0) for part in beginning), None)[0])
+        common = beginning[1:]
+    else:
+        common = [part[:, family.past] for part in kept]
+    # [heads, rows, longest, head_dim] -> [rows, heads, ...]
+    queries, *others = (part[:, family.rests].transpose(0, 1) for part in parts)
+    keys, values = (
+        torch.cat((part.unsqueeze(0).expand(len(own), -1, -1, -1), own), 2)
+        for part, own in zip(common, others, strict=True)
+    )
+    return torch.cat((*done, attend(queries, keys, values, family.mask)[family.real]))
