@@ -24,6 +24,7 @@ from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import evaluation_env, load_sets
 from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.runners.limits import check_limits
+from mafrt.scripts.baselines import build as baselines
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import (
     check_models,
@@ -38,7 +39,7 @@ from mafrt.scripts.cli.loading import (
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
-from mafrt.scripts.cli.settings import EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
+from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 from mafrt.storage.transcript_files import FOLDER
 from mafrt.storage.transcripts import TranscriptWriter, wanted
@@ -57,7 +58,7 @@ NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(Eng
 COMMAND = Command(
     "evaluate",
     "Evaluate a trained team, or the untrained base, on held-out tasks.",
-    (EvaluateSettings, RecordSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
+    (EvaluateSettings, BaselineSettings, RecordSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
     epilog="A run brings its own base, team, workflow and sampling; --config and flags win over them.",
 )
 
@@ -87,6 +88,7 @@ def evaluate(argv: Sequence[str]) -> int:
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
     casts = role_swaps(team) if asked.swap else {}
+    plan = baselines.plan(settings, loaded, env, team)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
     check_limits(
         config,
@@ -132,12 +134,15 @@ def evaluate(argv: Sequence[str]) -> int:
         with reporting(terminal.stage):
             evaluated = played(player)
             swapped = {name: played(player.cast(cast)) for name, cast in casts.items()}
+            rows = [] if plan is None else plan.measure(env, player, base, evaluated, asked)
     finally:
         terminal.close()
         engines.close(engine)
     print(table(evaluated, swapped, time.perf_counter() - started))
+    if rows:
+        print(f"\n{baselines.table(rows, asked.k)}")
     if output is not None:
-        write(output, evaluated, swapped, settings, team)
+        write(output, evaluated, swapped, settings, team, rows)
         print(f"numbers, prompts and answers in {output}")
     if folder is not None:
         share, most = recording.transcript_share, recording.transcript_max_mib
@@ -211,6 +216,8 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
         if settings["env"] == "dsbench":
             kwargs.setdefault("split", "eval")
         env = make_env(settings["env"], **kwargs)
+        if held_out := {**env.unwrapped.held_out, **kwargs}:
+            env = make_env(settings["env"], **held_out)
         return env, team_for(env, load_team(settings, default), settings["n_agents"])
     team = load_team(settings, "profiles/quickstart.json")
     source = settings["dataset_path"]
@@ -278,7 +285,12 @@ def table(evaluation: Evaluation, swapped: Mapping[str, Evaluation], seconds: fl
 
 
 def write(
-    path: Path, evaluation: Evaluation, swapped: Mapping[str, Evaluation], settings: Settings, team: Team
+    path: Path,
+    evaluation: Evaluation,
+    swapped: Mapping[str, Evaluation],
+    settings: Settings,
+    team: Team,
+    baseline_rows: Sequence[baselines.Row] = (),
 ) -> None:
     """Write numbers with intervals, scores of every task, every prompt and answer, and the settings."""
     from mafrt.core.atomic_files import write_atomic
@@ -296,6 +308,7 @@ def write(
         "scores": {task: list(scores) for task, scores in evaluation.scores.items()},
         "greedy_scores": dict(evaluation.greedy_scores),
         "swapped": {name: other.metrics() for name, other in swapped.items()},
+        "baselines": [each.values() for each in baseline_rows],
         "settings": settings.values,
         "episodes": summary.episode_lines(evaluation.episodes, {agent.name: agent.prompt for agent in team.agents}),
     }

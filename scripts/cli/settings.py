@@ -150,6 +150,27 @@ class EvaluateSettings:
 
 
 @dataclass(frozen=True)
+class BaselineSettings:
+    """Baselines on the same tasks."""
+
+    baselines: bool = False
+    """also score what needs no reinforcement learning: temperatures, majority vote, prefix, constant, imitation"""
+    baseline_votes: int = 32
+    """sampled answers per task of the majority vote"""
+    baseline_episodes: int = 0
+    """training episodes of the rejection-sampling imitation; 0: as many as the run has played, or 3840 without a run"""
+    baseline_lr: float = 1e-3
+    """learning rate of the imitation"""
+
+    def __post_init__(self) -> None:
+        for name, least in (("baseline_votes", 1), ("baseline_episodes", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least {least}.")
+        if self.baseline_lr <= 0:
+            raise ConfigError(f"baseline_lr is {self.baseline_lr:g}; choose a value above 0.")
+
+
+@dataclass(frozen=True)
 class RecordSettings(TranscriptConfig):
     """Recorded conversations"""
 

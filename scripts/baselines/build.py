@@ -1,0 +1,114 @@
+"""`mafrt evaluate --baselines`: which training tasks, start and budget belong to an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.baselines.table import Baselines, Row, place_start, table
+from mafrt.scripts.cli.command import Settings
+from mafrt.scripts.cli.loading import env_arguments, stored_args, with_sandbox
+from mafrt.scripts.cli.recorded_run import rebuild, run_of
+from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings
+
+if TYPE_CHECKING:
+    from mafrt.environment.base import Env
+    from mafrt.models.several_bases import Bases
+    from mafrt.rollout.player import Player
+    from mafrt.runners.evaluation import Evaluation
+    from mafrt.storage.load_path import Loadable
+
+__all__ = ["Plan", "Row", "plan", "table"]
+
+EPISODES = 3840
+"""of the imitation where there is no run to compare with: those of the quickstart"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the baselines need besides the evaluation itself; made before a model is loaded."""
+
+    train_env: Env
+    team: Team
+    start: dict[str, Path]
+    """adapter -> folder of the weights that the run began with; empty for the base without training"""
+    votes: int
+    episodes: int
+    lr: float
+
+    def measure(
+        self, env: Env, player: Player, base: Bases, evaluated: Evaluation, asked: EvaluateSettings
+    ) -> list[Row]:
+        """The rows of the table, the evaluated team first."""
+        parts = Baselines(
+            env=env,
+            train_env=self.train_env,
+            player=player,
+            engine=player.engine,
+            base=base,
+            start=place_start(base, self.team, self.start),
+            tasks=asked.tasks or env.num_tasks or len(evaluated.scores) or len(evaluated.greedy_scores),
+            k=asked.k,
+            seed=asked.seed,
+            votes=self.votes,
+            episodes=self.episodes,
+            lr=self.lr,
+        )
+        return list(parts.rows(evaluated))
+
+
+def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> Plan | None:
+    """The plan, or None without --baselines.
+
+    Raises:
+        ConfigError: there are no training tasks, or the engine cannot hold the further adapters.
+    """
+    asked = settings.make(BaselineSettings)
+    if not asked.baselines:
+        return None
+    if settings["engine"] != "local":
+        raise ConfigError(
+            f"baselines need adapters besides the team's, and engine is {settings['engine']}; take local."
+        )
+    if any(agent.model is not None for agent in team.agents):
+        raise ConfigError("baselines compare a team on one base, and agents of this team name their own model.")
+    from mafrt.environment.workers import guarded
+
+    stored, _ = stored_args(loaded)
+    played = int(stored.get("iterations", 0)) * int(stored.get("n_rollout_threads", 0))
+    return Plan(
+        guarded(training_env(settings, loaded, team), settings["env_timeout_s"]),
+        team,
+        start_of(stored),
+        asked.baseline_votes,
+        asked.baseline_episodes or played or EPISODES,
+        asked.baseline_lr,
+    )
+
+
+def start_of(stored: Mapping[str, Any]) -> dict[str, Path]:
+    """Adapter -> folder of the weights that a run with these settings began with."""
+    from mafrt.storage.load_path import resolve
+
+    named = stored.get("load_path")
+    return {} if named is None else dict(resolve(named).adapters)
+
+
+def training_env(settings: Settings, loaded: Loadable | None, team: Team) -> Env:
+    """The environment of the training tasks that belong to the held-out ones."""
+    from mafrt.environment.registry import make_env
+    from mafrt.envs.math import MathEnv
+
+    run = run_of(loaded)
+    if settings["dataset_path"] is not None:
+        raise ConfigError("baselines choose on training tasks, and --dataset_path names none; leave it out.")
+    if run is not None and "env" not in settings.flags:
+        return rebuild(run).env
+    if settings["env"] is None:
+        return MathEnv(team=team)
+    kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    return make_env(settings["env"], **kwargs)

@@ -1,0 +1,224 @@
+"""The baselines on the tasks of an evaluation, and the table that holds them beside the team.
+
+`start` is the team before reinforcement learning: the base without training, or the adapters that the run began with.
+Whatever has to be chosen (the answer, the prefix, the imitated episodes) is chosen on training tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mafrt.config.team import Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.progress import stage
+from mafrt.core.seeding import seed_of
+from mafrt.scripts.baselines.imitation import SAMPLES, imitate, solved_turns
+
+if TYPE_CHECKING:
+    from mafrt.engines import Engine
+    from mafrt.environment.base import Env
+    from mafrt.models.several_bases import Bases
+    from mafrt.rollout.player import Player
+    from mafrt.runners.evaluation import Evaluation
+    from mafrt.runners.evaluation_summary import Number
+
+TEMPERATURES = (0.3, 0.7, 1.0)
+PREFIXES = (
+    "\\boxed{",
+    "The answer is ",
+    "{opening}",
+    "{first}",
+    "{last}",
+    "= ",
+    "Step 1: ",
+    "Let us think step by step.",
+)
+"""tried as the beginning of the deciding agents' answers; see `mafrt.engines.prefixed.filled`"""
+PREFIX_TASKS = 64
+"""training tasks on which a prefix is chosen, by its greedy score"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Score of one baseline on the held-out tasks."""
+
+    name: str
+    sampled: Number | None = None
+    """None: not sampled"""
+    greedy: Number | None = None
+    """None: not played greedily"""
+
+    def cells(self) -> tuple[str, str, str]:
+        return self.name, str(self.sampled or "-"), str(self.greedy or "-")
+
+    def values(self) -> dict[str, str | float | None]:
+        """Name and means, for a file."""
+        means = (None if each is None else each.value for each in (self.sampled, self.greedy))
+        return {"name": self.name, **dict(zip(("sampled", "greedy"), means, strict=True))}
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Everything that the baselines are played with."""
+
+    env: Env
+    """held-out tasks"""
+    train_env: Env
+    player: Player
+    """plays the evaluated team"""
+    engine: Engine
+    base: Bases
+    start: Team
+    """the team with the adapters that it began with, which are on `base`"""
+    tasks: int
+    k: int
+    seed: int
+    votes: int
+    """sampled answers of the majority vote"""
+    episodes: int
+    """training episodes of the imitation"""
+    lr: float
+    """learning rate of the imitation"""
+
+    def rows(self, team: Evaluation) -> Iterator[Row]:
+        """The evaluated team first, then each baseline as soon as it is measured."""
+        yield row("this team", team)
+        yield from self.without_model()
+        for heat in TEMPERATURES:
+            yield row(f"start, temperature {heat:g}", self._played(self._player(heat)))
+        voted = self._played(self._player(), samples=self.votes, greedy=False)
+        from mafrt.runners.evaluation_summary import majority
+
+        if (most := majority(voted.episodes)) is not None:
+            yield Row(f"start, majority@{self.votes}", most.number)
+            yield from self._prefixed(voted)
+        yield from self._imitated()
+
+    def without_model(self) -> Iterator[Row]:
+        """The most frequent training answer as every answer; in games, the scripted players."""
+        from mafrt.envs.games.base import PLAYERS, Game, play
+        from mafrt.envs.workflows.task_env import TaskEnv
+        from mafrt.runners.evaluation_summary import number
+
+        env = self.env.unwrapped
+        if isinstance(env, Game):
+            seeds = [seed_of(self.seed, "task", task) for task in range(self.tasks)]
+            for player in PLAYERS:
+                yield Row(f"{player} player", number([play(env, player, seed) for seed in seeds]))
+        answers = answers_of(self.train_env)
+        if answers and isinstance(env, TaskEnv):
+            constant = Counter(answers).most_common(1)[0][0]
+            scores = []
+            for task in range(min(self.tasks, env.num_tasks or 0)):
+                env.choose(task)
+                scores += env.grade([f"\\boxed{{{constant}}}"])
+            yield Row(f"constant answer {constant}", number(scores))
+
+    def _prefixed(self, voted: Evaluation) -> Iterator[Row]:
+        """The prefix that is best on training tasks, for the agents whose answers decide."""
+        deciding = sorted({agent for episode in voted.episodes for agent in episode.info.get("answers", {})})
+        scores = {}
+        with stage("choosing a prefix", len(PREFIXES)) as advance:
+            for prefix in PREFIXES:
+                player = self._player(deciding=deciding, prefix=prefix)
+                found = self._played(player, self.train_env, tasks=PREFIX_TASKS, samples=0)
+                scores[prefix] = found.greedy or 0.0
+                advance(1)
+        best = max(scores, key=lambda prefix: scores[prefix])
+        player = self._player(deciding=deciding, prefix=best)
+        yield row(f"start, answer begins {best!r}", self._played(player))
+
+    def _imitated(self) -> Iterator[Row]:
+        tasks = -(-self.episodes // SAMPLES)
+        count = self.train_env.num_tasks or tasks
+        samples = -(-self.episodes // min(count, tasks))
+        played = self._played(self._player(), self.train_env, tasks=tasks, samples=samples, greedy=False)
+        from mafrt.runners.evaluation import SOLVED
+
+        records = solved_turns(played.episodes, SOLVED)
+        name = f"imitation of the solved ones of {len(played.episodes)} episodes"
+        if not records:
+            yield Row(f"{name}: none")
+            return
+        imitate(records, self.start, self.base, self.lr, self.seed)
+        yield row(name, self._played(self._player()))
+
+    def _player(self, heat: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
+        """A player of the start: at a temperature, or with a prefix before the answers of `deciding`."""
+        from mafrt.engines.prefixed import PrefixedEngine
+
+        adapters = {agent.name: agent.adapter for agent in self.start.agents}
+        player = self.player.cast(adapters)
+        if heat is not None:
+            player.sampling = {name: replace(how, temperature=heat) for name, how in player.sampling.items()}
+        if prefix:
+            own = {adapters[name]: prefix for name in deciding}
+            player.engine = PrefixedEngine(self.engine, self.player.tokenizer, own)
+        return player
+
+    def _played(
+        self,
+        player: Player,
+        env: Env | None = None,
+        tasks: int | None = None,
+        samples: int | None = None,
+        greedy: bool = True,
+    ) -> Evaluation:
+        from mafrt.runners.evaluation import evaluate
+
+        found = evaluate(
+            env or self.env,
+            player,
+            tasks=self.tasks if tasks is None else tasks,
+            samples=self.k if samples is None else samples,
+            greedy=greedy,
+            seed=self.seed,
+            keep=lambda _: True,
+        )
+        assert found is not None  # None means interrupted, and nothing here interrupts it
+        return found
+
+
+def row(name: str, found: Evaluation) -> Row:
+    """The row of an evaluation."""
+    from mafrt.runners.evaluation_summary import numbers
+
+    values = numbers(found)
+    return Row(name, values.get(f"avg@{found.samples}"), values.get("greedy"))
+
+
+def answers_of(env: Env) -> list[str]:
+    """The answers of the tasks of an environment; empty where tasks have none."""
+    tasks: Sequence[Any] = getattr(env.unwrapped, "tasks", ())
+    found = [getattr(task, "answer", None) for task in tasks]
+    return [answer for answer in found if isinstance(answer, str) and answer]
+
+
+def place_start(base: Bases, team: Team, folders: dict[str, Any]) -> Team:
+    """Add the adapters that the team began with to `base`; returns the team on them.
+
+    Args:
+        folders: adapter -> its PEFT folder; those of an untrained base are absent.
+
+    Raises:
+        ConfigError: the team sits on several bases.
+    """
+    if len(base.parts) > 1:
+        raise ConfigError("baselines compare a team on one base, and this team sits on several; leave it out.")
+    names = {name: f"{name}_start" for name in team.adapters}
+    for name, copy in names.items():
+        if name in folders:
+            base.load_adapter(copy, folders[name])
+        else:
+            base.copy_adapter(name, copy)
+    return replace(team, agents=tuple(replace(agent, adapter=names[agent.adapter]) for agent in team.agents))
+
+
+def table(rows: Sequence[Row], k: int) -> str:
+    """The rows for people, with 95% intervals over tasks."""
+    from mafrt.storage.report import aligned
+
+    return "\n".join(aligned([("", f"avg@{k}", "greedy"), *(each.cells() for each in rows)]))
