@@ -31,6 +31,14 @@ def test_words_at_once_and_given_boxes():
     assert world.num_tasks == BOXES
 
 
+def test_the_last_one_is_paid_for_the_word_before():
+    world = Words(2, 1, relay=True)
+    world.reset(options={"task": 1})
+    assert world.step({"agent0": WORDS[1]}).rewards == {}
+    last = world.step({"agent1": "x"})
+    assert last.rewards == {"agent1": 1.0} and last.info["outcome"] == 1.0
+
+
 def test_an_interval_by_hand():
     # Mean .2, deviation .1, three seeds: 4.303 * .1 / sqrt(3) = .248.
     assert seed_interval([0.1, 0.2, 0.3]) == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-3)

@@ -30,30 +30,41 @@ class Words(Env):
         together: whether all speak at once.
         offset: added to the outcome in every other box, whatever is said.
         fixed: boxes in which every word is right, so that nothing can be learnt there.
+        relay: the words of the last agent count nothing, and it is paid for the word before its own.
     """
 
     bounded = True
 
     def __init__(
-        self, size: int = 2, rounds: int = 2, *, together: bool = False, offset: float = 0.0, fixed: int = 0
+        self,
+        size: int = 2,
+        rounds: int = 2,
+        *,
+        together: bool = False,
+        offset: float = 0.0,
+        fixed: int = 0,
+        relay: bool = False,
     ) -> None:
-        self.agents = team(size).names
+        self.agents, self.relay = team(size).names, relay
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
         self.num_tasks = BOXES
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = options["task"] if options else self.rng.randrange(BOXES)
-        self.right, self.done = 0.0, 0
+        self.right, self.done, self.said = 0.0, 0, ""
         return self._ask(0), {"task": str(self.box)}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         rewards = {name: float(self._is_right(text)) for name, text in actions.items()}
+        if self.relay:
+            rewards = {name: float(self._is_right(self.said)) for name in actions if name == self.agents[-1]}
+        self.said = "".join(actions.values())
         self.right += sum(rewards.values())
         self.done += 1
         turns = self.rounds if self.together else self.rounds * len(self.agents)
         if self.done < turns:
             return StepResult(self._ask(self.done), rewards, False, False, {})
-        share = self.right / (self.rounds * len(self.agents))
+        share = self.right / (self.rounds * (1 if self.relay else len(self.agents)))
         outcome = share + self.offset * (self.box % 2)
         return StepResult({}, rewards, True, False, {"outcome": outcome, "measures": {"right": share}})
 

@@ -3,7 +3,8 @@
 Each part has a task on which it should matter (`mafrt.scripts.benchmarks._parts`), the same settings, iterations and
 seeds on both sides, and one setting that differs. Score is the share of right words in 8 boxes x 16 sampled episodes
 after training; the difference has a 95% interval by Student's t over seeds. A part decides if the interval lies above
-0. Fresh tasks for flat groups cost episodes: that side plays more of them in an iteration.
+0. Both sides sample about as many words. Fresh tasks for flat groups and replays without an agent cost more: those
+sides play more.
 """
 
 from __future__ import annotations
@@ -100,6 +101,39 @@ PARTS = {
             {"dynamic_sampling_rounds": 0},
         ),
         RulePart(
+            "c3: alternatives of a turn, played to the end",
+            "6 turns, told only their mean at the end",
+            {"size": 2, "rounds": 3},
+            {},
+            # About 84 words an episode against 6.
+            {"algorithm": "c3", "tree_samples": 4, "n_rollout_threads": 8},
+            {"algorithm": "grpo", "n_samples": 8, "n_rollout_threads": 112},
+        ),
+        RulePart(
+            "at_grpo: alternatives from the same state",
+            "8 turns, each paid by itself",
+            LONG,
+            {"algorithm": "at_grpo", "outcome_weight": 0.0},
+            {"tree_samples": 4, "n_rollout_threads": 24},
+            {"tree_samples": 1, "n_samples": 4, "n_rollout_threads": 96},
+        ),
+        RulePart(
+            "ccpo: contribution of an agent",
+            SIX_TEXT,
+            SIX,
+            {"algorithm": "ccpo", "n_samples": 8},
+            {"contribution_weight": 1.0},
+            {"contribution_weight": 0.0},
+        ),
+        RulePart(
+            "cory: sum of both rewards",
+            "2 turns; the second agent is paid for the first one's word",
+            {"size": 2, "rounds": 1, "relay": True},
+            {"algorithm": "cory", "outcome_weight": 0.0},
+            {"share": "sum"},
+            {"share": "own"},
+        ),
+        RulePart(
             "vdn: values of the agents",
             SIX_TEXT,
             SIX,
@@ -171,7 +205,7 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
         runner.learn(runner.collect())
     runner.cast()
     # Without offset and given boxes: only words that are right by themselves count.
-    held_out = Words(len(world.agents), world.rounds, together=world.together)
+    held_out = Words(len(world.agents), world.rounds, together=world.together, relay=world.relay)
     found = evaluate(held_out, runner.player, tasks=BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
     assert found is not None
     return statistics.fmean(value for scores in found.scores.values() for value in scores)
