@@ -22,7 +22,7 @@ from mafrt.core.reading import is_writable
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import evaluation_env, load_sets
-from mafrt.envs.workflows.config import WorkflowSettings
+from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.baselines import build as baselines
 from mafrt.scripts.cli.command import Command, Settings, run_main
@@ -58,7 +58,16 @@ NOT_CARRIED_OVER = frozenset({"load_path", "dataset_path", "seed", *describe(Eng
 COMMAND = Command(
     "evaluate",
     "Evaluate a trained team, or the untrained base, on held-out tasks.",
-    (EvaluateSettings, BaselineSettings, RecordSettings, WorkflowSettings, ModelSettings, SampleSettings, EngineConfig),
+    (
+        EvaluateSettings,
+        BaselineSettings,
+        RecordSettings,
+        FieldSettings,
+        WorkflowSettings,
+        ModelSettings,
+        SampleSettings,
+        EngineConfig,
+    ),
     epilog="A run brings its own base, team, workflow and sampling; --config and flags win over them.",
 )
 
@@ -230,7 +239,8 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Settings given here that go before the run's own where its environment is built again."""
-    names = {*describe(WorkflowSettings), "sandbox", "env_kwargs", "profile_path", "n_agents"} & settings.flags
+    own = {*describe(FieldSettings), *describe(WorkflowSettings)}
+    names = {*own, "sandbox", "env_kwargs", "profile_path", "n_agents"} & settings.flags
     changed = {name: settings[name] for name in names}
     if "env_kwargs" in changed:
         changed["eval_env_kwargs"] = ()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SAMPLES = 3
 """Episodes that are played before training to see whether the environment ever pays."""
 
+TASK_SOURCES = {name: f"train_{name}" for name in ("math", "code", "search", "dsbench")}
+"""Environments with a command of their own, which has the flags of workflows."""
+
 COMMAND = Command(
     "train",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, by playing an environment.",
@@ -36,7 +39,7 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> PreparedRun:
     """Environment and team, checked before the model is loaded."""
-    from mafrt.environment.registry import env_names, make_env
+    from mafrt.environment.registry import env_names, make_env, takes
     from mafrt.environment.sample import payment_problem, sample_episode
     from mafrt.environment.workers import check_guarded, guarded
 
@@ -56,6 +59,8 @@ def prepare(settings: Settings) -> PreparedRun:
     if "," in name or "@" in name:
         return prepare_mixture(settings, team, name)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    if team is not None and takes(name, "team"):
+        kwargs = {"team": team, **kwargs}
     notes: list[str] = []
     # Worker processes are forked here, before a model is loaded and its threads begin.
     env = guarded(make_env(name, **kwargs), settings["env_timeout_s"])
@@ -124,12 +129,29 @@ def prepare_program(settings: Settings) -> PreparedRun:
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, ())
 
 
+def named_env(argv: Sequence[str]) -> str | None:
+    """The value of `--env` among the words; None if it is not there."""
+    following = [value for word, value in pairwise(argv) if word == "--env"]
+    joined = [word.removeprefix("--env=") for word in argv if word.startswith("--env=")]
+    return next(iter([*following, *joined]), None)
+
+
+def without_env(argv: Sequence[str]) -> list[str]:
+    """The words without `--env NAME`."""
+    after = zip(["", *argv], argv, strict=False)
+    return [word for last, word in after if last != "--env" and word != "--env" and not word.startswith("--env=")]
+
+
 def run(argv: Sequence[str]) -> int:
     """Train, or go on with a run of another script by that script."""
     load_path = next((value for word, value in pairwise(argv) if word == "--load_path"), None)
     words = {word.partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     if "__reward" in words or ("__dataset_path" in words and "__env" not in words):  # a function as the environment
         return int(importlib.import_module("mafrt.scripts.train_tasks").main(argv))
+    env = named_env(argv)
+    if env in TASK_SOURCES and "__workflow" in words:
+        # That command has the flags of the tasks and of their workflows.
+        return int(importlib.import_module(f"mafrt.scripts.{TASK_SOURCES[env]}").main(without_env(argv)))
     started_by = None if load_path is None else command_of(Path(load_path).expanduser())
     if started_by not in (None, COMMAND.name):
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))

@@ -1,4 +1,4 @@
-"""Train a Coder, alone or with a Tester, to write programs that pass tests: HumanEval-, MBPP- or APPS-style JSONL."""
+"""Train a Coder, a Coder and a Tester, or any team, to write programs: HumanEval-, MBPP- or APPS-style JSONL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.envs.code import build
+from mafrt.envs.code.by_workflow import CODER_TESTER
 from mafrt.envs.code.config import CodeSettings
+from mafrt.envs.workflows.config import WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -15,9 +17,9 @@ from mafrt.scripts.cli.train import train
 
 COMMAND = Command(
     "train_code",
-    "Train a Coder, alone or with a Tester, to write programs; the outcome is the fraction of tests that pass.",
-    (CodeSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
-    defaults={"profile_path": "profiles/code_single.json"},
+    "Train a team to write programs; the outcome is the fraction of tests that pass.",
+    (CodeSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
+    defaults={"profile_path": "profiles/code_single.json", "workflow": CODER_TESTER},
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mafrt.envs.dsbench import build
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.config import DsbenchSettings
+from mafrt.envs.dsbench.config import REFUSED, DsbenchSettings
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
@@ -23,6 +23,7 @@ COMMAND = Command(
     "Train three agents to solve tabular modelling tasks by programs that run in one workspace.",
     (DsbenchSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/dsbench.json", "stratify": "data_type", "max_new_tokens": 4096},
+    refused=REFUSED,
     epilog="Without --data_root or --dataset_path, twelve built-in tasks are made: 8 to train on, 4 held out.",
 )
 

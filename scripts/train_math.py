@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mafrt.envs.math import build
 from mafrt.envs.math.config import MathSettings
-from mafrt.envs.workflows.config import WorkflowSettings
+from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -17,7 +17,7 @@ from mafrt.scripts.cli.train import train
 COMMAND = Command(
     "train_math",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, to solve math problems.",
-    (MathSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
+    (MathSettings, FieldSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/quickstart.json"},
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mafrt.core.errors import ConfigError
 from mafrt.envs.search import build
 from mafrt.envs.search.config import SearchSettings
-from mafrt.envs.workflows.config import WorkflowSettings
+from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
@@ -19,7 +19,7 @@ from mafrt.scripts.cli.train import train
 COMMAND = Command(
     "train_search",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, to answer questions by search.",
-    (SearchSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
+    (SearchSettings, FieldSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
     defaults={"profile_path": "profiles/search.json", "workflow": "search", "horizon": 4},
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mafrt.envs.tasks import build
 from mafrt.envs.tasks.config import TaskSettings
-from mafrt.envs.workflows.config import WorkflowSettings
+from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import guarded_run, load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -17,7 +17,7 @@ from mafrt.scripts.cli.train import train
 COMMAND = Command(
     "train_tasks",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, on tasks that a function grades.",
-    (TaskSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
+    (TaskSettings, FieldSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
 )
 
 

@@ -22,7 +22,7 @@ from mafrt.envs.workflows.registry import WORKFLOWS, make_workflow, register_wor
 
 BUILDS = {
     "math": (math, {**asdict(MathSettings()), **asdict(WorkflowSettings())}),
-    "code": (code, asdict(CodeSettings())),
+    "code": (code, {**asdict(CodeSettings()), **asdict(WorkflowSettings()), "workflow": "coder_tester"}),
     "dsbench": (dsbench, asdict(DsbenchSettings())),
 }
 

@@ -52,6 +52,16 @@ def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys):
     ]
 
 
+def test_a_team_of_three_votes_on_programs_stops_and_goes_on(workdir):
+    words = ["--env", "code", "--workflow", "vote", "--profile_path", "profiles/math_trio.json", "--coach", "rules"]
+    assert train.main([*words, *SHORT, "--run_dir", "run", "--iterations", "1", "--n_rollout_threads", "2"]) == 0
+    assert train.main(["--load_path", "run", "--iterations", "2"]) == 0
+    found = episodes(workdir / "run")
+    assert len(found) == 4 and all(len(e["turns"]) == 3 and "agreement" in e["info"]["measures"] for e in found)
+    assert all(turn["coach"]["score"] == turn["evidence"]["rules"]["score"] for e in found for turn in e["turns"])
+    assert evaluate.main(["--load_path", "run", "--k", "1", "--tasks", "2", "--no-greedy"]) == 0
+
+
 def test_a_run_without_programs_names_no_sandbox(workdir, monkeypatch):
     monkeypatch.setattr(factory, "_shared", {})  # other tests of this process have opened sandboxes
     assert train_math.main([*SHORT, "--run_dir", "run", "--iterations", "1"]) == 0

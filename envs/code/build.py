@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mafrt.config.team import Team
+from mafrt.envs.code.by_workflow import code_env
 from mafrt.envs.code.env import CodeEnv
+from mafrt.envs.code.task_env import CodeTaskEnv
 from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
-from mafrt.envs.construction import Construction, held_out_note, hold_out
+from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
+from mafrt.envs.workflows.config import workflow_options
 
 NAME = "code"
 DEFAULT_SET = "programs"
@@ -18,8 +21,9 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     """Problems, sandbox and environments.
 
     Args:
-        settings: the fields of `CodeSettings`, and `sandbox`, by name. All are JSON values.
-        team: a Coder, or a Coder and a Tester; None: a Coder.
+        settings: the fields of `CodeSettings` and `WorkflowSettings`, `sandbox` and `seed`, by name. All are JSON
+            values.
+        team: for the workflow `coder_tester` a Coder, or a Coder and a Tester; None: a Coder.
 
     Raises:
         DataError: the problems cannot be read.
@@ -37,21 +41,21 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
             f"Careful: {len(shared)} statements stand in both sets, so the evaluation shows in part what was learnt by "
             "heart."
         )
+    tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = build_env(settings, held_out, team) if held_out else None
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
 
 
-def build_env(settings: Mapping[str, Any], tasks: Sequence[CodeTask], team: Team | None) -> CodeEnv:
+def build_env(settings: Mapping[str, Any], tasks: Sequence[CodeTask], team: Team | None) -> CodeEnv | CodeTaskEnv:
     """The environment that the settings describe, on these tasks."""
     arguments = {
         "turns": "coder_turns",
         "reviews": "reviews",
-        "sandbox": "sandbox",
         "timeout_s": "program_timeout",
         "memory_mib": "program_memory",
     }
     given = {argument: settings[name] for argument, name in arguments.items() if name in settings}
-    return CodeEnv(tasks=tasks, team=team, **given)
+    return code_env(tasks=tasks, team=team, **given, **workflow_options(settings))
 
 
 def problems(settings: Mapping[str, Any]) -> tuple[Sequence[CodeTask], Sequence[CodeTask]]:

@@ -15,9 +15,10 @@ from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
 from mafrt.environment.python_tool import PythonTool, Ran
-from mafrt.environment.tool_calls import BadCall, find_code, shorten
+from mafrt.environment.tool_calls import shorten
 from mafrt.envs.code.grading import Grade, Grader
-from mafrt.envs.code.state import NOTHING, TOOL, CodeState, Flow
+from mafrt.envs.code.state import TOOL, CodeState, Flow, why_not
+from mafrt.envs.code.task_env import scored
 from mafrt.envs.code.tasks import CodeTask, load_tasks
 
 SILENT = "The checks ran without an error."
@@ -59,7 +60,8 @@ class CodeEnv(Env):
         if len(self.team.names) > 2:
             raise ConfigError(
                 f"code is written by one agent, or by a Coder and a Tester, found {', '.join(self.team.names)}; take "
-                "profiles/code_single.json or profiles/coder_tester.json"
+                "profiles/code_single.json or profiles/coder_tester.json, or for a larger team another workflow, such "
+                "as 'chain', 'debate' or 'vote'"
             )
         if TOOL in self.team.names:
             raise ConfigError(f"no agent may be called {TOOL!r}: the environment speaks under that name")
@@ -108,23 +110,20 @@ class CodeEnv(Env):
     def _try(self, state: CodeState, text: str) -> tuple[CodeState, Evidence]:
         """Grade the Coder's program, and show it the failures."""
         if state.pending is None:
-            why = _why_not(text)
+            why = why_not(text)
             return state, Evidence(why, Scored(0.0, why), {"status": "no program"})
         self.grade = grade = self.grader.grade(self.task, state.pending)
         facts = {"status": grade.status, "passed": grade.passed, "tests": grade.total}
-        counted = f"The program passes {grade.passed} of {grade.total} tests"
         if grade.status == "ok" or grade.passed == grade.total:
-            return self.flow.ran(state, ""), Evidence(None, Scored(2.0 + 8.0 * grade.fraction, f"{counted}."), facts)
+            return self.flow.ran(state, ""), Evidence(None, scored(grade), facts)
         output = shorten(grade.trace.strip(), self.tool.shown)
-        last = (output.splitlines() or [grade.status])[-1][:200]
-        score = 1.0 if grade.status == "syntax" else 2.0 + 8.0 * grade.fraction
-        return self.flow.failed(state, output), Evidence(output, Scored(score, f"{counted} ({last})."), facts)
+        return self.flow.failed(state, output), Evidence(output, scored(grade), facts)
 
     def _review(self, state: CodeState, text: str) -> tuple[CodeState, Evidence]:
         """The Tester has spoken: run its checks on the program."""
         right = self.grade.passed == self.grade.total
         if state.pending is None:
-            why = _why_not(text)
+            why = why_not(text)
             facts = {"status": "no checks", "program_right": right}
             return state, Evidence(why, Scored(0.0, f"There are no checks. {why}"), facts)
         assert state.program is not None
@@ -198,8 +197,3 @@ def _names(tree: ast.AST) -> set[str]:
 
 def _full(before: str, program: str) -> str:
     return f"{before}\n\n{program}" if before else program
-
-
-def _why_not(text: str) -> str:
-    call = find_code(text)
-    return call.why if isinstance(call, BadCall) else NOTHING

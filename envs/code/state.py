@@ -71,7 +71,7 @@ class Flow:
             return replace(said, pending=call, program=state.program if state.reviewing else call)
         if state.reviewing:
             return replace(said, over=True)  # no checks: the Tester has nothing against it
-        return self.failed(said, call.why if isinstance(call, BadCall) else NOTHING)
+        return self.failed(said, why_not(text))
 
     def ran(self, state: CodeState, output: str) -> CodeState:
         """State after the pending execution succeeded."""
@@ -91,6 +91,12 @@ class Flow:
         """The Coder's turns are over: the Tester's begins, if there is one and a program for it."""
         review = self.tester is not None and state.reviews < self.reviews and state.program is not None
         return replace(state, reviewing=review, over=not review, turns=0)
+
+
+def why_not(text: str) -> str:
+    """Why a text has no program, for the agent."""
+    call = find_code(text)
+    return call.why if isinstance(call, BadCall) else NOTHING
 
 
 def _written(state: CodeState, until: int) -> str:

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+FIXED_FLOW = (
+    "every stage (data_engineer, modeler, analyst) works on the files that the stage before it left in the workspace, "
+    "so the order of turns is fixed; leave it out, or take other tasks, such as math or code, for another workflow."
+)
+REFUSED = dict.fromkeys(("workflow", "horizon", "sees", "routes", "judge", "tools", "tool_turns"), FIXED_FLOW)
+"""Settings of workflows, which these tasks cannot have, with the reason."""
+
 
 @dataclass(frozen=True)
 class DsbenchSettings:

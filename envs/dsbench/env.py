@@ -15,6 +15,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
+from mafrt.envs.dsbench.config import REFUSED
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.tasks import TabularTask
@@ -65,6 +66,7 @@ class DSBenchEnv(Env):
     agents = ROLES
     blocking = True
     rubric = "dsbench"
+    refused = REFUSED
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Workflows for math problems: order of turns and observations."""
+"""Workflows for every task source: order of turns and observations."""

@@ -8,13 +8,19 @@ from typing import Any, TypedDict, cast
 
 
 @dataclass(frozen=True)
-class WorkflowSettings:
-    """Team workflow."""
+class FieldSettings:
+    """Fields of the records."""
 
     problem_field: str | None = None
     """field of a record that holds the problem, such as a.b for nested ones; default: found by its usual names"""
     answer_field: str | None = None
     """field of a record that holds the answer, such as reward_model.ground_truth; default: found by its usual names"""
+
+
+@dataclass(frozen=True)
+class WorkflowSettings:
+    """Team workflow."""
+
     train_limit: int | None = None
     """train on a random subset of so many tasks, drawn with the seed; default: all"""
     workflow: str = "chain"

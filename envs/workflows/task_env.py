@@ -81,6 +81,10 @@ class TaskEnv(Env):
         """The grade of each text as an answer to the present task."""
         raise NotImplementedError
 
+    def right_share(self, grades: Sequence[float]) -> float:
+        """How far the team is right, for the workflow: a round of `chain` whose share is 0 is followed by another."""
+        return sum(grades) / len(grades) if grades else 0.0
+
     def key(self, text: str) -> str | None:
         """The answer that a text gives, in a form in which equal answers are equal; None if it gives none."""
         raise NotImplementedError
@@ -124,10 +128,11 @@ class TaskEnv(Env):
         decisive = self.workflow.decide(answers, self.key)
         correct = dict(zip(decisive, self.grade(list(decisive.values())), strict=True))
         score = sum(correct.values()) / len(correct) if correct else 0.0
-        self.state = self.workflow.judged(after, score)
+        right = self.right_share(list(correct.values()))
+        self.state = self.workflow.judged(after, right)
         over = self.state.over
         for agent in self.unscored:
-            evidence[agent] = Evidence(rules=self.rules().followed(score > 0, "the team's answer"))
+            evidence[agent] = Evidence(rules=self.rules().followed(right > 0, "the team's answer"))
         self.unscored = frozenset()
         info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
         info["evidence"] = evidence

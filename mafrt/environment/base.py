@@ -35,6 +35,8 @@ class Env:
     """Turn limit: after so many calls of `step` the session truncates the episode. None: no limit."""
     held_out: ClassVar[Mapping[str, Any]] = {}
     """Settings of the constructor that give held-out instances; evaluations use them unless they are given others."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Settings that other environments have and this one cannot have, each with the reason."""
     rubric: str | None = None
     """Criteria of a coach: a file, or the name of a rubric that ships. None: the general one."""
     blocking: bool = False

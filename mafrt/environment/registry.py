@@ -21,7 +21,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "math": "mafrt.envs.math:MathEnv",
-        "code": "mafrt.envs.code:CodeEnv",
+        "code": "mafrt.envs.code:code_env",
         "tasks": "mafrt.envs.tasks:RewardEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
         "search": "mafrt.envs.search:SearchEnv",
@@ -139,6 +139,8 @@ def _check_kwargs(env_name: str, factory: Callable[..., Any], kwargs: dict[str, 
         known = [*named, *options]
         for name in kwargs:
             if name not in known:
+                if (reason := getattr(factory, "refused", {}).get(name)) is not None:
+                    raise EnvError(f"environment {env_name} has no setting {name!r}: {reason}")
                 why = unknown("setting", name, known) if known else f"it takes no settings, found {name!r}"
                 raise EnvError(f"environment {env_name}: {why}")
     for name, p in named.items():

@@ -74,6 +74,8 @@ class Command:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """where this command's default differs from the field's"""
     epilog: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """flags of similar commands that this one lacks, each with the reason"""
     words: str | None = None
     """setting that the words before the first flag belong to, as in `mafrt report runs/A runs/B`"""
 
@@ -120,6 +122,7 @@ class Command:
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
         typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
+        _refuse_with_reason(rest, self.refused)
         _refuse(rest, [option for action in parser._actions for option in action.option_strings])
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
         config = shipped(typed.config) if "config" in typed else None
@@ -354,6 +357,13 @@ def _advises(name: str, options: Sequence[str]) -> bool:
     """Whether the synonym `name` stands for a flag that this command has, or for advice without one."""
     meant = synonym(name)
     return meant is not None and (meant.flag is None or f"--{meant.flag}" in options)
+
+
+def _refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
+    for item in rest:
+        flag = item.split("=")[0]
+        if (reason := reasons.get(flag.removeprefix("--"))) is not None:
+            raise ConfigError(f"There is no flag {flag!r} here: {reason}")
 
 
 def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
