@@ -1,4 +1,4 @@
-"""Every workflow with every task source and teams of 1 to 4: a perfect team scores 1, or the refusal names what fits."""
+"""Every workflow with every task source and teams of 1 to 4: a perfect team scores 1, or a refusal names what fits."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_every_workflow_with_every_source_and_size(workflow, source, tmp_path):
                 make_env(source, **kwargs)
             assert "\n" not in str(caught.value)
         elif ONLY.get(workflow, source) != source:
-            with pytest.raises(ConfigError, match="needs the tool 'search'.*tasks that bring it, as train_search does"):
+            with pytest.raises(ConfigError, match=r"needs the tool 'search'.*tasks that bring it, as train_search"):
                 make_env(source, **kwargs)
         else:
             env = make_env(source, **kwargs)
@@ -146,7 +146,7 @@ def test_the_table_holds_every_workflow_and_source():
 
 
 def test_dsbench_says_why_its_flow_is_fixed(capsys):
-    with pytest.raises(EnvError, match="no setting 'workflow': every stage .* so the order of turns is fixed"):
+    with pytest.raises(EnvError, match=r"no setting 'workflow': every stage .* so the order of turns is fixed"):
         make_env("dsbench", workflow="debate")
     assert main(["--env", "dsbench", "--workflow", "debate"]) == 2
     said = capsys.readouterr().err
