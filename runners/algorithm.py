@@ -13,7 +13,7 @@ from mafrt.config.algorithm import CriticSettings, make_algorithm
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
-from mafrt.runners.schedules import Delayed, Schedule, make_schedule
+from mafrt.runners.schedules import Cast, Delayed, Schedule, make_schedule, self_play
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,17 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
     """An interval makes any concurrent rule train one agent at a time; frozen agents never learn."""
     interval = settings.agent_iteration_interval
     frozen = team.frozen(config.team.freeze)
+    adapters = {agent.name: agent.adapter for agent in team.agents}
+    if config.team.league:
+        if interval or settings.schedule != "concurrent":
+            raise ConfigError(
+                f"a league decides which agent learns, and so does {settings.name!r} with this interval; leave "
+                "--league or --agent_iteration_interval out, or take a rule such as dr_mas."
+            )
+        if config.play.async_steps:
+            raise ConfigError("a league renews its members between iterations; leave --async_steps or --league out.")
+        cast = Cast.of(team.names, frozen=frozen, adapters=adapters)
+        return self_play(cast, config.team.league, config.team.league_interval, config.run.seed)
     by_turns = "round_robin" if interval and settings.schedule == "concurrent" else settings.schedule
     schedule = make_schedule(
         by_turns,
@@ -159,7 +170,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
         interval=interval if by_turns in ("round_robin", "swap") else 1,
         seed=config.run.seed,
         frozen=frozen,
-        adapters={agent.name: agent.adapter for agent in team.agents},
+        adapters=adapters,
     )
     warmup = settings.warmup_steps if isinstance(settings, CriticSettings) else 0
     return Delayed(schedule, warmup) if warmup else schedule

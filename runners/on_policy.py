@@ -43,10 +43,12 @@ from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
 from mafrt.runners.identity import describe_run, refuse_changes
 from mafrt.runners.judge import Judge, decoder, prepare_coach
+from mafrt.runners.league import STATE as LEAGUE_STATE
+from mafrt.runners.league import League
 from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
-from mafrt.runners.schedules import IterationPlan
+from mafrt.runners.schedules import IterationPlan, SelfPlay
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir, episode_record
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
@@ -167,12 +169,17 @@ class OnPolicy:
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
         self.state = RunState()
+        self.league = None
+        if isinstance(self.rule.schedule, SelfPlay):
+            self.league = League(base, self.rule.schedule)
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
         if resume is not None:
             restore(resume, self.state, base, team, self.updater.critic, self.updater.learner)
             self.updater.kl_coef = self.state.kl_coef
             self.guard.load(resume.path / "state" / BEST_STATE)
+            if self.league is not None and resume.checkpoint is not None:
+                self.league.load(resume.path / "state" / LEAGUE_STATE)
             if async_rollout is not None:
                 async_rollout.load(resume.path / "state" / STATE)
 
@@ -202,8 +209,10 @@ class OnPolicy:
     def cast(self) -> IterationPlan:
         """Give every agent the adapter that the schedule has for it in this iteration."""
         plan = self.rule.schedule.plan(self.state.iteration)
+        # Earlier selves are opponents in training only: an evaluation is of the present weights.
+        present = plan.adapters if self.league is None else self.league.schedule.cast.adapters
         # A new player instead of a changed one: a background rollout may still be using the old one.
-        self.player = self.player.cast(plan.adapters)
+        self.player = self.player.cast(present)
         return plan
 
     # ---------------------------------------------------------------------------- the `Training` protocol
@@ -269,6 +278,8 @@ class OnPolicy:
 
     def collect(self) -> CollectedBatch:
         """Play and judge the episodes of the next iteration."""
+        if self.league is not None:
+            self.league.renew(self.state.iteration)
         return self.collector.batch(self.state.iteration, self.state.drawn)
 
     def learn(self, batch: CollectedBatch) -> IterationResult:
@@ -304,6 +315,8 @@ class OnPolicy:
         extra = {} if async_rollout is None else {STATE: async_rollout.state()}
         if self.guard.iteration is not None:
             extra[BEST_STATE] = self.guard.state()
+        if self.league is not None:
+            extra[LEAGUE_STATE] = self.league.state()
         save(disk, self.state, self.base, self.team, updater.critic, updater.learner, self.config.run, extra)
 
     def findings(self) -> list[str]:

@@ -146,6 +146,59 @@ class Swap:
 
 
 @dataclass(frozen=True)
+class SelfPlay:
+    """Two agents with one adapter play against it, or against one of its earlier selves (a league).
+
+    The earlier selves are adapters `NAME_past0`, `NAME_past1`, ...: at every `interval`-th iteration, the first
+    included, the next of them in turn becomes a copy of the present weights (`mafrt.runners.league`). The opponent of
+    an iteration is drawn evenly from the present self and those that exist. Against itself both seats learn; against an
+    earlier self one does, the first agent in even iterations and the second in odd ones.
+    (Fictitious self-play, Heinrich 2015; league, Vinyals 2019.)
+    """
+
+    cast: Cast
+    members: tuple[str, ...]
+    """adapters of the earlier selves"""
+    interval: int
+    seed: int = 0
+
+    def plan(self, iteration: int) -> IterationPlan:
+        known = min(len(self.members), iteration // self.interval + 1)
+        drawn = random.Random(f"league-{self.seed}-{iteration}").randrange(known + 1)
+        learning = self.cast.learning
+        if drawn == known or not learning:
+            return IterationPlan((learning,) if learning else (), self.cast.adapters)
+        seat, other = self.cast.agents if iteration % 2 == 0 else self.cast.agents[::-1]
+        return IterationPlan(((seat,),), {**self.cast.adapters, other: self.members[drawn]})
+
+    def member_at(self, iteration: int) -> str | None:
+        """The earlier self that is renewed before `iteration`; None if none is."""
+        if iteration % self.interval:
+            return None
+        return self.members[iteration // self.interval % len(self.members)]
+
+
+def league_members(adapter: str, size: int) -> tuple[str, ...]:
+    """Names of the adapters that hold the earlier selves of `adapter`."""
+    return tuple(f"{adapter}_past{number}" for number in range(size))
+
+
+def self_play(cast: Cast, size: int, interval: int, seed: int) -> SelfPlay:
+    """The schedule of a league of `size` earlier selves.
+
+    Raises:
+        ConfigError: the team is not two agents with one adapter.
+    """
+    shared = {cast.adapters[name] for name in cast.agents}
+    if len(cast.agents) != 2 or len(shared) != 1:
+        raise ConfigError(
+            f"a league needs two agents that share one adapter, and this team has {len(cast.agents)} agents with "
+            f"{len(shared)}; give both the same `adapter` in the team file, or leave --league out."
+        )
+    return SelfPlay(cast, league_members(shared.pop(), size), interval, seed)
+
+
+@dataclass(frozen=True)
 class Delayed:
     """No agent learns in the first iterations (critic warm-up); then another schedule starts at its iteration 0."""
 

@@ -5,5 +5,6 @@ from mafrt.envs.games.plan_path import PlanPath
 from mafrt.envs.games.propose_solve import ProposeSolve
 from mafrt.envs.games.referential import Referential
 from mafrt.envs.games.sudoku import Sudoku
+from mafrt.envs.games.tic_tac_toe import TicTacToe
 
-__all__ = ["Game", "PlanPath", "ProposeSolve", "Referential", "Sudoku", "baseline_scores", "play"]
+__all__ = ["Game", "PlanPath", "ProposeSolve", "Referential", "Sudoku", "TicTacToe", "baseline_scores", "play"]

@@ -137,9 +137,14 @@ class TeamConfig:
     the base's cache of a transcript"""
     freeze: tuple[str, ...] = ()
     """agents that act but never learn; `all` freezes the whole team"""
+    league: int = 0
+    """earlier selves kept as opponents in a game of two agents that share an adapter; 0: no league"""
+    league_interval: int = 5
+    """iterations after which the present weights join the league"""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "lora_rank")
+        at_least(self, 1, "lora_rank", "league_interval")
+        at_least(self, 0, "league")
         if self.lora_alpha <= 0:
             raise ConfigError(f"lora_alpha is {self.lora_alpha}; choose a value above 0.")
         if not self.lora_targets:
