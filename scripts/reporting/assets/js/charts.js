@@ -1,5 +1,6 @@
 // Line charts with uPlot: one line a series, the mean over seeds, with a band from the lowest to the highest.
 const charts = [];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000]; // no half iterations
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Several runs of one series as x, mean, low and high.
@@ -62,7 +63,7 @@ function chart(series, { height = 190, points = false, unit = "" } = {}) {
         series: lines,
         bands,
         scales: { x: { time: false, range: xs.length < 2 ? [xs[0] - 1, xs[0] + 1] : undefined }, y: { range: roomy } },
-        axes: [axis, { ...axis, size: 52, values: (_, marks) => marks.map((mark) => compact(mark)) }],
+        axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 52, values: (_, marks) => marks.map((mark) => compact(mark)) }],
         cursor: { points: { size: 7 } },
         legend: { live: true },
       },
