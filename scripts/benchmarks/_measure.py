@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -68,13 +68,24 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def ratio(above: list[float], below: list[float]) -> dict[str, float]:
+def ratio(above: list[float], below: list[float], digits: int = 3) -> dict[str, float]:
     """Median and quartiles of the rounds' ratios `above / below`."""
     ratios = sorted(a / b for a, b in zip(above, below, strict=True))
     if len(ratios) < 2:
         return {"median": ratios[0], "q1": ratios[0], "q3": ratios[0]}
     q1, median, q3 = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": round(median, 3), "q1": round(q1, 3), "q3": round(q3, 3)}
+    return {"median": round(median, digits), "q1": round(q1, digits), "q3": round(q3, digits)}
+
+
+def quartiles(seconds: list[float]) -> dict[str, float]:
+    """Median and quartiles of the rounds' seconds."""
+    return ratio(seconds, [1.0] * len(seconds), digits=6)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for BENCHMARKS.md."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def add_model_flags(parser: argparse.ArgumentParser, *, vocab: int, rounds: int) -> None:

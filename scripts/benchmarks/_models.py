@@ -30,6 +30,33 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
         spread: deviation of the adapters' B, which a fresh adapter has at 0.
     """
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+    model = random_model(args, window)
+    twin = copy.deepcopy(model)
+    base = SharedBase(model, NoText(), "random Qwen3")
+    peft: Any = None
+    for k in range(count):
+        name = f"agent{k}"
+        add_spread_adapter(base, k, args.rank, spread)
+        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets))
+        peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
+        if name not in peft.peft_config:
+            peft.add_adapter(name, lora)
+        set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
+    base.model.to(args.device)
+    return base, peft.eval().to(args.device)
+
+
+def build_base(args: argparse.Namespace, ranks: Sequence[int], *, window: int, spread: float) -> SharedBase:
+    """The shared base alone, with an adapter `agent0`, `agent1`, ... of each rank; arguments as of `build_pair`."""
+    base = SharedBase(random_model(args, window).to(args.device), NoText(), "random Qwen3")
+    for number, rank in enumerate(ranks):
+        add_spread_adapter(base, number, rank, spread)
+    return base
+
+
+def random_model(args: argparse.Namespace, window: int) -> Any:
+    """A frozen random Qwen3 of `window` positions; arguments as of `build_pair`."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -46,22 +73,14 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
         eos_token_id=None,
     )
     config._attn_implementation = "sdpa"
-    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
-    twin = copy.deepcopy(model)
-    base = SharedBase(model, NoText(), "random Qwen3")
-    spec = LoraSpec(rank=args.rank, alpha=2.0 * args.rank)
-    peft: Any = None
-    for k in range(count):
-        name = f"agent{k}"
-        base.add_adapter(name, spec, seed=k)
-        with torch.no_grad():
-            for _, b in base.adapter_layers(name).values():
-                b.normal_(0, spread)
-        base.bump(name)
-        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(spec.targets))
-        peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
-        if name not in peft.peft_config:
-            peft.add_adapter(name, lora)
-        set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
-    base.model.to(args.device)
-    return base, peft.eval().to(args.device)
+    return Qwen3ForCausalLM(config).eval().requires_grad_(False)
+
+
+def add_spread_adapter(base: SharedBase, number: int, rank: int, spread: float) -> None:
+    """Add `agentN` on all linear layers, with a B of deviation `spread`."""
+    name = f"agent{number}"
+    base.add_adapter(name, LoraSpec(rank=rank, alpha=2.0 * rank), seed=number)
+    with torch.no_grad():
+        for _, b in base.adapter_layers(name).values():
+            b.normal_(0, spread)
+    base.bump(name)

@@ -1,0 +1,212 @@
+"""Seconds to save and to load a checkpoint, and to hand adapters over to an engine in another process.
+
+- `load_base`: the base and fresh adapters, as a new run begins;
+- `resume`: the same, then a checkpoint's adapters and optimizer states, all files verified by their hashes;
+- `save`: a checkpoint of all adapters and optimizer states, written durably;
+- `hand_over`: changed adapters as PEFT folders in memory, as vLLM gets them after every update;
+- `iteration`: sampling, a gradient and an optimizer step, as the measure for the hand-over.
+
+Before timing, a resumed run's weights and optimizer states, and its weights after one more step, must equal those of
+the uninterrupted run bit for bit, and what was handed over must be the adapters.
+
+Bars: `resume` takes at most 1.5 times `load_base`; `hand_over` at most 5% of an iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mafrt.config.agent import LoraSpec
+from mafrt.config.train_config import LearnConfig
+from mafrt.core import atomic_files
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.vllm.adapter_sync import Handover
+from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.benchmarks import _measure
+from mafrt.storage import checkpoint, load_path
+from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
+
+OPTIMIZERS = "state/optimizers.pt"
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measure and return one JSON-able dict; raises `_measure.Disagreement` where a resumed run is another one."""
+    args = _parser().parse_args(argv)
+    torch.set_num_threads(args.threads)
+    rows = []
+    for count in args.adapters:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            rows.append(_measure_one(args, count, Path(folder)))
+        print(_line(rows[-1]), flush=True)
+    print("\n" + table(rows))
+    return {
+        "bench": "resume",
+        "shape": {k: getattr(args, k) for k in ("model", "rank", "rows", "tokens")},
+        "clock": args.clock,
+        "machine": _measure.machine(),
+        "rows": rows,
+        "bars": {
+            "resume <= 1.5 load_base": all(row["resume/load_base"]["median"] <= 1.5 for row in rows),
+            "hand_over <= .05 iteration": all(row["hand_over/iteration"]["median"] <= 0.05 for row in rows),
+        },
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mafrt bench resume", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 16], help="numbers of adapters K")
+    parser.add_argument("--model", default="teaching-base", help="name or folder of the base")
+    parser.add_argument("--folder", help="where checkpoints are written; default: the system's folder for such files")
+    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--rows", type=int, default=32, help="answers of the iteration")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of its prompts, and of its answers")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
+    return parser
+
+
+class _Training:
+    """A base with adapters and their optimizers."""
+
+    def __init__(self, args: argparse.Namespace, count: int) -> None:
+        self.args = args
+        self.base = SharedBase.load(args.model)
+        self.names = [f"agent{k}" for k in range(count)]
+        for seed, name in enumerate(self.names):
+            self.base.add_adapter(name, LoraSpec(rank=args.rank, alpha=2.0 * args.rank), seed=seed)
+        self.steps: OptimizerSteps = make_optimizer_steps(self.base, dict.fromkeys(self.names, LearnConfig()))
+
+    def iterate(self) -> None:
+        """Sample answers and make one step towards them."""
+        engine, names, width = LocalEngine(self.base, eos_ids=()), self.names, self.args.tokens
+        generator = torch.Generator().manual_seed(1)
+        prompts = torch.randint(5, self.base.config.vocab_size, (self.args.rows, width), generator=generator)
+        asked = SamplingParams(max_new_tokens=width)
+        requests = [Request(p, names[row % len(names)], asked, seed=row) for row, p in enumerate(prompts.tolist())]
+        said = torch.tensor([answer.ids for answer in engine.generate(requests)])
+        ids = torch.cat((prompts, said), 1).to(self.base.device)
+        hidden = self.base.forward(ids, None, torch.arange(len(ids)) % len(names))
+        logprobs, _ = self.base.token_logprobs(hidden[:, width - 1 : -1].flatten(0, 1), ids[:, width:].flatten())
+        (-logprobs.mean()).backward()
+        self.steps.step(names)
+        for name in names:
+            self.base.bump(name)
+            for parameter in self.base.adapter_parameters(name):
+                parameter.grad = None
+
+    def save(self, root: Path, step: int) -> Path:
+        writers: dict[str, checkpoint.Writer] = {
+            name: lambda folder, name=name: self.base.save_adapter(name, folder)  # type: ignore[misc]
+            for name in self.names
+        }
+        writers[OPTIMIZERS] = lambda path: atomic_files.save_tensors(path, self.steps.state())
+        return checkpoint.save(root, step, writers, meta={"base": self.base.fingerprint()}, keep_last=2)
+
+    def restore(self, path: Path) -> None:
+        loaded = load_path.resolve(path)
+        for name in self.names:
+            self.base.load_adapter(name, loaded.adapter(name))
+        self.steps.load_state(atomic_files.load_tensors(loaded.state(Path(OPTIMIZERS).name)))
+
+    def tensors(self) -> list[Tensor]:
+        """Weights and optimizer states, in a fixed order."""
+        states = [state for own in self.steps.state().values() for state in own["state"].values()]
+        weights = [p.detach() for name in self.names for p in self.base.adapter_parameters(name)]
+        return [*weights, *(value for state in states for value in state.values() if isinstance(value, Tensor))]
+
+
+def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str, Any]:
+    training = _Training(args, count)
+    training.iterate()
+    saved = training.save(folder, 1)
+    _check(args, training, saved)
+    number = iter(range(2, 10**6))
+    handover = Handover(training.base)
+
+    def resume() -> None:
+        _Training(args, count).restore(saved)
+
+    def hand_over() -> None:
+        for name in training.names:
+            training.base.bump(name)  # announces a change, as an update does
+        handover.parcels(training.names)
+
+    rivals: dict[str, Callable[[], object]] = {
+        "load_base": lambda: _Training(args, count),
+        "resume": resume,
+        # Checkpoint 1 is written elsewhere, so that it is not thinned out.
+        "save": lambda: training.save(folder / "timed", next(number)),
+        "hand_over": hand_over,
+        "iteration": training.iterate,
+    }
+    try:
+        times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock)
+    finally:
+        handover.close()
+    size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+    return {
+        "K": count,
+        "checkpoint_mib": round(size / 2**20, 2),
+        **{f"{name}_s": _measure.quartiles(own) for name, own in times.items()},
+        "resume/load_base": _measure.ratio(times["resume"], times["load_base"]),
+        "hand_over/iteration": _measure.ratio(times["hand_over"], times["iteration"]),
+    }
+
+
+def _check(args: argparse.Namespace, training: _Training, saved: Path) -> None:
+    """A resumed run is the same one, also one step later, and the adapters that are handed over are its own."""
+    resumed = _Training(args, len(training.names))
+    resumed.restore(saved)
+    _same("resumed", resumed, training)
+    handover, other = Handover(training.base), _Training(args, len(training.names))
+    try:
+        parcels, _ = handover.parcels(training.names)
+        for name in training.names:
+            other.base.load_adapter(name, parcels[name].path)
+            for ours, theirs in zip(
+                other.base.adapter_parameters(name), training.base.adapter_parameters(name), strict=True
+            ):
+                _measure.agree(f"hand-over of {name}", ours, theirs, tolerance=0.0)
+    finally:
+        handover.close()
+    for one in (training, resumed):
+        one.iterate()
+    _same("one step after resuming", resumed, training)
+
+
+def _same(name: str, ours: _Training, theirs: _Training) -> None:
+    for mine, other in zip(ours.tensors(), theirs.tensors(), strict=True):
+        _measure.agree(name, mine.float(), other.float(), tolerance=0.0)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as Markdown: medians and quartiles of seconds and ratios."""
+    parts = ("load_base", "resume", "save", "hand_over", "iteration")
+
+    def ms(row: Mapping[str, Any], name: str) -> str:
+        median, q1, q3 = (f"{row[f'{name}_s'][q] * 1e3:.0f}" for q in ("median", "q1", "q3"))
+        return f"{median} ({q1} to {q3})"
+
+    head = ["K", "checkpoint, MiB", *(f"`{name}`, ms" for name in parts), "resume / load_base", "hand_over / iteration"]
+    ratios = ("resume/load_base", "hand_over/iteration")
+    return _measure.markdown(
+        head,
+        [
+            [row["K"], row["checkpoint_mib"], *(ms(row, part) for part in parts), *(row[r]["median"] for r in ratios)]
+            for row in rows
+        ],
+    )
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    parts = ("load_base", "resume", "save", "hand_over", "iteration")
+    return f"K={row['K']:<3} " + "  ".join(f"{part} {row[f'{part}_s']['median'] * 1e3:.0f} ms" for part in parts)

@@ -1,0 +1,83 @@
+"""`mafrt bench memory`, `prefix` and `resume` at tiny sizes: parity holds, the counts are right, tables are whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mafrt.scripts.bench import names
+from mafrt.scripts.benchmarks import _measure, memory, prefix, resume
+
+TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_they_are_listed():
+    assert {"memory", "prefix", "resume", "turns"} <= set(names())
+
+
+def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
+    found = prefix.run(["--answers", "1", "8", "--prompt", "20", "--answer", "3", *TINY])
+    assert [(row["part"], row["n"]) for row in found["rows"]] == [
+        (part, n) for part in ("update", "rollout") for n in (1, 8)
+    ]
+    assert all(0.0 <= row["parity"] <= 1e-4 for row in found["rows"])
+    assert set(found["bars"]) == {f"{part} at n=8: rows / shared >= 2.5" for part in ("update", "rollout")}
+    assert set(found["seconds_per_answer"]["update"]) == set(prefix.UPDATES)
+    assert capsys.readouterr().out.count("\n| update |") == 2
+
+
+def test_memory_is_that_of_the_adapters_and_flat_beside_them(capsys):
+    shape = ["--rows", "16", "--tokens", "8", "--scored", "1024", "--hidden", "8", "--vocabularies", "64", "30000"]
+    found = memory.run(["--adapters", "1", "16", *shape, *TINY])
+    one, many = found["adapters"]
+    assert many["K"] == 16 and many["ranks"] == [2, 4, 8, 16] and many["parity"] <= 1e-5
+    # Ranks are 8, 2, 16, 4 in turn: 30 for four adapters. Weights, gradients and two moments are 16 bytes each, and
+    # a step counter of 4 bytes belongs to each of the 14 tensors.
+    parameters = (one["held"] - 14 * 4) // 16
+    assert one["held"] == 16 * parameters + 14 * 4
+    assert many["held"] == 16 * parameters * (16 // 4 * 30) // 8 + 16 * 14 * 4
+    small, large = found["vocabularies"]
+    # All logits of 1,024 tokens at least, against chunks of 2^22 / 30,000 = 139 tokens.
+    assert large["full"] >= 4 * 1024 * 30000 and large["share"] <= 0.3 < small["share"]
+    assert found["bars"] == {
+        "rest at the largest K <= 1.15 of the smallest": many["rest"] <= 1.15 * one["rest"],
+        "chunked <= .3 of full at the largest vocabulary": True,
+    }
+    assert "| 30000 | 1024 |" in capsys.readouterr().out
+
+
+def test_the_peak_of_a_call_is_counted():
+    def call():
+        first = torch.empty(1000)
+        del first
+        return torch.empty(500), torch.empty(700)
+
+    assert memory.peak_bytes(call, "cpu") == 4 * 1200
+
+
+def test_resume_is_checked_before_it_is_timed(monkeypatch, tmp_path, capsys):
+    arguments = ["--adapters", "2", "--rank", "2", "--rows", "2", "--tokens", "3", "--rounds", "1"]
+    found = resume.run([*arguments, "--folder", str(tmp_path)])
+    (row,) = found["rows"]
+    assert row["checkpoint_mib"] > 0 and row["resume_s"]["median"] > 0
+    assert list(tmp_path.iterdir()) == [] and "| 2 |" in capsys.readouterr().out
+    monkeypatch.setattr(resume._Training, "restore", lambda self, path: None)
+    with pytest.raises(_measure.Disagreement, match="resumed"):
+        resume.run([*arguments, "--folder", str(tmp_path)])
+
+
+def test_more_adapters_than_rows_are_refused(capsys):
+    with pytest.raises(SystemExit) as error:
+        memory.run(["--adapters", "65"])
+    assert error.value.code == 2 and "found 65 adapters for 64 rows" in capsys.readouterr().err
+
+
+def test_a_table_for_markdown():
+    assert _measure.markdown(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
