@@ -135,7 +135,7 @@ def tables(task: Builtin) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.Da
     table.insert(0, "id", 1000 + np.arange(len(table)))
     count = round(len(table) * TEST_SHARE)
     targets = list(task.targets)
-    # The answers lie in an order of their own: whoever joins by position is found out.
+    # The answers have an order of their own, so that joining by position in place of the id scores badly.
     answers = table.iloc[:count][["id", *targets]].iloc[rng.permutation(count)]
     return table.iloc[count:], table.iloc[:count].drop(columns=targets), answers
 

@@ -187,7 +187,7 @@ def _baseline(metric: Metric, truth: Array, known: Array, classes: Any, copies: 
         return metric.compute(truth, np.tile(np.asarray(row), (rows, 1)))
 
     if metric.kind == "text":
-        # A constant text matches nothing; what costs as little is to hand a column of the test set back.
+        # A constant text matches nothing; the equally cheap answer is a copy of a column of the test set.
         best = max(copies, key=lambda pair: metric.compute(known, _column(pair[0])), default=None)
         return metric.compute(truth, _column([""] * rows if best is None else best[1]))
     if metric.kind == "values":

@@ -10,10 +10,10 @@
     all roles        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
                      1 less where the work is right and the agent does not say that it is done
 
-Who was handed something that cannot be worked with is not blamed for it: 5, whatever it says of it, unless it mends it.
-Any difference would be learnt in place of the work, since most episodes of a weak team are of this kind. When the team
-fails, the agent who made the root cause gets at most 1 for its last turn: the first, in the order of the work, whose
-files do not fit, or who spoilt those that it was handed.
+An agent that receives unusable files gets 5, unless it repairs them. Most episodes of a weak team are of this kind, so
+with any other score agents would learn to react to such files instead of doing their work. When the team fails, the
+agent that made the root cause gets at most 1 for its last turn: the first one, in the order of the work, whose files do
+not fit, or that spoilt the files it received.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ _OWN = {ENGINEER: _engineer, MODELER: _modeler, ANALYST: _analyst}
 
 
 def root_cause(handed: Sequence[Work]) -> tuple[str, str] | None:
-    """Who made the team fail, and how; None if it did not fail.
+    """The agent at fault for a failure of the team, and the fault; None if the team did not fail.
 
     `handed`: files at the end of each stage. The agent at fault is the one in whose stage the fault arose that stayed
     until the end: a Modeler may spoil the Data Engineer's tables, and an Analyst the model.
@@ -200,7 +200,7 @@ def root_cause(handed: Sequence[Work]) -> tuple[str, str] | None:
     if defect := data_defect(last):
         return ROLES[_since(handed, data_defect)], defect
     if wrong := model_defect(last):
-        # A model that was never there is the Modeler's; what kept it from its work is the Data Engineer's.
+        # A missing model is the Modeler's fault, unless the Data Engineer's files could not be used.
         culprit = _since(handed, lambda work: model_defect(work) or data_defect(work), first=1)
         if culprit == 1 and (flaw := data_flaw(last)):
             return ROLES[_since(handed, data_flaw)], flaw

@@ -1,4 +1,4 @@
-"""The three agents: who makes which files for whom."""
+"""The three agents, and the files that each makes for the next one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ A submission has the id column and, in any order of rows and columns,
 For map_at_3, the target's column holds up to three classes, best first, with spaces between them (commas where a class
 has a space in it).
 
-Whatever is wrong with it makes it invalid, with the reason in words: there is no score for a part of the rows.
+Any fault makes a submission invalid, and the reason is given in words: a part of the rows earns no score.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class MathChat(Chain):
     def observe(self, state: TaskState) -> dict[str, Observation]:
         if state.over or not state.turns:
             return super().observe(state)
-        # Its own words and the tool's answers are a conversation; what came before them is what it was asked.
+        # The agent's own words and the tool's answers form a conversation; the question comes before them.
         begun = len(state.said) - 2 * state.turns
         chat: list[Message] = [
             {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], self.executor))}

@@ -39,7 +39,7 @@ MOST_TEXT = 20_000
 
 @dataclass(frozen=True)
 class Route:
-    """Who follows if `says` is found; None: in any case."""
+    """The next speaker if `says` is found in a turn; None: in any case."""
 
     to: str
     says: re.Pattern[str] | None = None

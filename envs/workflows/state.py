@@ -40,7 +40,7 @@ class TaskState:
 
 
 class WorkflowTool(Protocol):
-    """Answers what a workflow leaves in `TaskState.pending`."""
+    """Runs the program or query that a workflow leaves in `TaskState.pending`."""
 
     def run(self, text: str) -> Any:
         """Run a program or a query. Raises EnvError if the tool failed, which loses the episode."""

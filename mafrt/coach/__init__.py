@@ -1,4 +1,4 @@
-"""Coaches: who scores each turn between play and credit.
+"""Coaches: they score each turn between play and credit.
 
     coach = make_coach(CoachConfig(coach="openai:gpt-5-mini"), rubric="chain")
     verdicts = coach.judge(cases)

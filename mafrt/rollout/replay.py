@@ -76,6 +76,6 @@ def play_on(
 
 
 def paid(episode: Episode, reward_weight: float, outcome_weight: float) -> float:
-    """What the environment pays the team: all rewards, and the outcome."""
+    """The team's pay by the environment: all rewards, and the outcome."""
     rewards = sum(turn.reward for turn in episode.turns if turn.reward is not None)
     return reward_weight * rewards + outcome_weight * (episode.outcome or 0.0)

@@ -59,7 +59,7 @@ EVENTS = {
         "{p} splits them evenly into {y} {c}.",
     ),
 }
-# The question has to fit the last event; a gain or a loss leaves things with somebody.
+# The question has to fit the last event; a gain or a loss ends with a person who has things.
 QUESTIONS = {
     "+": ("How many {t} does {n} have now?", "How many {t} are there now?", "How many {t} are there in all?"),
     "-": ("How many {t} are left?", "How many {t} does {n} have left?", "How many {t} remain?"),

@@ -33,5 +33,5 @@ def main() -> None:
             np.save("chances.npy", plain(model.predict_proba(np.asarray(features))), allow_pickle=False)
     except Refused as refused:
         Path("error.txt").write_text(f"its pickle asks for {refused}, which no model of a known package needs")
-    except Exception as error:  # whatever the model does, that is what is to be found out
+    except Exception as error:  # the model may raise anything, and this program reports it
         Path("error.txt").write_text(f"{type(error).__name__}: {str(error)[:200]}")
