@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.runners.algorithm import Rule
 
-REPLAYED = ("math", "tasks", "referential", "plan_path", "sudoku", "tic_tac_toe")
+REPLAYED = ("math", "tasks", "referential", "plan_path", "sudoku", "sokoban", "haggle", "tic_tac_toe")
 """Shipped environments whose episodes can be played again from any step."""
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""

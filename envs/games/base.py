@@ -64,14 +64,14 @@ class Game(Env):
 
 
 def play(game: Game, player: Player, seed: int) -> float:
-    """Outcome of one episode of a scripted player."""
+    """Outcome of one episode of a scripted player; the summed rewards of its last step where there is none."""
     rng = random.Random(f"{player}-{seed}")
     game.rng.seed(seed)
     acting, _ = game.reset()
     while True:
         result: StepResult = game.step({agent: game.move(player, agent, rng) for agent in acting})
         if result.terminated or result.truncated:
-            return float(result.info["outcome"])
+            return float(result.info.get("outcome", sum(result.rewards.values())))
         acting = dict(result.observations)
 
 

@@ -29,6 +29,7 @@ class PlanPath(Game):
 
     agents = ("planner", "mover")
     max_steps = 2
+    bounded = True
 
     def __init__(self, size: int = 3, walls: int = 2, split: str = "train") -> None:
         super().__init__(split)

@@ -69,6 +69,7 @@ class ProposeSolve(Game):
     """
 
     agents = ("proposer", "solver")
+    bounded = True
 
     def __init__(self, attempts: int = 4, largest: int = 20, split: str = "train") -> None:
         super().__init__(split)

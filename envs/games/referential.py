@@ -43,6 +43,7 @@ class Referential(Game):
 
     agents = ("scout", "guesser")
     max_steps = 2
+    bounded = True
 
     def __init__(self, things: int = 4, offered: int = 4, split: str = "train") -> None:
         super().__init__(split)

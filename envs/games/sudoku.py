@@ -55,6 +55,7 @@ class Sudoku(Game):
 
     agents = ("chooser", "filler")
     max_steps = 20
+    bounded = True
 
     def __init__(self, empty: int = 2, split: str = "train") -> None:
         super().__init__(split)

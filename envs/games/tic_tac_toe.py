@@ -82,6 +82,7 @@ class TicTacToe(Game):
 
     agents = SEATS
     max_steps = 9
+    bounded = True
     held_out: ClassVar[Mapping[str, Any]] = {"split": "test", "opponent": "random"}
 
     def __init__(self, plies: int = 4, opponent: str = "self", split: str = "train") -> None:
@@ -97,7 +98,8 @@ class TicTacToe(Game):
             board = FREE * 9
             for _ in range(rng.randint(2, self.plies)):
                 board = after(board, rng.choice(free_cells(board)))
-            if winner(board) is None:
+            # Nobody has won, and no move wins at once, so both seats act before a game ends.
+            if winner(board) is None and not any(winner(after(board, cell)) for cell in free_cells(board)):
                 break
         self.board, self.seat, self.promised = board, to_move(board), value(board)
         return f"{canonical(board)}|{board}"

@@ -28,6 +28,8 @@ ENVIRONMENTS = Registry(
         "program": "mafrt.envs.program:ProgramEnv",
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",
+        "sokoban": "mafrt.envs.games:Sokoban",
+        "haggle": "mafrt.envs.games:Haggle",
         "tic_tac_toe": "mafrt.envs.games:TicTacToe",
         "sudoku": "mafrt.envs.games:Sudoku",
         "propose_solve": "mafrt.envs.games:ProposeSolve",

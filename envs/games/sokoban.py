@@ -1,0 +1,145 @@
+"""`sokoban`: a planner sees a room with a box and says the moves; a mover, who sees no room, makes them.
+
+A room is generated backwards: the box starts on its target and is pulled away by random moves, so that pushing it back
+is always possible. The solver is a breadth-first search over places of walker and box. Held-out instances are other
+rooms.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, StepResult
+from mafrt.envs.games.base import Game, Player
+from mafrt.envs.games.plan_path import STEPS, Place
+
+_STEP = re.compile(r"\b(?:up|down|left|right)\b")
+MOST_PULLS = 12
+"""random moves away from the solved room"""
+SLACK = 4
+"""moves that may be made beyond the shortest solution"""
+
+
+class Sokoban(Game):
+    """Planner and mover; the outcome is 1 with the box on its target, else half of the share of the way it came nearer.
+
+    Args:
+        size: rows and columns of the room, 3 to 7; its border is a wall.
+        walls: cells inside that block.
+        pulls: pushes that the box is away from its target in generation, 1 to 6; the shortest solution may have fewer.
+        split: `train` or `test`.
+    """
+
+    agents = ("planner", "mover")
+    max_steps = 2
+    bounded = True
+
+    def __init__(self, size: int = 4, walls: int = 1, pulls: int = 1, split: str = "train") -> None:
+        super().__init__(split)
+        if not 3 <= size <= 7 or not 0 <= walls <= size or not 1 <= pulls <= 6:
+            raise ConfigError(
+                f"size is {size}, walls is {walls} and pulls is {pulls}; choose a size of 3 to 7, at most that many "
+                "walls, and 1 to 6 pulls."
+            )
+        self.size, self.walls, self.pulls = size, walls, pulls
+
+    # --------------------------------------------------------------------------------------------------- the room
+
+    def open(self, place: Place) -> bool:
+        """Whether a cell is inside and no wall."""
+        return 0 <= place[0] < self.size and 0 <= place[1] < self.size and place not in self.blocked
+
+    def after(self, walker: Place, box: Place, step: str) -> tuple[Place, Place]:
+        """Places of walker and box after a step; one that is blocked changes nothing."""
+        there = _moved(walker, step)
+        if there == box:
+            behind = _moved(box, step)
+            return (there, behind) if self.open(behind) else (walker, box)
+        return (there, box) if self.open(there) else (walker, box)
+
+    def solution(self, walker: Place, box: Place) -> list[str] | None:
+        """The shortest moves that bring the box to its target; None if there are none."""
+        found: dict[tuple[Place, Place], list[str]] = {(walker, box): []}
+        queue = deque([(walker, box)])
+        while queue:
+            state = queue.popleft()
+            if state[1] == self.target:
+                return found[state]
+            for step in STEPS:
+                following = self.after(*state, step)
+                if following not in found:
+                    found[following] = [*found[state], step]
+                    queue.append(following)
+        return None
+
+    # --------------------------------------------------------------------------------------------------- the game
+
+    def draw(self, rng: random.Random) -> str:
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        while True:
+            self.target, walker, *walls = rng.sample(cells, self.walls + 2)
+            self.blocked, self.plan = frozenset(walls), ""
+            self.walker, self.box = self._pulled(rng, walker)
+            away = self.target not in (self.box, self.walker)
+            way = self.solution(self.walker, self.box) if away else None
+            if way:
+                self.way = len(way)
+                return f"{self.size} {self.walker} {self.box} {self.target} {sorted(self.blocked)}"
+
+    def _pulled(self, rng: random.Random, walker: Place) -> tuple[Place, Place]:
+        """Walker and box after random moves from the solved room; beside the box, the walker may pull it along."""
+        box, pulled = self.target, 0
+        for _ in range(MOST_PULLS):
+            step = rng.choice(list(STEPS))
+            there = _moved(walker, step)
+            if not self.open(there) or there == box:
+                continue
+            if pulled < self.pulls and _moved(box, step) == walker:
+                box, pulled = walker, pulled + 1
+            walker = there
+        return walker, box
+
+    def drawing(self) -> str:
+        """The room, a line per row: S walker, B box, G target, # wall, . free."""
+
+        def sign(cell: Place) -> str:
+            signs = {self.walker: "S", self.box: "B", self.target: "G"} | dict.fromkeys(self.blocked, "#")
+            return signs.get(cell, ".")
+
+        return "\n".join(" ".join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+
+    def start(self) -> dict[str, Observation]:
+        return {"planner": f"{self.drawing()}\nSay the moves of S that push B to G: up, down, left, right."}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        if "planner" in actions:
+            self.plan = actions["planner"]
+            return StepResult({"mover": f"The plan: {self.plan}\nSay your steps."}, {}, False, False, {})
+        walker, box = self.walker, self.box
+        far = nearest = _distance(box, self.target)
+        for step in _STEP.findall(actions["mover"].lower())[: self.way + SLACK]:
+            walker, box = self.after(walker, box, step)
+            nearest = min(nearest, _distance(box, self.target))
+            if box == self.target:
+                break
+        solved = box == self.target
+        outcome = 1.0 if solved else 0.5 * (1 - nearest / far)
+        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"solved": float(solved)}})
+
+    def move(self, player: Player, agent: str, rng: random.Random) -> str:
+        if player == "optimal":
+            return self.plan if agent == "mover" else " ".join(self.solution(self.walker, self.box) or ())
+        if player == "constant":
+            return "right down right down"
+        return " ".join(rng.choice(list(STEPS)) for _ in range(self.way))
+
+
+def _moved(place: Place, step: str) -> Place:
+    return place[0] + STEPS[step][0], place[1] + STEPS[step][1]
+
+
+def _distance(one: Place, other: Place) -> int:
+    return abs(one[0] - other[0]) + abs(one[1] - other[1])
