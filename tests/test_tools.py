@@ -29,6 +29,7 @@ from mafrt.envs.tools.files import inside
 from mafrt.envs.tools.mcp_servers import read_servers
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.rollout.prompts import encode_prompt, messages_of
+from mafrt.scripts import train_code
 
 TASKS = [Task("t:0", "What is 3 + 4?", "7")]
 
@@ -199,6 +200,63 @@ def test_an_agent_calls_reads_the_answer_and_goes_on():
         MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="single", tools=["calculator"])
 
 
+def test_agents_have_tools_of_their_own(tmp_path):
+    (tmp_path / "team.json").write_text(
+        json.dumps(
+            [
+                {"role": "scribe", "tools": ["files"]},
+                {"role": "reckoner"},
+                {"role": "writer", "tools": [], "with_answer": True},
+            ]
+        )
+    )
+    team = Team.load(tmp_path / "team.json")
+    assert [agent.tools for agent in team.agents] == [("files",), None, ()]
+    (tmp_path / "again.json").write_text(team.to_json())
+    assert Team.load(tmp_path / "again.json") == team
+    env = MathEnv(tasks=TASKS, team=team, workflow="tools", tools=["calculator", "files"])
+    check_env(env)
+    session = Session(env)
+    seen = session.reset(seed=0)[0]["scribe"]
+    names = {schema["function"]["name"] for schema in json.loads(seen[0]["content"])}
+    assert names == {"list_files", "read_file", "write_file"}
+    said = session.step({"scribe": call("calculator", expression="3 + 4")}).observations["scribe"][-1]["content"]
+    assert said.startswith("Error: ") and "no tool 'calculator'" in said  # the reckoner's, not its own
+    session.step({"scribe": call("write_file", path="a.txt", content="7")})
+    seen = session.step({"scribe": "It is in a.txt."}).observations["reckoner"]
+    assert '"calculator"' in seen[0]["content"]
+    assert session.step({"reckoner": call("read_file", path="a.txt")}).observations["reckoner"][-1]["content"] == "7"
+    seen = session.step({"reckoner": "7"}).observations["writer"]
+    assert isinstance(seen, str) and "scribe: It is in a.txt." in seen
+    result = session.step({"writer": call("calculator", expression="1") + " \\boxed{7}"})  # nothing is called
+    assert result.terminated and result.info["outcome"] == 1.0 and result.info["measures"]["tool_turns"] == 3.0
+
+
+def test_tools_of_an_agent_that_do_not_fit_are_refused_in_one_sentence():
+    def built(workflow: str, *tools: tuple[str, ...] | None) -> None:
+        agents = (AgentSpec(name, tools=own, with_answer=True) for name, own in zip("ab", tools, strict=False))
+        MathEnv(tasks=TASKS, team=Team(tuple(agents)), workflow=workflow)
+
+    for workflow, tools, words in (
+        ("tools", (None, ("calculater",)), "agent 'b': tools: .*did you mean 'calculator'"),
+        ("tools", (("files", "files"), None), "agent 'a': tools: two tools are called"),
+        ("tools", ((), ()), "no agent of the team has tools"),
+        ("chain", (None, ("calculator",)), "agent 'b' has tools of its own, which workflow 'chain' does not use"),
+        ("tools", ((5,), None), "agent 'a': tools must be a list of texts"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            built(workflow, *tools)  # type: ignore[arg-type]
+
+
+def test_environments_without_workflows_refuse_tools_of_agents(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "team.json").write_text('[{"role": "coder", "with_answer": true, "tools": ["calculator"]}]')
+    assert train_code.main(["--profile_path", "team.json", "--run_dir", "run", "--sandbox", "degraded"]) == 2
+    said = capsys.readouterr().err
+    assert "Agent 'coder' of the team file has the key 'tools', which CodeEnv does not use" in said
+    assert said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
 def test_a_fork_has_files_of_its_own():
     env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=["files"])
     session = Session(env)
@@ -239,14 +297,16 @@ CONVERT = call("convert_time", source_timezone="UTC", time="12:00", target_timez
 
 def test_a_server_from_pypi_over_stdio(tmp_path):
     env = MathEnv(tasks=TASKS, team=Team.of(("a",)), workflow="tools", tools=[servers(tmp_path, time=STDIO)])
-    assert {tool.name for tool in env.tool.tools} == {"get_current_time", "convert_time"}
+    assert {tool.name for tool in env.tool.boxes["a"].tools} == {"get_current_time", "convert_time"}
     session = Session(env)
     session.reset(seed=0)
     said = session.step({"a": CONVERT}).observations["a"][-1]["content"]
     assert "17:45" in said and "+5.75h" in said
-    [wrong] = answers(env.tool, call("convert_time", source_timezone="UTC", time="25:00", target_timezone="UTC"))
+    [wrong] = answers(
+        env.tool.boxes["a"], call("convert_time", source_timezone="UTC", time="25:00", target_timezone="UTC")
+    )
     assert wrong.startswith("Error: ") and "time" in wrong
-    [unknown] = answers(env.tool, call("get_current_time", timezone="Mars/Olympus"))
+    [unknown] = answers(env.tool.boxes["a"], call("get_current_time", timezone="Mars/Olympus"))
     assert unknown.startswith("Error: ")
 
 

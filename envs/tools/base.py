@@ -102,7 +102,7 @@ class Toolbox(EpisodeTool):
         """Of all tools, for the chat template."""
         return [tool.schema() for tool in self.tools]
 
-    def run(self, text: str) -> list[Called]:
+    def run(self, text: str, agent: str | None = None) -> list[Called]:
         """Make the calls of a text, in order."""
         calls = find_calls(text, self.fences)
         made = [Called(call, self.answer(call)) for call in calls[:MOST_CALLS]]

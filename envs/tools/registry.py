@@ -8,7 +8,7 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.environment.python_tool import PythonTool
-from mafrt.envs.tools.base import Failed, Tool, Toolbox, parameters
+from mafrt.envs.tools.base import Failed, Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.calculator import calculator
 from mafrt.envs.tools.files import file_tools, inside, keep, read_folder
 
@@ -55,6 +55,7 @@ def search(source: str) -> Tool:
     return Tool("search", "Search for passages of text.", schema, call)
 
 
+KINDS = ("calculator", "python", "files", "search", "mcp")
 NEEDS = {"files": "files or files:FOLDER", "search": "search:FILE or search:URL", "mcp": "mcp:FILE"}
 
 
@@ -65,28 +66,35 @@ def make_toolbox(names: Sequence[str], sandbox: str = "bwrap") -> Toolbox:
         ConfigError: no such tool, or an MCP server or retriever that does not answer.
         SandboxError: there is no such sandbox here.
     """
-    tools: list[Tool] = []
-    files: dict[str, bytes] = {}
-    makers: Mapping[str, Callable[[str], Sequence[Tool]]] = {
-        "calculator": lambda _: [calculator()],
-        "python": lambda _: [python(sandbox)],
-        "files": lambda _: file_tools(),
-        "search": lambda source: [search(source)],
-        "mcp": _mcp,
-    }
     if not names:
-        raise ConfigError(f"tools is empty; name some: {', '.join(makers)}.")
-    for name in names:
-        kind, colon, source = name.partition(":")
-        if kind not in makers:
-            raise ConfigError(unknown("tool", name, makers))
-        if bool(colon) and kind in ("calculator", "python"):
-            raise ConfigError(f"the tool {kind} takes nothing behind a colon, found {name!r}.")
-        if not source and (colon or kind in ("search", "mcp")):
-            raise ConfigError(f"tools holds {name!r}; expected {NEEDS[kind]}.")
-        files |= read_folder(source) if kind == "files" and source else {}
-        tools += makers[kind](source)
-    return Toolbox(tools, files)
+        raise ConfigError(f"tools is empty; name some: {', '.join(KINDS)}.")
+    made = [named_tools(name, sandbox) for name in names]
+    files = {path: content for _, own in made for path, content in own.items()}
+    return Toolbox([tool for tools, _ in made for tool in tools], files)
+
+
+def named_tools(name: str, sandbox: str = "bwrap") -> tuple[Sequence[Tool], Files]:
+    """The tools of one name, such as `calculator` or `files:FOLDER`, and the files that they bring.
+
+    Raises:
+        ConfigError: no such tool, or an MCP server or retriever that does not answer.
+        SandboxError: there is no such sandbox here.
+    """
+    kind, colon, source = name.partition(":")
+    if kind not in KINDS:
+        raise ConfigError(unknown("tool", name, KINDS))
+    if bool(colon) and kind in ("calculator", "python"):
+        raise ConfigError(f"the tool {kind} takes nothing behind a colon, found {name!r}.")
+    if not source and (colon or kind in ("search", "mcp")):
+        raise ConfigError(f"tools holds {name!r}; expected {NEEDS[kind]}.")
+    makers: Mapping[str, Callable[[], Sequence[Tool]]] = {
+        "calculator": lambda: [calculator()],
+        "python": lambda: [python(sandbox)],
+        "files": file_tools,
+        "search": lambda: [search(source)],
+        "mcp": lambda: _mcp(source),
+    }
+    return makers[kind](), read_folder(source) if kind == "files" and source else {}
 
 
 def _mcp(source: str) -> Sequence[Tool]:

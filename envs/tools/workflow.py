@@ -9,8 +9,8 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
 from mafrt.environment.tool_calls import find_calls, tool_message
-from mafrt.envs.tools.base import ERROR, Called, listed
-from mafrt.envs.tools.registry import make_toolbox
+from mafrt.envs.tools.base import ERROR, Called
+from mafrt.envs.tools.team_toolbox import team_toolbox
 from mafrt.envs.workflows.chain import Chain
 from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool
 from mafrt.envs.workflows.views import written
@@ -19,9 +19,10 @@ from mafrt.envs.workflows.views import written
 class ToolWorkflow(Chain):
     """A chain whose agents call tools.
 
-    The chat template gets the tools' schemas. A turn with calls is answered by a tool message, and the agent speaks
-    again; a turn without one is its last, and so is the turn after `tool_turns` turns with calls. The agents after it
-    see its calls and their answers in the transcript.
+    The chat template gets the schemas of the agent's tools: its own from the team file, else those of the run. An agent
+    without tools calls none, and has one turn, as in a chain. A turn with calls is answered by a tool message, and the
+    agent speaks again; a turn without one is its last, and so is the turn after `tool_turns` turns with calls. The
+    agents after it see its calls and their answers in the transcript.
     """
 
     uses_tools = True
@@ -41,11 +42,12 @@ class ToolWorkflow(Chain):
             raise ConfigError(f"tool_turns must be a whole number of at least 1, found {tool_turns!r}")
         self.tools, self.tool_turns = tuple(tools), tool_turns
         self.max_steps = horizon * len(self.names) * (tool_turns + 1)
-        self.schemas, self.fences = "[]", False
+        self.schemas: Mapping[str, str] = {}
+        self.fences: frozenset[str] = frozenset()
 
     def make_tool(self, sandbox: str) -> WorkflowTool:
-        toolbox = make_toolbox(self.tools, sandbox)
-        self.schemas, self.fences = listed(toolbox.schemas()), toolbox.fences
+        toolbox = team_toolbox(self.team, self.tools, sandbox)
+        self.schemas, self.fences = toolbox.schemas(), toolbox.fences()
         return toolbox
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
@@ -53,8 +55,10 @@ class ToolWorkflow(Chain):
             return {}
         name = self.names[state.position]
         begun = len(state.said) - 2 * state.turns
+        if name not in self.schemas:
+            return super().observe(state)
         chat: list[Message] = [
-            {"role": "tools", "content": self.schemas},
+            {"role": "tools", "content": self.schemas[name]},
             {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], name))},
         ]
         for role, text in state.said[begun:]:
@@ -63,8 +67,10 @@ class ToolWorkflow(Chain):
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         after = super().transition(state, actions)
-        text = actions[self.names[state.position]]
-        if state.turns >= self.tool_turns or not find_calls(text, self.fences):
+        name = self.names[state.position]
+        text = actions[name]
+        called = name in self.schemas and find_calls(text, name in self.fences)
+        if state.turns >= self.tool_turns or not called:
             return replace(after, turns=0)
         return replace(after, position=state.position, turns=state.turns + 1, pending=text)
 

@@ -53,6 +53,10 @@ class WorkflowTool(Protocol):
 class EpisodeTool(WorkflowTool):
     """A tool with a state of its own in each episode."""
 
+    def run(self, text: str, agent: str | None = None) -> Any:
+        """Make the calls of a text of `agent`. Raises EnvError if the tool failed, which loses the episode."""
+        raise NotImplementedError
+
     def fresh(self) -> EpisodeTool:
         """The tool at the start of an episode."""
         raise NotImplementedError

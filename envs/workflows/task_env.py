@@ -117,7 +117,7 @@ class TaskEnv(Env):
         after = self.transition(before, actions)
         if after.pending is not None:
             assert self.tool is not None  # only workflows that use tools leave a program
-            ran = self.tool.run(after.pending)
+            ran = self._run(self.tool, after)
             after = self.workflow.answered(after, self.tool.says(ran))
         self.state = after
         evidence = self._evidence(before, after, ran)
@@ -142,6 +142,11 @@ class TaskEnv(Env):
         if over and (measures := self.workflow.measures(self.state, self.key)):
             info["measures"] = measures
         return StepResult(self.workflow.observe(self.state), self._rewards(score, over), over, False, info)
+
+    def _run(self, tool: WorkflowTool, state: TaskState) -> Any:
+        """Run what is pending; a tool of an episode is told which agent asks."""
+        assert state.pending is not None
+        return tool.run(state.pending, state.said[-1][0]) if isinstance(tool, EpisodeTool) else tool.run(state.pending)
 
     def _evidence(self, before: TaskState, after: TaskState, ran: Any) -> dict[str, Evidence]:
         """The workflow's evidence about the latest turns; turns without a score wait for the result."""

@@ -79,6 +79,8 @@ class AgentSpec:
     """Folder or hub id of its own base, where it differs from the run's."""
     sees: str | None = None
     """Its view of the transcript, in workflows that take one."""
+    tools: tuple[str, ...] | None = None
+    """Its tools in the workflow `tools`, in place of the run's; empty: it calls none."""
     freeze: bool = False
     """Whether it acts and never learns."""
     lora: LoraSpec | None = None
@@ -125,6 +127,8 @@ class AgentSpec:
             raise ConfigError(f"{where}model must be the folder or hub id of a base, found {self.model!r}")
         if self.sees is not None and (not isinstance(self.sees, str) or not self.sees):
             raise ConfigError(f"{where}sees must be the name of a view, found {self.sees!r}")
+        if self.tools is not None:
+            object.__setattr__(self, "tools", _texts(f"{where}tools", self.tools))
         self._check_lora(where)
         self._check_learning(where)
         _number(f"{where}temperature", self.temperature, least=0.0)
@@ -132,10 +136,7 @@ class AgentSpec:
         _number(f"{where}top_k", self.top_k, least=0, whole=True)
         _number(f"{where}max_new_tokens", self.max_new_tokens, least=1, whole=True)
         if self.stop is not None:
-            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-            if not all(isinstance(s, str) and s for s in stop):
-                raise ConfigError(f"{where}stop must be a list of texts that are not empty, found {self.stop!r}")
-            object.__setattr__(self, "stop", stop)
+            object.__setattr__(self, "stop", _texts(f"{where}stop", self.stop))
 
     def _check_lora(self, where: str) -> None:
         if self.lora is not None and not isinstance(self.lora, LoraSpec):
@@ -174,6 +175,14 @@ class AgentSpec:
 def _as_lora(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an agent under their names in `LoraSpec`."""
     return {name.removeprefix("lora_").removeprefix("adapter_"): value for name, value in settings.items()}
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """A text, or a list of texts, as a tuple of texts that are not empty. Raises ConfigError."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{name} must be a list of texts that are not empty, found {value!r}")
+    return tuple(texts)
 
 
 def _number(name: str, value: object, **bounds: Any) -> None:

@@ -72,7 +72,22 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
             f"The team file has the agents {', '.join(team.names)}, but {env.class_name} is played by "
             f"{', '.join(env.agents)}; use the same names."
         )
+    _refuse_keys_of_workflows(env, team)
     return team
+
+
+def _refuse_keys_of_workflows(env: Env, team: Team) -> None:
+    """ConfigError for an agent's view or tools in one of our environments that has no workflow to use them."""
+    parts = getattr(env.unwrapped, "envs", {"": env.unwrapped}).values()
+    ours = [part for part in parts if type(part).__module__.startswith("mafrt.envs.")]
+    if not ours or any(hasattr(part, "workflow") for part in parts):
+        return
+    for key in ("sees", "tools"):
+        if own := [agent.name for agent in team.agents if getattr(agent, key) is not None]:
+            raise ConfigError(
+                f"Agent {own[0]!r} of the team file has the key {key!r}, which {ours[0].class_name} does not use; leave "
+                "it out, or take an environment with workflows, such as math."
+            )
 
 
 def prepared_run(
