@@ -103,7 +103,7 @@ def test_a_hub_id_fails_at_once_where_no_hub_is(capsys, monkeypatch, main):
         ("warmup_ratio", "lr_warmup"),
         ("num_generations", "n_samples"),
         ("adv_estimator", "algorithm"),
-        ("gradient_cp_steps", "micro_batch_tokens"),
+        ("ppo_epochs", "ppo_epoch"),
         ("experiment_name", "run_dir"),
     ],
 )

@@ -366,7 +366,17 @@ def _refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None
             raise ConfigError(f"There is no flag {flag!r} here: {reason}")
 
 
+def _refuse_several(rest: Sequence[str], options: Sequence[str]) -> None:
+    """Answer all flags of other libraries at once, if there are several: a launch line as it is typed there."""
+    flags = dict.fromkeys(item.split("=")[0].removeprefix("--") for item in rest if item.startswith("--"))
+    found = [(flag, meant) for flag in flags if _advises(flag, options) and (meant := synonym(flag)) is not None]
+    if len(found) > 1:
+        answers = "; ".join(f"--{flag}: {meant.advice.rstrip('.')}" for flag, meant in found)
+        raise ConfigError(f"There are no flags {', '.join(f'--{flag}' for flag, _ in found)}. {answers}.")
+
+
 def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
+    _refuse_several(rest, options)
     for item in rest:
         if item.startswith("-"):
             flag = item.split("=")[0]

@@ -64,7 +64,6 @@ _SAME = {
     "lora_target_modules": "lora_targets",
     "target_modules": "lora_targets",
     "dataset": "dataset_path",
-    "dataset_name": "dataset_path",
     "train_file": "dataset_path",
     "train_files": "dataset_path",
     "data_path": "dataset_path",
@@ -104,7 +103,6 @@ _SAME = {
     "ckpt_path": "run_dir",
     "save_path": "run_dir",
     # MARFT's launch script
-    "env_name": "env",
     "algorithm_name": "algorithm",
     "experiment_name": "run_dir",
     "num_env_steps": "iterations",
@@ -119,7 +117,9 @@ _SAME = {
 }
 
 _NONE = {
-    "flag": "MARFT's --flag only named a run; use --run_dir",
+    "env_name": "leave it out: the command says which environment it is, as train_math does, or train --env NAME",
+    "dataset_name": "leave it out: --dataset_path names the data",
+    "flag": "leave it out: MARFT's --flag only named a run, as --run_dir does",
     "use_wandb": "use --report_to wandb",
     "use_peft": "every agent has a LoRA adapter; leave it out",
     "bf16": "use --dtype bfloat16",
@@ -128,6 +128,12 @@ _NONE = {
     "fsdp": "accelerate launch decides that (docs/scale.md)",
 }
 
+
+_NOTES = {
+    "algorithm_name": "MARFT's APPO is --algorithm marft --level action, its TPPO --level token",
+    "gradient_cp_steps": "a number of tokens instead of a number of steps",
+}
+"""More about flags whose values differ too."""
 
 SYNONYMS = (*_SAME, *_NONE)
 """All names that `synonym` knows."""
@@ -138,4 +144,7 @@ def synonym(name: str) -> Synonym | None:
     if name in _NONE:
         return Synonym(None, f"{_NONE[name]}.")
     flag = _SAME.get(name)
-    return None if flag is None else Synonym(flag, f"here it is --{flag}.")
+    if flag is None:
+        return None
+    note = f" ({_NOTES[name]})" if name in _NOTES else ""
+    return Synonym(flag, f"here it is --{flag}{note}.")

@@ -85,8 +85,8 @@ def _refuse_keys_of_workflows(env: Env, team: Team) -> None:
     for key in ("sees", "tools"):
         if own := [agent.name for agent in team.agents if getattr(agent, key) is not None]:
             raise ConfigError(
-                f"Agent {own[0]!r} of the team file has the key {key!r}, which {ours[0].class_name} does not use; leave "
-                "it out, or take an environment with workflows, such as math."
+                f"Agent {own[0]!r} of the team file has the key {key!r}, which {ours[0].class_name} does not use; "
+                "leave it out, or take an environment with workflows, such as math."
             )
 
 
