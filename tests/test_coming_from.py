@@ -1,0 +1,140 @@
+"""Every command of docs/coming_from.md is typed: flags exist, settings are accepted until a model would be loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from mafrt.scripts.main import COMMANDS, main
+
+PAGE = (
+    (Path(__file__).parent.parent / "docs" / "coming_from.md").read_text(encoding="utf-8").partition("## Hardware")[0]
+)
+OURS = [line.rsplit(" | ", 1)[-1] for line in PAGE.splitlines() if line.startswith("|")]
+TYPED = [code.replace("\\|", "|") for cell in OURS for code in re.findall(r"`([^`]+)`", cell)]
+LINES = sorted({code.removeprefix("mafrt ") for code in TYPED if code.startswith("mafrt ")})
+FLAGS = sorted({code for code in TYPED if code.startswith("--")})
+TRAINED = ("train", "train_math", "train_code", "train_search")
+ELSEWHERE = (
+    "runs/",
+    "--config",
+    "MyGame",
+    "my_agents",
+    "grpc://",
+    "humaneval",
+    "--env NAME",
+    "mcp:",
+    "search:",
+    "openai:",
+)
+"""Parts of lines that need a run, a server or a user's own code: only their flags and values are read here."""
+VALUES = {"N": "4", "FILE": "x.jsonl", "NAME": "math", "URL": "http://127.0.0.1:9", "K": "4", "DIR": "folder"}
+MARFT = (
+    "--seed 10 --env_name math_env --algorithm_name APPO --experiment_name experiment_name --dataset_name MATH "
+    "--flag train --num_mini_batch 1 --ppo_epoch 1 --lr 1e-6 --critic_lr 5e-5 "
+    "--dataset_path ../envs/math/benchmarks/MATH/train.json --model_name_or_path path_to_the_model --n_agents 2 "
+    "--agent_iteration_interval 1000 --profile_path profiles/math_dual.json --n_rollout_threads 4 --episode_length 1 "
+    "--gradient_cp_steps 2 --context_window 2048 --max_new_tokens 512 --save_interval 1000"
+)
+"""The flags of marft/scripts/sample_launch_script.sh (github.com/jwliao-ai/MARFT), with its values."""
+
+
+CUSTOM = """
+class CustomEnv:
+    n_agents = 1
+
+    def reset(self):
+        return "Say yes."
+
+    def step(self, action):
+        return "Say yes.", 1.0, True, {}
+"""
+
+
+class Reached(Exception):
+    """A model would be loaded now."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise Reached
+
+    monkeypatch.setattr("mafrt.scripts.cli.train.load_base", stop)
+    monkeypatch.chdir(tmp_path)
+    records = [
+        {"question": f"What is {n} + 1?", "answer": str(n + 1), "golden_answers": [str(n + 1)]} for n in range(520)
+    ]
+    for name in ("x.jsonl", "train.jsonl"):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, records)))
+    for name in ("train.json", "aime_eval_32.json", "amc_eval_32.json"):
+        (tmp_path / name).write_text(json.dumps(records))
+    (tmp_path / "my.py").write_text("def score(text, record):\n    return 1.0\n\nf = score\n")
+    (tmp_path / "my_env.py").write_text(CUSTOM)
+    team = [{"role": "coder", "with_answer": True}, {"role": "tester", "with_answer": True}]
+    (tmp_path / "team.yaml").write_text(json.dumps(team))  # JSON is YAML
+    return tmp_path
+
+
+def words_of(line: str) -> list[str]:
+    words = shlex.split(line.removesuffix(" ..."))
+    return [VALUES.get(word, word) for word in words if word != "..."]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_of_the_page_is_accepted(line, folder):
+    name, *words = words_of(line)
+    assert name in COMMANDS
+    if name in TRAINED and words and not any(part in line for part in ELSEWHERE):
+        with pytest.raises(Reached):
+            main([name, *words, "--run_dir", "out", *(["--sandbox", "degraded"] if "code" in line else [])])
+        return
+    command = getattr(import_module(f"mafrt.scripts.{name}"), "COMMAND", None)
+    if command is not None and not any(word in line for word in ("--config", "--reward", "--online")):
+        command.read([word for word in words if word != "..."])
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_flag_of_the_page_is_read_with_its_value(flags, folder):
+    words = words_of(flags)
+    scripts = (
+        "train_math",
+        "train",
+        "train_search",
+        "train_tasks",
+        "train_dsbench",
+        "train_dpo",
+        "evaluate",
+        "train_sft",
+    )
+    commands = [import_module(f"mafrt.scripts.{name}").COMMAND for name in scripts]
+    named = {word.removeprefix("--") for word in words if word.startswith("--")}
+    taking = [command for command in commands if named <= command.settings().keys()]
+    assert taking, f"no command has all of {flags}"
+    if any(not word.startswith("--") for word in words):
+        taking[0].read(words)
+
+
+def test_marfts_launch_line_as_it_is_typed_there(folder, capsys):
+    typed = shlex.split(MARFT)
+    assert len([word for word in typed if word.startswith("--")]) == 21
+    assert main(["train_math", *typed]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and not (folder / "out").exists()
+    refused = ["env_name", "algorithm_name", "experiment_name", "dataset_name", "flag", "gradient_cp_steps"]
+    assert f"There are no flags {', '.join(f'--{flag}' for flag in refused)}." in said
+    for answer in ("--algorithm marft --level action", "here it is --run_dir", "here it is --micro_batch_tokens"):
+        assert answer in said
+    # With these answers, and a base and data that are there, the line is accepted.
+    given = dict(zip(typed[::2], typed[1::2], strict=True))
+    for flag in refused:
+        del given[f"--{flag}"]
+    given |= {"--dataset_path": "train.json", "--model_name_or_path": "teaching-base"}
+    given |= {"--algorithm": "marft", "--level": "action", "--run_dir": "out", "--micro_batch_tokens": "4096"}
+    with pytest.raises(Reached):
+        main(["train_math", *(word for pair in given.items() for word in pair)])
