@@ -95,6 +95,11 @@ def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, ru
             where + f"{rule.name} swaps the adapters of agents, and an adapter fits its own base only; give all "
             "agents one model, or take another algorithm, such as ppo."
         )
+    if isinstance(rule.settings, Spin):
+        raise ConfigError(
+            where + f"{rule.name} learns pairs on one base; give all agents one model, or take another algorithm, such "
+            "as ppo."
+        )
     if config.engine.engine == "vllm":
         raise ConfigError(where + "vLLM serves one here; leave --engine vllm out.")
 

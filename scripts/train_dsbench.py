@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from mafrt.core.errors import ConfigError
 from mafrt.envs.dsbench import build
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import REFUSED, DsbenchSettings
 from mafrt.envs.dsbench.records import Loaded
+from mafrt.envs.dsbench.roles import ROLES
 from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
@@ -30,7 +32,13 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> PreparedRun:
     """Tasks, sandbox and team, checked before the model is loaded."""
-    return prepared_run(build.build, settings, load_team(settings), build.NAME)
+    team = load_team(settings)
+    if team is not None and set(team.names) != set(ROLES):  # building the tasks takes seconds
+        raise ConfigError(
+            f"The team file has the agents {', '.join(team.names)}, but dsbench is played by {', '.join(ROLES)}; use "
+            "the same names."
+        )
+    return prepared_run(build.build, settings, team, build.NAME)
 
 
 def _told(name: str) -> None:

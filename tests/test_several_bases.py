@@ -204,6 +204,7 @@ def test_async_rollout_keeps_a_copy_on_the_same_base():
     [
         ({"algorithm": "qmix", "n_samples": 4}, ("2 bases", "mixer", "ppo")),
         ({"algorithm": "cory"}, ("swaps the adapters", "ppo")),
+        ({"algorithm": "spin", "n_samples": 2}, ("2 bases", "learns pairs on one base", "ppo")),
     ],
 )
 def test_what_cannot_be_exact_is_refused(changes, words):

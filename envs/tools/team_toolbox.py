@@ -36,9 +36,9 @@ class TeamToolbox(EpisodeTool):
 
     def run(self, text: str, agent: str | None = None) -> list[Called]:
         """Make the calls of a text with the tools of its agent. Raises EnvError if the sandbox failed."""
-        if agent not in self.boxes:
+        box = self.boxes.get(agent) if agent is not None else None
+        if box is None:
             return []
-        box = self.boxes[agent]
         box.files = self.files
         try:
             return box.run(text)
