@@ -44,10 +44,15 @@ def tiny_tokenizer() -> Any:
 
 
 def tiny_model(kind: str = "qwen3", *, seed: int = 0, layers: int = 2, width: int = 32, **changes: Any) -> Any:
-    """A random causal LM of `width` channels in eval mode; `kind` is "qwen3", "qwen2" (biases), "llama" or "phi3"."""
+    """A random causal LM of `width` channels in eval mode.
+
+    `kind` is "qwen3", "qwen2" (biases), "llama", "phi3", "mistral" (a window of 12 tokens) or "gemma3" (the same in its
+    first layer, none in its second).
+    """
     import transformers
 
-    name = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "phi3": "Phi3"}[kind]
+    names = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "phi3": "Phi3", "mistral": "Mistral"}
+    name = names.get(kind, "Gemma3")
     settings: dict[str, Any] = {
         "vocab_size": len(CHARS) + len(SPECIAL),
         "hidden_size": width,
@@ -62,11 +67,16 @@ def tiny_model(kind: str = "qwen3", *, seed: int = 0, layers: int = 2, width: in
         "tie_word_embeddings": True,
         "attn_implementation": "sdpa",
     }
-    if kind == "qwen3":
+    if kind in ("qwen3", "gemma3"):
         settings["head_dim"] = width // 4
+    if kind in ("mistral", "gemma3"):
+        settings["sliding_window"] = 12
+    if kind == "gemma3":
+        settings |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2), "query_pre_attn_scalar": 9}
     settings.update(changes)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**settings))
+    config = getattr(transformers, "Gemma3TextConfig" if kind == "gemma3" else f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:  # ten times the default, so that the layers matter and errors show

@@ -21,7 +21,7 @@ from mafrt.models.shared_base import SharedBase
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
 NAMES = (*SPECS, None)
 DECODINGS = ("lean", "expanded")
-KINDS = ("qwen3", "qwen2", "llama", "phi3")
+KINDS = ("qwen3", "qwen2", "llama", "phi3", "mistral", "gemma3")
 OF_PHI3 = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     "gate_proj": "gate_up_proj",
@@ -367,33 +367,72 @@ def test_generating_and_training_do_not_disturb_each_other():
 
 
 def test_a_model_that_the_lean_decoder_does_not_cover_goes_through_its_own_forward():
-    """A sliding window shorter than the text, and an architecture of another kind altogether."""
+    """An architecture of another kind altogether."""
     import transformers
 
     shape = {"vocab_size": 100, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     torch.manual_seed(0)
-    sliding = transformers.MistralConfig(
-        **shape, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, sliding_window=8,
-    )  # fmt: skip
-    other = transformers.GPT2Config(**shape, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    for kind, config in ((transformers.MistralForCausalLM, sliding), (transformers.GPT2LMHeadModel, other)):
-        model = kind(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(3.0)
-        prompts = [prompt(n, seed=n) for n in (3, 20, 9)]
-        expected = []
-        for ids in prompts:
-            given = torch.tensor([ids])
-            out = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False)
-            expected.append(out[0, len(ids) :].tolist())
-        base = SharedBase(model, tiny_tokenizer())
-        engine = LocalEngine(base, eos_ids=())
-        assert engine.decoding == "expanded"
-        assert [c.ids for c in engine.generate([Request(ids, None, GREEDY, seed=0) for ids in prompts])] == expected
-        with pytest.raises(ConfigError, match="lean"):
-            LocalEngine(base, decoding="lean")
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**shape, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    prompts = [prompt(n, seed=n) for n in (3, 20, 9)]
+    expected = []
+    for ids in prompts:
+        given = torch.tensor([ids])
+        out = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False)
+        expected.append(out[0, len(ids) :].tolist())
+    base = SharedBase(model, tiny_tokenizer())
+    engine = LocalEngine(base, eos_ids=())
+    assert engine.decoding == "expanded"
+    assert [c.ids for c in engine.generate([Request(ids, None, GREEDY, seed=0) for ids in prompts])] == expected
+    with pytest.raises(ConfigError, match="lean"):
+        LocalEngine(base, decoding="lean")
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "qwen2"])
+@torch.no_grad()
+def test_states_within_a_window_equal_the_models_own(kind):
+    """Two prompts of three rows, decoded past the window; the third family has windows from its second layer on."""
+    changes = {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1} if kind == "qwen2" else {}
+    base = tiny_base(kind, **changes)
+    model = LeanModel(base)
+    windows = {"mistral": [12, 12], "gemma3": [12, None], "qwen2": [None, 12]}
+    assert [block.window for block in model.blocks] == windows[kind]
+    tokens, lengths, owner = random_ids(3, 40, seed=3), (20, 6), torch.tensor([0, 0, 1])
+    _, kv = kv_cache.prefill(base, [tokens[0, :20].tolist(), tokens[2, :6].tolist()], [-1, -1])
+    tokens[1, :20] = tokens[0, :20]
+    expected = base.inner(input_ids=tokens, use_cache=False).last_hidden_state
+    decoder = fast_decoder.LeanDecoder(model, kv, owner, [None] * 3, 20)
+    for step in range(20):
+        place = torch.tensor([lengths[prompt_of] + step for prompt_of in owner.tolist()])
+        found = decoder.step(tokens[torch.arange(3), place])
+        torch.testing.assert_close(found, expected[torch.arange(3), place], atol=1e-4, rtol=1e-4)
+
+
+def test_gemma_decodes_lean_in_bfloat16():
+    base = tiny_base("gemma3")
+    base.model.to(torch.bfloat16)
+    model = LeanModel(base)
+    assert model.blocks[0].norm_in.dtype == torch.float32 and agrees(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("gemma3", {"use_bidirectional_attention": True}, "later tokens"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "capped"),
+        ("qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked"),
+    ],
+)
+def test_attention_of_another_kind_is_not_decoded_lean(kind, changes, reason):
+    base = tiny_base(kind)
+    for name, value in changes.items():
+        setattr(base.config, name, value)
+    with pytest.raises(ValueError, match=reason):
+        LeanModel(base)
 
 
 def test_a_mixture_of_experts_decodes_lean_as_its_own_forward_does():
@@ -468,11 +507,15 @@ def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
     for kept in (torch.arange(len(owner)), torch.arange(0, len(owner), 2), torch.tensor([0])):
         q, own_k, own_v, owner = q[kept], own_k[kept], own_v[kept], owner[kept]
         shared.keep(kept)
-        found = shared.attend(0, q, own_k, own_v, 0.3)
-        for row, prompt_of in enumerate(owner.tolist()):
+        for window, row in itertools.product((None, 3, 5, 6, 9, 20), range(len(owner))):
+            found = shared.attend(0, q, own_k, own_v, 0.3, window)
+            prompt_of = int(owner[row])
             real = int(lengths[prompt_of])
+            first = 0 if window is None else max(0, real + own_k.shape[2] - window)
             k, v = (
-                torch.cat((theirs[prompt_of, :, :real], mine[row]), 1).repeat_interleave(heads // kv_heads, 0)
+                torch.cat((theirs[prompt_of, :, :real], mine[row]), 1)[:, first:].repeat_interleave(
+                    heads // kv_heads, 0
+                )
                 for theirs, mine in ((keys, own_k), (values, own_v))
             )
             expected = torch.nn.functional.scaled_dot_product_attention(q[row].unsqueeze(1), k, v, scale=0.3)
@@ -546,7 +589,11 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
             model.scale *= 4.0
         elif wrong == "rotation":
             rotary = model.rotary
-            monkeypatch.setattr(model, "rotary", lambda count: tuple(t[3:] for t in rotary(count + 3)))
+            monkeypatch.setattr(
+                model,
+                "rotary",
+                lambda count: {kind: tuple(t[3:] for t in both) for kind, both in rotary(count + 3).items()},
+            )
         elif wrong == "head order":
             model.blocks[7].qkv.weights = [weight.flip(0) for weight in model.blocks[7].qkv.weights]
         elif wrong == "adapter":

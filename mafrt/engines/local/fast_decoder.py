@@ -1,4 +1,4 @@
-"""Decoding for Llama-like models (Llama, Mistral, Phi-3, Qwen2, Qwen3 and its MoE) without Hugging Face's forward.
+"""Decoding for Llama-like models (Gemma 3, Llama, Mistral, Phi-3, Qwen2, Qwen3, its MoE) without transformers' forward.
 
 A decode step has dozens of small operations per layer, and on a small model or batch the Python overhead around them
 dominates. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared prompts are
@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mafrt.engines.local.decode_lora import FusedLora, RowAdapters, fuse
+from mafrt.engines.local.decoder_block import (
+    SLIDING,
+    DecoderBlock,
+    Linear,
+    attention_kinds,
+    norm_factors,
+    rms_norm,
+    window_of,
+)
 from mafrt.engines.local.kv_cache import KVCache, KVLayer, PromptKV, prefill
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
 
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 FUSE_BYTES = 2**26
 """Weights up to this size are copied into fused ones; above, the layers are called one by one and nothing is copied."""
 
@@ -42,47 +49,6 @@ _FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): 
 """Phi-3 holds these layers as one."""
 
 
-@dataclass
-class Linear:
-    """Linear layers that share their input, as one: `weights` is one fused `[out, in]`, or the layers' own."""
-
-    weights: list[Tensor]
-    bias: Tensor | None
-    paths: list[str]
-    widths: list[int]
-    """Out features of each layer."""
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`[rows, in]` -> `[rows, out]`, plus `residual`."""
-        if residual is not None:
-            out = torch.addmm(residual, x, self.weights[0].t())
-        elif len(self.weights) == 1:
-            out = F.linear(x, self.weights[0])
-        else:
-            out = torch.cat([F.linear(x, weight) for weight in self.weights], 1)
-        return out if self.bias is None else out.add_(self.bias)
-
-
-@dataclass
-class DecoderBlock:
-    """One decoder layer."""
-
-    norm_in: Tensor
-    qkv: Linear
-    head_norm: Tensor | None
-    """`[heads + kv heads, D]`: the weights of Qwen3's norms of queries and keys."""
-    out: Linear
-    norm_mlp: Tensor
-    feed: tuple[Linear, Linear] | None
-    """gate and up, down; None: `mlp` is a mixture of experts and is called"""
-    mlp: Any
-    act: Any
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return (self.qkv, self.out, *(self.feed or ()))
-
-
 class LeanModel:
     """The frozen weights of a Llama-like model, laid out for decoding.
 
@@ -91,14 +57,17 @@ class LeanModel:
 
     def __init__(self, base: SharedBase) -> None:
         config, inner = base.config, base.inner
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if config.model_type not in MODEL_TYPES:
+        if config.model_type not in MODEL_TYPES or not hasattr(inner, "layers"):
             raise ValueError(f"model type {config.model_type}")
-        if kinds != {"full_attention"} or _windowed(config):
-            raise ValueError("a sliding window")
+        if getattr(config, "use_bidirectional_attention", False):
+            raise ValueError("attention to later tokens")
+        if getattr(config, "attn_logit_softcapping", None) is not None:
+            raise ValueError("capped attention scores")
+        kinds = attention_kinds(config)
         rope = getattr(inner.rotary_emb, "rope_type", "default")
-        if rope not in ("default", "linear", "llama3", "yarn"):
-            raise ValueError(f"rotary embedding {rope}, which changes with the length")
+        for name in rope.values() if isinstance(rope, dict) else [rope]:
+            if name not in ("default", "linear", "llama3", "yarn"):
+                raise ValueError(f"rotary embedding {name}, which changes with the length")
         self.base = base
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
@@ -107,13 +76,15 @@ class LeanModel:
         where = {module: path for path, module in base.model.named_modules()}
         self._source: list[Tensor] = []
         size = sum(p.numel() * p.element_size() for p in inner.layers.parameters())
-        self.blocks = [self._block(layer, where, size <= FUSE_BYTES) for layer in inner.layers]
-        if self.rotary(1)[0].shape[-1] != self.head_dim:
+        self.blocks = [
+            self._block(layer, where, size <= FUSE_BYTES, kind) for layer, kind in zip(inner.layers, kinds, strict=True)
+        ]
+        if any(cos.shape[-1] != self.head_dim for cos, _ in self.rotary(1).values()):
             raise ValueError("a rotary embedding of a part of each head")
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
 
-    def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool) -> DecoderBlock:
+    def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
         experts = hasattr(layer.mlp, "experts")
         if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
@@ -138,11 +109,28 @@ class LeanModel:
         head_norm = None
         if getattr(attention, "q_norm", None) is not None:
             norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
-            head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in norms])
-        before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+            head_norm = torch.cat([norm_factors(norm).expand(count, -1) for norm, count in norms])
+        # Gemma norms what both halves of a layer add, and calls the norm after attention by the others' name.
+        names = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        norms_after = [norm_factors(getattr(layer, name)) if hasattr(layer, name) else None for name in names]
+        out, before_mlp, mlp_out = norms_after if norms_after[1] is not None else (None, norms_after[0], None)
+        assert before_mlp is not None
         feed = None if experts else (linears[2], linears[3])
         act = None if experts else getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
-        return DecoderBlock(before, linears[0], head_norm, linears[1], after, feed, layer.mlp, act)
+        return DecoderBlock(
+            norm_factors(layer.input_layernorm),
+            linears[0],
+            head_norm,
+            linears[1],
+            out,
+            before_mlp,
+            mlp_out,
+            feed,
+            layer.mlp,
+            act,
+            window_of(self.base.config, kind),
+            kind,
+        )
 
     def _stamp(self) -> int:
         return sum(weight._version for weight in self._source)
@@ -152,12 +140,20 @@ class LeanModel:
         """Whether the frozen weights were written to since they were copied."""
         return self._stamp() != self._seen
 
-    def rotary(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Tables `[positions, 1, D]`: cos, and sin with the sign that `x cos + roll(x) sin` needs."""
+    def rotary(self, positions: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Kind of layer -> tables `[positions, 1, D]`: cos, and sin with the sign that `x cos + roll(x) sin` needs."""
+        inner, half = self.base.inner, self.head_dim // 2
         ids = torch.arange(positions, device=self.base.device).unsqueeze(0)
-        cos, sin = self.base.inner.rotary_emb(self.blocks[0].norm_in.reshape(1, 1, -1), ids)
-        half = self.head_dim // 2
-        return cos[0].unsqueeze(1), torch.cat((-sin[0, :, :half], sin[0, :, half:]), 1).unsqueeze(1)
+        like = self._source[0].new_empty(1, 1, 1)
+        by_kind = isinstance(getattr(inner.rotary_emb, "rope_type", None), dict)
+        tables = {}
+        for kind in dict.fromkeys(block.rotary for block in self.blocks):
+            local = kind == SLIDING and hasattr(inner, "rotary_emb_local")  # transformers 4's Gemma 3
+            embed = inner.rotary_emb_local if local else inner.rotary_emb
+            cos, sin = embed(like, ids, kind) if by_kind else embed(like, ids)
+            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), 1)
+            tables[kind] = (cos[0].unsqueeze(1), signed.unsqueeze(1))
+        return tables
 
     def lora(self, names: Sequence[str], wide: bool) -> list[list[FusedLora | None]]:
         """Per block the fused adapters of its four linears; kept until one of them changes."""
@@ -177,12 +173,6 @@ class LeanModel:
             ]
             self._lora = (key, stacks)
         return self._lora[1]
-
-
-def _windowed(config: Any) -> bool:
-    """Whether the window of a model without `layer_types` hides a part of a context that it can hold."""
-    window = getattr(config, "sliding_window", None)
-    return config.model_type in ("mistral", "phi3") and window is not None and window < config.max_position_embeddings
 
 
 class LeanDecoder:
@@ -217,7 +207,7 @@ class LeanDecoder:
         self._prompts = SharedPrompts(prompts, owner)
         self._own = [KVLayer() for _ in model.blocks]
         self._position = prompts.lengths[owner].to(device)
-        self._cos, self._sin = model.rotary(int(prompts.lengths.max()) + steps)
+        self._rotary = model.rotary(int(prompts.lengths.max()) + steps)
         self._turn()
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -233,24 +223,24 @@ class LeanDecoder:
         """One decoder layer for the present position: `[rows, d]` -> `[rows, d]`."""
         model, block = self.model, self.model.blocks[number]
         heads, both, dim, eps = model.heads, model.heads + model.kv_heads, model.head_dim, model.eps
-        width = (x.shape[1],)
-        h = F.rms_norm(x, width, block.norm_in, eps)
+        h = rms_norm(x, block.norm_in, eps)
         qkv = self._adapted(number, 0, block.qkv(h), h).view(len(x), -1, dim)
         qk = qkv[:, :both]
         if block.head_norm is not None:
-            qk = F.rms_norm(qk, (dim,), None, eps) * block.head_norm
-        qk = torch.addcmul(qk * self._cos_now, qk.roll(dim // 2, -1), self._sin_now)
+            qk = rms_norm(qk, block.head_norm, eps)
+        cos, sin = self._rotary_now[block.rotary]
+        qk = torch.addcmul(qk * cos, qk.roll(dim // 2, -1), sin)
         keys, values = self._own[number].update(qk[:, heads:].unsqueeze(2), qkv[:, both:].unsqueeze(2))
-        h = self._prompts.attend(number, qk[:, :heads], keys, values, model.scale)
-        x = self._adapted(number, 1, block.out(h, x), h)
-        h = F.rms_norm(x, width, block.norm_mlp, eps)
-        if block.feed is None:
+        h = self._prompts.attend(number, qk[:, :heads], keys, values, model.scale, block.window)
+        x = self._added(number, 1, block.out, h, x, block.norm_out)
+        h = rms_norm(x, block.norm_mlp, eps)
+        if block.feed is None:  # of the families with experts, none norms their output
             mixed = block.mlp(h.unsqueeze(0))
             return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
         gate_up, down = block.feed
         gate, up = self._adapted(number, 2, gate_up(h), h).chunk(2, 1)
         h = block.act(gate).mul_(up)
-        return self._adapted(number, 3, down(h, x), h)
+        return self._added(number, 3, down, h, x, block.norm_mlp_out)
 
     def advance(self, positions: int = 1) -> None:
         """Go on to the next position of every row."""
@@ -259,13 +249,19 @@ class LeanDecoder:
 
     def _turn(self) -> None:
         """Look up the rotation of the present positions."""
-        last = len(self._cos) - 1
+        last = min(len(cos) for cos, _ in self._rotary.values()) - 1
         place = self._position.clamp(max=last)  # after the last step there is no next position
-        self._cos_now, self._sin_now = self._cos[place], self._sin[place]
+        self._rotary_now = {kind: (cos[place], sin[place]) for kind, (cos, sin) in self._rotary.items()}
 
     def folded(self) -> PromptKV:
         """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
         return self._prompts.extended(self._own)
+
+    def _added(self, block: int, linear: int, layer: Linear, h: Tensor, x: Tensor, norm: Tensor | None) -> Tensor:
+        """`x` plus a linear layer's output for `h`, which is normed first if there is a norm."""
+        if norm is None:
+            return self._adapted(block, linear, layer(h, x), h)
+        return x + rms_norm(self._adapted(block, linear, layer(h), h), norm, self.model.eps)
 
     def _adapted(self, block: int, linear: int, out: Tensor, x: Tensor) -> Tensor:
         if self._lora is not None:

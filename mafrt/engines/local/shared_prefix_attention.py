@@ -87,13 +87,27 @@ class SharedPrompts:
 
     def _set(self, prompts: PromptKV) -> None:
         self.prompts = prompts
-        lengths = prompts.lengths
         self._mask: Tensor | None = None
-        if int(lengths.min()) < prompts.longest:
-            padding = torch.arange(prompts.longest) >= lengths.unsqueeze(1)
-            mask = torch.zeros(padding.shape).masked_fill_(padding, -torch.inf)
-            self._mask = mask[:, None, None].to(self._device, prompts.keys[0].dtype)
+        self._windows: dict[int, tuple[int, Tensor | None]] = {}
+        """window -> own tokens, and the mask of the prompts with as many of them"""
+        if int(prompts.lengths.min()) < prompts.longest:
+            self._mask = self._hiding(torch.arange(prompts.longest) >= prompts.lengths.unsqueeze(1))
         self._lay_out()
+
+    def _hiding(self, hidden: Tensor) -> Tensor:
+        """`[prompts, 1, 1, longest]`, to be added to scores: minus infinity where `hidden` `[prompts, longest]`."""
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return mask[:, None, None].to(self._device, self.prompts.keys[0].dtype)
+
+    def _mask_within(self, window: int | None, own: int) -> Tensor | None:
+        """The prompts' mask for the last of `own` tokens, if it attends to `window` tokens, itself included."""
+        if window is None or self.prompts.longest + own <= window:
+            return self._mask
+        if self._windows.get(window, (0, None))[0] != own:
+            places, lengths = torch.arange(self.prompts.longest), self.prompts.lengths.unsqueeze(1)
+            outside = (places >= lengths) | (places < lengths + own - window)
+            self._windows[window] = (own, self._hiding(outside))
+        return self._windows[window][1]
 
     def _lay_out(self) -> None:
         """Give every row a slot in a `[prompts, share]` rectangle; the slots of a ragged one are partly idle."""
@@ -142,21 +156,28 @@ class SharedPrompts:
         values = [row_wise(t, layer.values) for t, layer in zip(self.prompts.values, own, strict=True)]
         return PromptKV(keys, values, lengths + used)
 
-    def attend(self, layer: int, q: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, own_k: Tensor, own_v: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """Attention of one query per row to its prompt and its own tokens.
 
-        `q` `[rows, heads, D]`; `own_k`, `own_v` `[rows, kv heads, own tokens, D]`. Returns `[rows, heads * D]`.
+        `q` `[rows, heads, D]`; `own_k`, `own_v` `[rows, kv heads, own tokens, D]`; `window`: tokens that a query may
+        attend to, itself included. Returns `[rows, heads * D]`.
         """
         rows, heads, dim = q.shape
-        kv_heads = own_k.shape[1]
+        kv_heads, used = own_k.shape[1:3]
         group = heads // kv_heads
+        if window is not None and used >= window:  # a prompt's last token is too far away already
+            own_k, own_v = own_k[:, :, used - window :], own_v[:, :, used - window :]
+            near, _ = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale)
+            return near.reshape(rows, heads * dim)
         keys, values = self.prompts.keys[layer], self.prompts.values[layer]
         count, share = len(keys), self._share
         stacked = q if self._row_of is None else q.index_select(0, self._row_of)
         if share > 1:
             stacked = stacked.view(count, share, kv_heads, group, dim).transpose(1, 2)
         stacked = stacked.reshape(count, kv_heads, share * group, dim)
-        far, far_lse = attention_with_lse(stacked, keys, values, self._mask, scale)
+        far, far_lse = attention_with_lse(stacked, keys, values, self._mask_within(window, used), scale)
         if share > 1:
             far = far.unflatten(2, (share, group)).transpose(1, 2)
             far_lse = far_lse.unflatten(2, (share, group)).transpose(1, 2)
