@@ -11,7 +11,7 @@ import pytest
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.environment.registry import ENVIRONMENTS, make_env
+from mafrt.environment.registry import ENVIRONMENTS, make_env, takes
 from mafrt.environment.session import Session
 from mafrt.envs.code.by_workflow import CODER_TESTER
 from mafrt.envs.code.tasks import CodeTask, StdinTest
@@ -141,8 +141,7 @@ def test_every_workflow_with_every_source_and_size(workflow, source, tmp_path):
 
 def test_the_table_holds_every_workflow_and_source():
     assert set(SIZES) == {*WORKFLOWS, CODER_TESTER}
-    with_workflows = {name for name in ENVIRONMENTS.names() if name not in ("dsbench", "program")}
-    assert set(SOURCES) == with_workflows - {"referential", "plan_path", "sudoku", "propose_solve"}
+    assert set(SOURCES) == {name for name in ENVIRONMENTS.names() if takes(name, "workflow")}
 
 
 def test_dsbench_says_why_its_flow_is_fixed(capsys):
