@@ -36,7 +36,7 @@ def test_the_contract_holds_and_the_name_is_registered(name):
 def test_the_solver_wins_and_random_and_constant_players_do_not(name):
     scores = baseline_scores(GAMES[name](split="test"), episodes=60)
     assert scores["optimal"] == 1.0
-    # Nearly any agreement is worth something to somebody, so haggling has a high floor.
+    # Nearly any agreement is worth something, so haggling has a high floor.
     assert max(scores["random"], scores["constant"]) < (0.8 if name == "haggle" else 0.7)
 
 
@@ -195,7 +195,7 @@ def test_legal_random_play_knows_the_moves_and_not_the_game(name, tmp_path):
         lambda: Sokoban(size=2),
         lambda: Sokoban(pulls=0),
         lambda: Haggle(offers=1),
-        lambda: Haggle(pay="nobody"),
+        lambda: Haggle(pay="none"),
     ],
 )
 def test_settings_out_of_range_are_one_sentence(make):

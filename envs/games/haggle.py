@@ -29,7 +29,7 @@ Split = tuple[int, ...]
 class Haggle(Game):
     """Two agents; each is paid its share of its points, and the outcome is the sum of both over the best possible sum.
 
-    Without an agreement, or after an offer that cannot be read, nobody gets anything. `pay` says what is paid:
+    Without an agreement, or after an offer that cannot be read, neither agent gets anything. `pay` says what is paid:
     `team`, the outcome alone, so that the two work together; `own`, each agent its own points over `POINTS`, so that
     they haggle.
 

@@ -98,7 +98,7 @@ class TicTacToe(Game):
             board = FREE * 9
             for _ in range(rng.randint(2, self.plies)):
                 board = after(board, rng.choice(free_cells(board)))
-            # Nobody has won, and no move wins at once, so both seats act before a game ends.
+            # No seat has won, and no move wins at once, so both seats act before a game ends.
             if winner(board) is None and not any(winner(after(board, cell)) for cell in free_cells(board)):
                 break
         self.board, self.seat, self.promised = board, to_move(board), value(board)
