@@ -49,7 +49,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     print("\n" + table(rows))
     for part, slope in slopes.items():
         each = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in slope.items())
-        print(f"one further answer, {part}: {each}")
+        if slope:
+            print(f"one further answer, {part}: {each}")
     return {
         "bench": "prefix",
         "shape": {k: getattr(args, k) for k in ("width", "layers", "mlp", "vocab", "rank", "prompt", "answer")},
