@@ -87,8 +87,8 @@ class Baselines:
         """The evaluated team first, then each baseline as soon as it is measured."""
         yield row("this team", team)
         yield from self.without_model()
-        for heat in TEMPERATURES:
-            yield row(f"start, temperature {heat:g}", self._played(self._player(heat)))
+        for temperature in TEMPERATURES:
+            yield row(f"start, temperature {temperature:g}", self._played(self._player(temperature)))
         voted = self._played(self._player(), samples=self.votes, greedy=False)
         from mafrt.runners.evaluation_summary import majority
 
@@ -146,14 +146,14 @@ class Baselines:
         imitate(records, self.start, self.base, self.lr, self.seed)
         yield row(name, self._played(self._player()))
 
-    def _player(self, heat: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
+    def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
         """A player of the start: at a temperature, or with a prefix before the answers of `deciding`."""
         from mafrt.engines.prefixed import PrefixedEngine
 
         adapters = {agent.name: agent.adapter for agent in self.start.agents}
         player = self.player.cast(adapters)
-        if heat is not None:
-            player.sampling = {name: replace(how, temperature=heat) for name, how in player.sampling.items()}
+        if temperature is not None:
+            player.sampling = {name: replace(how, temperature=temperature) for name, how in player.sampling.items()}
         if prefix:
             own = {adapters[name]: prefix for name in deciding}
             player.engine = PrefixedEngine(self.engine, self.player.tokenizer, own)
