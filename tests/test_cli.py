@@ -458,7 +458,7 @@ def test_resuming_takes_the_settings_of_the_run(capsys, run, workdir):
 
 def test_a_run_goes_on_only_with_its_own_script(capsys, workdir, run):
     said = refused(capsys, train_code.main, "--load_path", run)
-    assert "horizon" in said and "the script that started it" in said
+    assert "problem_field" in said and "the script that started it" in said
 
 
 def test_train_goes_on_with_a_run_of_any_script(workdir, run):

@@ -31,7 +31,9 @@ def manifests(run):
     return [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("*/manifest.json"))]
 
 
-def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys):
+def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys, monkeypatch):
+    opened = factory._shared  # sandboxes of earlier tests in this process are not of this run
+    monkeypatch.setattr(factory, "_shared", {name: kept for name, kept in opened.items() if name == "bwrap"})
     argv = ["--profile_path", "profiles/coder_tester.json", "--coach", "rules", "--run_dir", "run", *SHORT]
     assert train_code.main(argv) == 0
     tier = shared_sandbox("bwrap").tier
