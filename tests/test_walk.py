@@ -97,7 +97,14 @@ class Reader:
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
 
     def serve(self, script: str, ready: str) -> None:
-        server = subprocess.Popen(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            text=True,
+            # A test run in the background of a script ignores Ctrl-C, and its children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         try:
             assert server.stdout is not None
             assert any(ready in line for line in server.stdout), f"{script}\nended before it was ready"

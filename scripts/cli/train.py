@@ -60,7 +60,7 @@ class CheckedRun:
     prepared: PreparedRun
     config: TrainConfig
     models: Mapping[str, str]
-    """agent -> base"""
+    """adapter -> base"""
     coach: Coach | None
 
 
