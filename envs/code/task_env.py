@@ -16,8 +16,8 @@ from mafrt.environment.tool_calls import find_code
 from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.state import why_not
 from mafrt.envs.code.tasks import CodeTask, load_tasks
-from mafrt.envs.math import process_rewards
 from mafrt.envs.workflows.config import WorkflowOptions
+from mafrt.envs.workflows.graded_rules import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
 
 
@@ -84,7 +84,7 @@ class CodeTaskEnv(TaskEnv):
 
 
 @dataclass(frozen=True)
-class CodeRules:
+class CodeRules(GradedRules):
     """Scores of turns by the tests: programs by the share that they pass, other turns by the team's result."""
 
     graded: Callable[[str], Grade | None]
@@ -96,22 +96,6 @@ class CodeRules:
     def answer(self, text: str) -> Scored:
         grade = self.graded(text)
         return Scored(0.0, why_not(text)) if grade is None else scored(grade)
-
-    def plan(self, text: str) -> None:
-        return None
-
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
-        return process_rewards.verdict(said, proposed_right)
-
-    def program(self, ran: Ran) -> Scored:
-        ended = ran.status == "ok"
-        return Scored(5.0 if ended else 1.0, "The program ran." if ended else f"The program failed ({ran.status}).")
-
-    def bad_call(self, why: str) -> Scored:
-        return process_rewards.bad_call(why)
-
-    def report(self, text: str, printed: str | None) -> None:
-        return None
 
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok"

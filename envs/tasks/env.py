@@ -14,10 +14,10 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief
 from mafrt.core.types import Scored
 from mafrt.environment.python_tool import Ran
-from mafrt.envs.math import process_rewards
 from mafrt.envs.math.answers import boxed
 from mafrt.envs.math.tasks import Task, load_tasks
 from mafrt.envs.workflows.config import WorkflowOptions
+from mafrt.envs.workflows.graded_rules import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
 
 Reward = Callable[[str, Mapping[str, Any]], float]
@@ -83,7 +83,7 @@ class RewardEnv(TaskEnv):
 
 
 @dataclass(frozen=True)
-class GradeRules:
+class GradeRules(GradedRules):
     """Scores of turns by the reward function alone: answers by their grade, other turns by the team's result."""
 
     grade: Callable[[str], float]
@@ -94,22 +94,6 @@ class GradeRules:
     def answer(self, text: str) -> Scored:
         grade = self.grade(text)
         return Scored(10.0 * min(max(grade, 0.0), 1.0), f"The reward function gives {grade:g}.")
-
-    def plan(self, text: str) -> None:
-        return None
-
-    def verdict(self, said: str | None, proposed_right: bool) -> Scored:
-        return process_rewards.verdict(said, proposed_right)
-
-    def program(self, ran: Ran) -> Scored:
-        ended = ran.status == "ok"
-        return Scored(5.0 if ended else 1.0, "The program ran." if ended else f"The program failed ({ran.status}).")
-
-    def bad_call(self, why: str) -> Scored:
-        return process_rewards.bad_call(why)
-
-    def report(self, text: str, printed: str | None) -> None:
-        return None
 
     def prints_right(self, ran: Ran) -> bool:
         return ran.status == "ok" and self.right(ran.stdout)
