@@ -329,3 +329,18 @@ def test_a_deadline_that_is_none_is_refused(value):
 
     with pytest.raises(ConfigError, match="env_timeout_s is"):
         TrainConfig.of(env_timeout_s=value)
+
+
+def test_the_line_of_a_hang_is_found_however_slowly_the_stack_is_written(monkeypatch):
+    """The handler writes line by line: on a busy machine a read may end after any of them."""
+    whole = os.read
+
+    def slow(descriptor, size):
+        return whole(descriptor, min(size, 16))
+
+    env = guarded(Game(), 0.3)
+    env.reset(seed=1)
+    env.step({"a": "x"})
+    monkeypatch.setattr("mafrt.environment.workers.os.read", slow)
+    with pytest.raises(EnvError, match=r"test_env_workers.py, line \d+\)"):
+        env.step({"b": "loop"})

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MOST_WORKERS = 32
 """Workers of one environment; more sessions than that share them."""
 _DUMP_S = 3.0
-"""Time that a hanging worker gets to write its stack."""
+"""Time that a hanging worker gets to write its stack. One without a line of the user's takes all of it."""
 _FRAME = re.compile(rb'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 _channels: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -341,14 +341,16 @@ class _Worker:
         """` (FILE, line N)` of the user's code in which the process hangs, as its signal handler tells."""
         self._ask({"op": "dump", "pid": self._pid})
         data, until = b"", time.monotonic() + _DUMP_S
-        while time.monotonic() < until and not data.endswith(b"\n"):
+        while time.monotonic() < until:
             with contextlib.suppress(BlockingIOError):
                 data += os.read(self._stack, 65536)
+            # The handler writes piece by piece, the innermost frame first: a line without its end may go on, and the
+            # first frame of the user's is the one wanted, however much is still to come.
+            for file, line in _FRAME.findall(data[: data.rfind(b"\n") + 1]):
+                path = os.fsdecode(file)
+                if is_users(path):
+                    return f" ({path}, line {int(line)})"
             time.sleep(0.01)
-        for file, line in _FRAME.findall(data):
-            path = os.fsdecode(file)
-            if is_users(path):
-                return f" ({path}, line {int(line)})"
         return ""
 
     def _kill(self, *, hangs: bool) -> int | None:
