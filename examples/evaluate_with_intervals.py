@@ -8,7 +8,7 @@ import sys
 import mafrt
 from mafrt.envs.math import MathEnv
 from mafrt.rollout.player import Player
-from mafrt.runners.evaluation import evaluate
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.scripts.exporting.scores import interval
 
 
@@ -22,7 +22,7 @@ def main(tasks=100, samples=2):
     for temperature in (1.0, 0.5):
         sampling = dict.fromkeys(team.names, mafrt.SamplingParams(max_new_tokens=48, temperature=temperature))
         player = Player(mafrt.LocalEngine(base), base.tokenizer, team, sampling, base.context_window)
-        result = evaluate(env, player, tasks=tasks, samples=samples, greedy=False, seed=1)
+        result = evaluate(env, player, EvaluationPlan(tasks, samples, greedy=False, seed=1))
         means = [sum(scores) / len(scores) for scores in result.scores.values()]
         low, high = interval(means)
         print(f"temperature {temperature}: {result.avg:.3f} ({low:.3f} to {high:.3f}), {len(means)} tasks")

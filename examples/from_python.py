@@ -23,16 +23,8 @@ def main(iterations=20, tasks=16, samples=4):
         base.add_adapter(name, mafrt.LoraSpec(), seed=seed)
     sampling = dict.fromkeys(team.names, mafrt.SamplingParams(max_new_tokens=48))
     player = Player(mafrt.LocalEngine(base), base.tokenizer, team, sampling, base.context_window)
-    rule, learn = mafrt.algorithms.make_algorithm("grpo"), LearnConfig(lr=3e-3, ppo_epoch=1)
-    learner = Learner(
-        base,
-        {agent.name: agent.adapter for agent in team.agents},
-        dict.fromkeys(team.names, 1.0),  # temperatures
-        dict.fromkeys(team.adapters, learn),
-        learn,
-        Objective(rule),
-        seed=0,
-    )
+    rule = mafrt.algorithms.make_algorithm("grpo")
+    learner = Learner(base, team, LearnConfig(lr=3e-3, ppo_epoch=1), Objective(rule), seed=0)
     envs = [env.spawn() for _ in range(tasks * samples)]
     for iteration in range(iterations):
         starts = iter(

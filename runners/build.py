@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
 from mafrt.algorithms.value_decomposition import Mixed
-from mafrt.config.agent import OPTIMIZER_SETTINGS, LoraSpec
+from mafrt.config.agent import LoraSpec
 from mafrt.config.algorithm import ValueHeadSettings
 from mafrt.config.team import Team
-from mafrt.config.train_config import LearnConfig, TrainConfig
+from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
@@ -36,7 +35,6 @@ from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import make_lr_schedule
 from mafrt.training.mixer_critic import MixerCritic
-from mafrt.training.optimizer_steps import make_optimizer_steps
 from mafrt.training.policy_objective import Objective
 from mafrt.training.several import AnyLearner, SeveralCritics, SeveralLearners
 
@@ -93,11 +91,6 @@ def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> Any
     return Critic(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
 
 
-def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
-    """Optimizer settings of each adapter: those of its agents, else `default`."""
-    return {name: replace(default, **team.settings_for(name, OPTIMIZER_SETTINGS)) for name in team.adapters}
-
-
 def make_learner(
     base: Bases, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> AnyLearner:
@@ -119,13 +112,10 @@ def _on(team: Team, bases: SeveralBases, part: SharedBase) -> Team:
 def _make_learner(
     base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
-    learn = learn_settings(team, config.learn)
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
     return Learner(
         base,
-        {agent.name: agent.adapter for agent in team.agents},
-        {name: how.temperature for name, how in sampling.items()},
-        learn,
+        team,
         config.learn,
         Objective(
             rule.settings,
@@ -134,7 +124,7 @@ def _make_learner(
             cut=frozenset(name for name, how in sampling.items() if how.truncated),
         ),
         seed_of(config.run.seed, "learner"),
-        make_optimizer_steps(base, learn, base.zero),
+        temperatures={name: how.temperature for name, how in sampling.items()},
         lr_schedule=make_lr_schedule(config.learn, config.run.iterations),
     )
 

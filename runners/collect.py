@@ -24,7 +24,7 @@ from mafrt.rollout.left_out import fill_contributions
 from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.player import Player
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
-from mafrt.rollout.task_stream import TaskStream
+from mafrt.rollout.task_stream import Order, TaskStream, shuffled_passes
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import AsyncRollout
 from mafrt.runners.judge import Judge
@@ -71,8 +71,14 @@ class Collector:
         # Batches that are played in a thread of their own must not share a process group with the learner.
         self.processes = processes.beside() if self.async_rollout else processes
         self.envs = [self.env.spawn() for _ in own_slots(processes, play.n_rollout_threads, play.n_samples)]
-        strata = strata_of(self.env, play.stratify) if play.stratify else None
-        self.order = None if strata is None else StratifiedOrder(strata, self.config.run.seed, self.blocks)
+        self.order = self._order()
+
+    def _order(self) -> Order | None:
+        """The tasks of all draws; None for an environment without numbered tasks."""
+        seed = self.config.run.seed
+        if key := self.config.play.stratify:
+            return StratifiedOrder(strata_of(self.env, key), seed, self.blocks)
+        return None if self.env.num_tasks is None else shuffled_passes(self.env.num_tasks, seed)
 
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
         """The batch of `iteration`, played now, or taken from the background rollout.
@@ -148,12 +154,11 @@ class Collector:
             slots=tasks * play.n_samples,
             n_samples=play.n_samples,
             turns=turns,
-            num_tasks=self.env.num_tasks,
+            order=self.order,
             seed=self.config.run.seed,
             iteration=iteration + 1,
             drawn=drawn,
             rounds=dealt,
-            order=self.order,
         )
 
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:

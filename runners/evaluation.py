@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from mafrt.core import records
@@ -16,7 +15,7 @@ from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_erro
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
-from mafrt.core.types import Episode, SamplingParams
+from mafrt.core.types import Episode
 from mafrt.environment.base import Env
 from mafrt.rollout.live import Start
 from mafrt.rollout.play_stats import PlayStats
@@ -24,6 +23,40 @@ from mafrt.rollout.player import Player
 
 SOLVED = 1.0
 """score from which a task counts as solved"""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The episodes of an evaluation."""
+
+    tasks: int
+    """number of tasks: the first ones, or of as many seeds where the environment has no numbered tasks"""
+    samples: int
+    """k, sampled episodes per task; 0 leaves them out"""
+    greedy: bool
+    """whether to play each task once with temperature 0 as well"""
+    seed: int
+    """tasks of an environment without numbered tasks, and all samples, follow from it"""
+
+    def passes(self) -> dict[str, int]:
+        """Episodes per task of the `sampled` and the `greedy` pass, those that are asked for."""
+        return {kind: count for kind, count in (("sampled", self.samples), ("greedy", int(self.greedy))) if count}
+
+    def starts(self, env: Env, kind: str, processes: Processes) -> list[Start]:
+        """The episodes of one pass that fall to this process."""
+        numbered = env.num_tasks is not None
+        count = self.tasks if env.num_tasks is None else min(self.tasks, env.num_tasks)
+        return [
+            Start(
+                id=f"{kind}-{task:06d}-{sample:03d}",
+                group=f"{task:06d}",
+                reset_seed=seed_of(self.seed, "task", task),
+                seed=seed_of(self.seed, kind, task, sample),
+                task=task if numbered else None,
+            )
+            for task in processes.share(range(count))
+            for sample in range(self.passes()[kind])
+        ]
 
 
 @dataclass(frozen=True)
@@ -87,23 +120,18 @@ def score(episode: Episode) -> float:
 def evaluate(
     env: Env,
     player: Player,
+    plan: EvaluationPlan,
     *,
-    tasks: int,
-    samples: int,
-    greedy: bool,
-    seed: int,
     slots: int = 64,
     interrupted: Callable[[], bool] = lambda: False,
     processes: Processes = ALONE,
     keep: Callable[[str], bool] = lambda _: False,
 ) -> Evaluation | None:
-    """Play the first `tasks` tasks of `env` (seeds instead, where it has no numbered tasks).
+    """Play the episodes of `plan` in `env`.
 
     Args:
         player: plays the sampled episodes as it is, and the greedy ones with temperature 0.
-        samples: k, sampled episodes per task; 0 leaves them out.
-        greedy: whether to play each task once with temperature 0 as well.
-        seed: tasks of an environment without numbered tasks, and all samples, follow from it.
+        plan: number of tasks, samples, greedy pass, and seed.
         slots: environments side by side.
         processes: share the tasks; all return the same result, and `interrupted()` in one ends it for all.
         keep: group -> whether its episodes are returned.
@@ -114,48 +142,32 @@ def evaluate(
     Raises:
         EnvError: every episode was lost.
     """
-    starts = partial(_starts, env, tasks, seed, processes)
-    passes: list[tuple[Sequence[Start], Mapping[str, SamplingParams]]] = []
-    if samples:
-        passes.append((starts("sampled", samples), player.sampling))
-    if greedy:
-        passes.append(
-            (starts("greedy", 1), {name: replace(how, temperature=0.0) for name, how in player.sampling.items()})
-        )
     own = _ProcessResult()
     try:
-        for queue, how in passes:
-            envs = [env.spawn() for _ in range(min(slots, len(queue)))]
-            kind = "evaluating (sampled)" if how is player.sampling else "evaluating (greedy)"
-            with stage(kind, len(queue)) as advance:
-                played = _one_after_the_other(queue, len(envs), advance)
-                episodes, stats = player.sampling_as(how).play(envs, played, interrupted)
-            own.add(episodes, stats, keep)
+        for kind in plan.passes():
+            own.add(*_play_pass(env, player, plan.starts(env, kind, processes), kind, slots, interrupted), keep)
             own.cut = interrupted()
             if own.cut:
                 break
     except MafrtError as error:
+        # The other processes wait in gather(), so an error has to travel through it.
         if processes.size == 1:
             raise
         own.error = packed_error(error)
-    return _merged([_ProcessResult(**fields) for fields in processes.gather(vars(own))], samples)
+    return _merged([_ProcessResult(**fields) for fields in processes.gather(vars(own))], plan.samples)
 
 
-def _starts(env: Env, tasks: int, seed: int, processes: Processes, kind: str, each: int) -> list[Start]:
-    """`each` episodes of every task of this process."""
-    numbered = env.num_tasks is not None
-    count = tasks if env.num_tasks is None else min(tasks, env.num_tasks)
-    return [
-        Start(
-            id=f"{kind}-{task:06d}-{sample:03d}",
-            group=f"{task:06d}",
-            reset_seed=seed_of(seed, "task", task),
-            seed=seed_of(seed, kind, task, sample),
-            task=task if numbered else None,
-        )
-        for task in processes.share(range(count))
-        for sample in range(each)
-    ]
+def _play_pass(
+    env: Env, player: Player, queue: Sequence[Start], kind: str, slots: int, interrupted: Callable[[], bool]
+) -> tuple[list[Episode], PlayStats]:
+    """Play the `sampled` or the `greedy` episodes."""
+    sampling = player.sampling
+    if kind == "greedy":
+        sampling = {name: replace(how, temperature=0.0) for name, how in sampling.items()}
+    envs = [env.spawn() for _ in range(min(slots, len(queue)))]
+    with stage(f"evaluating ({kind})", len(queue)) as advance:
+        next_start = _one_after_the_other(queue, len(envs), advance)
+        return player.sampling_as(sampling).play(envs, next_start, interrupted)
 
 
 def _merged(results: Sequence[_ProcessResult], samples: int) -> Evaluation | None:

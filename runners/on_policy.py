@@ -38,7 +38,7 @@ from mafrt.runners.checks import (
 from mafrt.runners.collect import CollectedBatch, Collector
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.epochs import with_epochs
-from mafrt.runners.evaluation import evaluate
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
 from mafrt.runners.identity import describe_run, refuse_changes
@@ -246,10 +246,7 @@ class OnPolicy:
             evaluation = evaluate(
                 self.eval_env,
                 self.player,
-                tasks=self.config.run.eval_episodes,
-                samples=self.config.run.eval_samples,
-                greedy=True,
-                seed=seed_of(self.config.run.seed, "evaluation"),
+                self._evaluation_plan(),
                 interrupted=lambda: self.stop.requested,
                 processes=self.processes,
                 keep=lambda group: wanted(group, self.config.run.transcript_share),
@@ -272,6 +269,10 @@ class OnPolicy:
             if self.transcripts is not None:
                 self.transcripts.write("evaluation", self.state.iteration, evaluation.episodes)
         return metrics
+
+    def _evaluation_plan(self) -> EvaluationPlan:
+        run = self.config.run
+        return EvaluationPlan(run.eval_episodes, run.eval_samples, greedy=True, seed=seed_of(run.seed, "evaluation"))
 
     def sample(self) -> str | None:
         return self._sample

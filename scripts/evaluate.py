@@ -47,7 +47,8 @@ from mafrt.storage.transcripts import TranscriptWriter, wanted
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.several_bases import Bases
-    from mafrt.runners.evaluation import Evaluation
+    from mafrt.rollout.player import Player
+    from mafrt.runners.evaluation import Evaluation, EvaluationPlan
     from mafrt.scripts.cli.prepared_run import PreparedRun
     from mafrt.storage.load_path import Loadable
 
@@ -74,79 +75,40 @@ COMMAND = Command(
 
 def evaluate(argv: Sequence[str]) -> int:
     """Read the settings, load the named files, play, print a table."""
-    settings = COMMAND.read(argv)
-    only_one(COMMAND.name)
-    loaded = resolve(settings)
-    stored, record = stored_args(loaded)
-    below = {name: value for name, value in stored.items() if name not in NOT_CARRIED_OVER}
-    settings = COMMAND.read(argv, below=below, record=record)
-    from mafrt.environment.workers import guarded
-
-    asked = settings.make(EvaluateSettings)
+    settings, loaded = _read(argv)
+    asked, recording = settings.make(EvaluateSettings), settings.make(RecordSettings)
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
     check_engine(config.engine, {}, {})
     reach_servers(config.engine, settings["model_name_or_path"])
-    output = Path(asked.output).expanduser() if asked.output else None
-    if output is not None:
-        missing = None if output.parent.is_dir() else f"there is no {output.parent}"
-        if why := "it is a folder" if output.is_dir() else missing or is_writable(output.parent):
-            raise ConfigError(f"output {output} cannot be written ({why}); give a file name in a folder that exists.")
-        if output.exists() and not asked.overwrite:
-            raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")
-    recording = settings.make(RecordSettings)
+    output = _output_file(asked)
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
     casts = role_swaps(team) if asked.swap else {}
-    plan = baselines.plan(settings, loaded, env, team)
+    against = baselines.plan(settings, loaded, env, team)
+    from mafrt.environment.workers import guarded
+
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
-    check_limits(
-        config,
-        team,
-        settings["model_name_or_path"],
-        tokens_given="max_new_tokens" in settings.given,
-    )
+    check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
     print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
     base = load_base(settings, team)
     place(base, team, loaded)
 
     from mafrt import engines
-    from mafrt.rollout.player import Player
-    from mafrt.runners import evaluation
-    from mafrt.runners.build import make_engine, sampling_of, voices_of
-    from mafrt.runners.checks import check_prompts, check_window
-    from mafrt.runners.judge import decoder
+    from mafrt.runners.evaluation import EvaluationPlan
 
     started = time.perf_counter()
-    sampling = {name: sampling_of(config, team, name) for name in team.names}
-    voices = voices_of(base, team, config.play.context_window)
-    check_prompts(env, team, voices)
-    window = check_window(config.play.context_window, base.main.context_window)
-    engine = make_engine(base, config, window)
+    plan = EvaluationPlan(asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT, asked.k, asked.greedy, asked.seed)
+    player = _player(base, env, team, config)
     terminal = Terminal(stream=sys.stderr)
-    player = Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices)
-
-    def played(by: Player) -> Evaluation:
-        found = evaluation.evaluate(
-            env,
-            by,
-            tasks=asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT,
-            samples=asked.k,
-            greedy=asked.greedy,
-            seed=asked.seed,
-            keep=lambda _: True,
-        )
-        assert found is not None  # None means interrupted, and nothing here interrupts it
-        return found
-
     try:
         with reporting(terminal.stage):
-            evaluated = played(player)
-            swapped = {name: played(player.cast(cast)) for name, cast in casts.items()}
-            rows = [] if plan is None else plan.measure(env, player, base, evaluated, asked)
+            evaluated = _played(env, player, plan)
+            swapped = {name: _played(env, player.cast(cast), plan) for name, cast in casts.items()}
+            rows = [] if against is None else against.measure(env, player, base, evaluated, plan)
     finally:
         terminal.close()
-        engines.close(engine)
+        engines.close(player.engine)
     print(table(evaluated, swapped, time.perf_counter() - started))
     if rows:
         print(f"\n{baselines.table(rows, asked.k)}")
@@ -154,15 +116,69 @@ def evaluate(argv: Sequence[str]) -> int:
         write(output, evaluated, swapped, settings, team, rows)
         print(f"numbers, prompts and answers in {output}")
     if folder is not None:
-        share, most = recording.transcript_share, recording.transcript_max_mib
-        decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
-        writer = TranscriptWriter(
-            folder / FOLDER, team, decoder(base.main.tokenizer), share=share, max_mib=most, decoders=decoders
-        )
-        kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
-        writer.write("evaluation", 0 if loaded is None else loaded.step, kept)
-        print(f"conversations in {folder}; mafrt show {folder} lists them")
+        _record(folder, recording, base, team, evaluated, 0 if loaded is None else loaded.step)
     return 0
+
+
+def _read(argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
+    """The settings, above those of the evaluated run, and the run or the adapters."""
+    settings = COMMAND.read(argv)
+    only_one(COMMAND.name)
+    loaded = resolve(settings)
+    stored, record = stored_args(loaded)
+    below = {name: value for name, value in stored.items() if name not in NOT_CARRIED_OVER}
+    return COMMAND.read(argv, below=below, record=record), loaded
+
+
+def _output_file(asked: EvaluateSettings) -> Path | None:
+    """The file of `--output`. Raises ConfigError before anything is played if it cannot be written."""
+    if not asked.output:
+        return None
+    output = Path(asked.output).expanduser()
+    missing = None if output.parent.is_dir() else f"there is no {output.parent}"
+    if why := "it is a folder" if output.is_dir() else missing or is_writable(output.parent):
+        raise ConfigError(f"output {output} cannot be written ({why}); give a file name in a folder that exists.")
+    if output.exists() and not asked.overwrite:
+        raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")
+    return output
+
+
+def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
+    """The player of the team, with the engine that the settings ask for; the prompts are checked first."""
+    from mafrt.rollout.player import Player
+    from mafrt.runners.build import make_engine, sampling_of, voices_of
+    from mafrt.runners.checks import check_prompts, check_window
+
+    sampling = {name: sampling_of(config, team, name) for name in team.names}
+    voices = voices_of(base, team, config.play.context_window)
+    check_prompts(env, team, voices)
+    window = check_window(config.play.context_window, base.main.context_window)
+    engine = make_engine(base, config, window)
+    return Player(engine, base.main.tokenizer, team, sampling, window, config.play.reasoning, voices=voices)
+
+
+def _played(env: Env, player: Player, plan: EvaluationPlan) -> Evaluation:
+    from mafrt.runners import evaluation
+
+    evaluated = evaluation.evaluate(env, player, plan, keep=lambda _: True)
+    assert evaluated is not None  # None means interrupted, and nothing here interrupts it
+    return evaluated
+
+
+def _record(
+    folder: Path, recording: RecordSettings, base: Bases, team: Team, evaluated: Evaluation, iteration: int
+) -> None:
+    """Write the conversations that `recording` asks for."""
+    from mafrt.runners.judge import decoder
+
+    share, most = recording.transcript_share, recording.transcript_max_mib
+    decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
+    writer = TranscriptWriter(
+        folder / FOLDER, team, decoder(base.main.tokenizer), share=share, max_mib=most, decoders=decoders
+    )
+    kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
+    writer.write("evaluation", iteration, kept)
+    print(f"conversations in {folder}; mafrt show {folder} lists them")
 
 
 def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
@@ -300,7 +316,7 @@ def write(
     swapped: Mapping[str, Evaluation],
     settings: Settings,
     team: Team,
-    baseline_rows: Sequence[baselines.Row] = (),
+    baseline_rows: Sequence[baselines.BaselineRow] = (),
 ) -> None:
     """Write numbers with intervals, scores of every task, every prompt and answer, and the settings."""
     from mafrt.core.atomic_files import write_atomic

@@ -52,10 +52,7 @@ def turns_of(asked, answers):
 
 
 def learner_of(base):
-    names = {name: name for name in AGENTS}
-    learn = LearnConfig(lr=1e-2, ppo_epoch=1)
-    one = dict.fromkeys(AGENTS, 1.0)
-    return Learner(base, names, one, dict.fromkeys(AGENTS, learn), learn, Objective(), seed=1)
+    return Learner(base, Team.of(AGENTS), LearnConfig(lr=1e-2, ppo_epoch=1), Objective(), seed=1)
 
 
 def test_the_adapter_begins_with_the_last_invocation():

@@ -13,6 +13,7 @@ from mafrt.engines.prefixed import PrefixedEngine, filled
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.envs.games import PlanPath, baseline_scores
 from mafrt.envs.math import MathEnv, Task
+from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.scripts import evaluate
 from mafrt.scripts.baselines import table as baselines
 from mafrt.scripts.baselines.imitation import solved_turns
@@ -52,10 +53,11 @@ def test_rivals_without_a_model():
         MathEnv(tasks=[Task(f"{a}", "?", a) for a in answers], team=Team.of(("a",)))
         for answers in (("4", "5", "5"), ("5", "6", "7", "5"))
     )
-    parts = SimpleNamespace(env=held_out, train_env=train, seed=1, tasks=4)
+    plan = EvaluationPlan(40, samples=1, greedy=True, seed=1)
+    parts = SimpleNamespace(env=held_out, train_env=train, plan=plan)
     [row] = baselines.Baselines.without_model(parts)
     assert (row.name, row.sampled.value) == ("constant answer 5", 0.5)
-    game = SimpleNamespace(env=PlanPath(split="test"), train_env=PlanPath(), seed=1, tasks=40)
+    game = SimpleNamespace(env=PlanPath(split="test"), train_env=PlanPath(), plan=plan)
     scores = {row.name: row.sampled.value for row in baselines.Baselines.without_model(game)}
     assert scores["optimal player"] == 1.0 and max(scores["random player"], scores["constant player"]) < 0.7
     assert baseline_scores(PlanPath(split="test"), episodes=5)["optimal"] == 1.0

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers_losses import clipped_loss
 
-from mafrt.algorithms.losses import entropy_loss, kl_loss, policy_loss
+from mafrt.algorithms.losses import entropy_loss, kl_loss
 
 pytest.importorskip("trl", reason="install trl to compare with it")
 pytestmark = pytest.mark.slow
@@ -109,8 +110,8 @@ def both(data, cls, fields, ours) -> None:
 
 def flat(data: SimpleNamespace, **kwargs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     turn = torch.arange(ROWS).repeat_interleave(LENGTHS)
-    kwargs = {"clip_low": 0.2, "clip_high": 0.28, **kwargs}
-    return policy_loss(data.new[MASK], data.old[MASK], data.advantages[turn], segment=turn, **kwargs)
+    kwargs = {"clip_high": 0.28, **kwargs}
+    return clipped_loss(data.new[MASK], data.old[MASK], data.advantages[turn], turn=turn, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def grpo():
         ({"loss_type": "bnpo", "delta": 1.5}, {"denominator": TOKENS, "dual_clip": 1.5}),
         (
             {"loss_type": "grpo", "importance_sampling_level": "sequence"},
-            {"denominator": ROWS, "level": "action", "normalize": "token"},
+            {"denominator": ROWS, "level": "action", "normalization_mode": "token"},
         ),
     ],
 )
@@ -173,4 +174,4 @@ def test_rloo_is_trl_s():
     from trl import RLOOTrainer
 
     data = batch(6)
-    both(data, RLOOTrainer, {}, lambda: flat(data, denominator=ROWS, level="action", normalize="sum")[0])
+    both(data, RLOOTrainer, {}, lambda: flat(data, denominator=ROWS, level="action", normalization_mode="sum")[0])

@@ -10,8 +10,9 @@ import torch
 from helpers_models import tiny_base
 
 from mafrt.algorithms import Algorithm
-from mafrt.config.agent import LoraSpec
+from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode, Turn
 from mafrt.training.batch import collate, split
@@ -62,12 +63,11 @@ def make_turns(count=9, seed=0):
 def make_learner(base, config=CONFIG, level="token", temperatures=(1.0, 0.7), **settings):
     return Learner(
         base,
-        {name: name for name in AGENTS},
-        dict(zip(AGENTS, temperatures, strict=True)),
-        dict.fromkeys(AGENTS, config),
+        Team.of(AGENTS),
         config,
         Objective(Algorithm(level=level, **{"importance_cap": None, **settings})),
         seed=3,
+        temperatures=dict(zip(AGENTS, temperatures, strict=True)),
     )
 
 
@@ -346,24 +346,23 @@ def test_a_weight_scales_the_gradient_and_weight_one_changes_nothing():
 
 def test_an_adapters_own_settings_are_as_if_all_had_them():
     """Each adapter ends where a run ends whose settings all are its own: optimizer, clips, entropy and KL."""
-    plain, special = CONFIG, replace(CONFIG, lr=3e-3, weight_decay=0.3, max_grad_norm=0.01)
+    special = {"lr": 3e-3, "weight_decay": 0.3, "max_grad_norm": 0.01}
     usual = Algorithm(importance_cap=None, kl_coef=0.1)
     own = Algorithm(importance_cap=None, kl_coef=0.7, clip_param=0.01, entropy_coef=0.5, dual_clip=1.5)
 
-    def moved(learn, objective):
+    def moved(special_of, objective):
         base = make_base()
-        learner = Learner(
-            base, {n: n for n in AGENTS}, dict.fromkeys(AGENTS, 1.0), learn, replace(CONFIG, ppo_epoch=2), objective, 3
-        )
+        team = Team(tuple(AgentSpec(name, **(special if name in special_of else {})) for name in AGENTS))
+        learner = Learner(base, team, replace(CONFIG, ppo_epoch=2), objective, 3)
         turns = make_turns()
         for turn in turns:
             turn.ref_logprobs = [-3.0] * len(turn.action_ids)
         metrics = learner.update(turns, AGENTS, 0)
         return {name: weights(base, name) for name in AGENTS}, metrics
 
-    mixed, metrics = moved({"ann": special, "bob": plain}, Objective(usual, {"ann": own}))
-    of_ann, _ = moved(dict.fromkeys(AGENTS, special), Objective(own))
-    of_bob, _ = moved(dict.fromkeys(AGENTS, plain), Objective(usual))
+    mixed, metrics = moved(["ann"], Objective(usual, {"ann": own}))
+    of_ann, _ = moved(AGENTS, Objective(own))
+    of_bob, _ = moved([], Objective(usual))
     assert same(mixed["ann"], of_ann["ann"]) and same(mixed["bob"], of_bob["bob"])
     assert not same(mixed["ann"], of_bob["ann"]) and not same(mixed["bob"], of_ann["bob"])
     assert metrics["skipped_updates"] == 0.0

@@ -25,21 +25,20 @@ from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 
+TEMPERATURES = dict(zip(AGENTS, (1.0, 0.7), strict=True))
 DUO = Team.of(["a", "b"])
 
 
 def gradients(turns, config=CONFIG, weights=None, cut=frozenset(), **settings):
     """The gradients of one step and its metrics."""
     base, seen = make_base(), {}
-    heat = dict(zip(AGENTS, (1.0, 0.7), strict=True))
     learner = Learner(
         base,
-        {name: name for name in AGENTS},
-        heat,
-        dict.fromkeys(AGENTS, config),
+        Team.of(AGENTS),
         config,
         Objective(Algorithm(**{"importance_cap": None, **settings}), cut=cut),
         seed=3,
+        temperatures=TEMPERATURES,
     )
     for name in AGENTS:
         learner.optimizers[name].step = lambda name=name: seen.update(
@@ -54,15 +53,7 @@ def largest(grads) -> float:
 
 def by_the_trainer(turns):
     """The turns with log-probabilities of the trainer's own."""
-    learner = Learner(
-        make_base(),
-        {n: n for n in AGENTS},
-        {"ann": 1.0, "bob": 0.7},
-        dict.fromkeys(AGENTS, CONFIG),
-        CONFIG,
-        Objective(),
-        3,
-    )
+    learner = Learner(make_base(), Team.of(AGENTS), CONFIG, Objective(), 3, temperatures=TEMPERATURES)
     learner.recompute_logprobs(turns)
     return turns
 

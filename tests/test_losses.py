@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers_losses import clipped_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from mafrt.algorithms.losses import (
     kl_k3,
     kl_loss,
     mean_stats,
-    policy_loss,
     truncated_importance_weights,
     value_loss,
 )
@@ -38,7 +38,7 @@ def test_clip_by_hand():
     # rho 1.1, A 2: 2.2 ; rho 1.5, A 1: clipped 1.28 ; rho .5, A -1: min(-.5, -.8) = -.8 ; rho 2, A -1: -2
     # sum 2.2 + 1.28 - .8 - 2 = .68, loss -.17. The gradient of -rho*A/4 by log rho is itself, 0 where clipped.
     new = logs(1.1, 1.5, 0.5, 2.0, grad=True)
-    loss, stats = policy_loss(new, t(0, 0, 0, 0), t(2, 1, -1, -1), denominator=4, clip_low=0.2, clip_high=0.28)
+    loss, stats = clipped_loss(new, t(0, 0, 0, 0), t(2, 1, -1, -1), denominator=4, clip_high=0.28)
     loss.backward()
     assert loss.item() == pytest.approx(-0.17)
     assert new.grad.tolist() == pytest.approx([-0.55, 0.0, 0.0, 0.5])
@@ -54,11 +54,11 @@ def test_clip_by_hand():
 def test_dual_clip_by_hand():
     # rho 5, A -1: 5 without, c = 3 bounds it, and its gradient is 0. rho 5, A 1: clipped at 1.2, untouched by c.
     new = logs(5.0, 5.0, grad=True)
-    loss, _ = policy_loss(new, t(0, 0), t(-1, 1), denominator=1, dual_clip=3.0)
+    loss, _ = clipped_loss(new, t(0, 0), t(-1, 1), denominator=1, dual_clip=3.0)
     loss.backward()
     assert loss.item() == pytest.approx(3.0 - 1.2)
     assert new.grad.tolist() == [0.0, 0.0]
-    assert policy_loss(new, t(0, 0), t(-1, 1), denominator=1)[0].item() == pytest.approx(5.0 - 1.2)
+    assert clipped_loss(new, t(0, 0), t(-1, 1), denominator=1)[0].item() == pytest.approx(5.0 - 1.2)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_dual_clip_by_hand():
 def test_action_level_has_one_ratio_a_turn(normalize, exponents):
     # A = 1 and 2, weights 1 and .5, nothing clipped: -(exp(x) + .5 * 2 * exp(y)) / 2
     new = t(0.1, -0.2, 0.3, grad=True)
-    loss, stats = policy_loss(
+    loss, stats = clipped_loss(
         new,
         t(0, 0, 0),
         t(1, 2, 1),
         denominator=2,
         level="action",
-        segment=torch.tensor([9, 4, 9]),
-        normalize=normalize,
+        turn=torch.tensor([9, 4, 9]),
+        normalization_mode=normalize,
         words=torch.tensor([4, 1, 4]),
         weights=t(1, 0.5, 1),
-        clip_low=0.9,
+        clip_param=0.9,
         clip_high=9.0,
     )
     loss.backward()
@@ -139,22 +139,23 @@ def test_equals_the_naive_padded_loss_in_any_order_and_micro_batches(
     )  # fmt: skip
     (want_grad,) = torch.autograd.grad(want, new)
     # Now ours: turns shuffled, cut into micro-batches of `cut` turns, tokens flat, one global denominator.
+    mode = normalize if level == "action" else None
     order = torch.randperm(len(lengths), generator=rng).tolist()
     got, stats = torch.zeros((), dtype=torch.float64), []
     for start in range(0, len(order), cut):
         rows = order[start : start + cut]
         take = [(i, j) for i in rows for j in range(lengths[i])]
         turn, time = torch.tensor([i for i, _ in take]), torch.tensor([j for _, j in take])
-        loss, stat = policy_loss(
-            new[turn, time], old[turn, time], advantages[turn], denominator=denominator, level=level, segment=turn,
-            clip_low=0.2, clip_high=0.28, dual_clip=dual, normalize=normalize, words=words[turn], weights=weights[turn],
+        loss, stat = clipped_loss(
+            new[turn, time], old[turn, time], advantages[turn], denominator=denominator, level=level, turn=turn,
+            clip_high=0.28, dual_clip=dual, normalization_mode=mode, words=words[turn], weights=weights[turn],
         )  # fmt: skip
         loss.backward()
         got, stats = got + loss.detach(), [*stats, stat]
     assert got.item() == pytest.approx(want.item(), abs=1e-10)
     torch.testing.assert_close(new.grad, want_grad, atol=1e-10, rtol=1e-10)
     assert mean_stats(stats)["count"] == denominator
-    whole = policy_loss(new[mask], old[mask], torch.ones(int(mask.sum())), denominator=1)[1]
+    whole = clipped_loss(new[mask], old[mask], torch.ones(int(mask.sum())), denominator=1)[1]
     if level == "token":
         assert mean_stats(stats)["ratio_max"] == pytest.approx(float(whole["ratio_max"]))
     assert torch.all(new.grad[~mask] == 0)
@@ -168,7 +169,7 @@ def test_happo_with_m_1_is_mappo_bit_for_bit(level):
     grads = []
     for weights in (None, torch.ones(12)):
         new = (old + 0.3 * torch.randn(12, generator=torch.Generator().manual_seed(1))).requires_grad_()
-        loss, _ = policy_loss(new, old, advantages, denominator=7, level=level, segment=segment, weights=weights)
+        loss, _ = clipped_loss(new, old, advantages, denominator=7, level=level, turn=segment, weights=weights)
         loss.backward()
         grads.append((loss.detach(), new.grad))
     assert torch.equal(grads[0][0], grads[1][0]) and torch.equal(grads[0][1], grads[1][1])
@@ -176,7 +177,7 @@ def test_happo_with_m_1_is_mappo_bit_for_bit(level):
 
 def test_weights_carry_no_gradient():
     weights = t(2.0, grad=True)
-    loss, _ = policy_loss(t(0.0, grad=True), t(0.0), t(1.0), denominator=1, weights=weights)
+    loss, _ = clipped_loss(t(0.0, grad=True), t(0.0), t(1.0), denominator=1, weights=weights)
     loss.backward()
     assert loss.item() == -2.0 and weights.grad is None
 
@@ -189,9 +190,9 @@ def test_what_is_not_finite_never_reaches_a_gradient(bad, where, level):
     parts[where][1] = bad
     new = t(*parts["new"], grad=True)
     segment = torch.tensor([0, 0, 1, 1])
-    loss, stats = policy_loss(
-        new, t(*parts["old"]), t(*parts["advantage"]), denominator=4, level=level, segment=segment, normalize="sum",
-        weights=t(*parts["weight"]),
+    loss, stats = clipped_loss(
+        new, t(*parts["old"]), t(*parts["advantage"]), denominator=4, level=level, turn=segment,
+        normalization_mode="sum" if level == "action" else None, weights=t(*parts["weight"]),
     )  # fmt: skip
     loss.backward()
     # -.1 * .1 / 4 = -.0025 a token. At action level the sick token's turn goes as a whole.
@@ -204,7 +205,7 @@ def test_what_is_not_finite_never_reaches_a_gradient(bad, where, level):
 
 def test_a_ratio_that_would_overflow_stays_finite():
     new = t(900.0, 900.0, grad=True)
-    loss, stats = policy_loss(new, t(0, 0), t(1, -1), denominator=1)
+    loss, stats = clipped_loss(new, t(0, 0), t(1, -1), denominator=1)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(new.grad).all()
     assert math.isfinite(mean_stats([stats])["approx_kl"])
@@ -213,23 +214,22 @@ def test_a_ratio_that_would_overflow_stays_finite():
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"level": "action"},
         {"level": "turn"},
-        {"level": "action", "segment": torch.tensor([0]), "normalize": "word"},
-        {"level": "action", "segment": torch.tensor([0]), "normalize": "length"},
+        {"level": "action", "normalization_mode": "length"},
+        {"level": "token", "normalization_mode": "word"},
         {"dual_clip": 1.0},
         {"denominator": 0.0},
     ],
 )
 def test_calls_that_cannot_work_raise(kwargs):
-    with pytest.raises(ValueError, match=r"expected|needs"):
-        policy_loss(t(0.0), t(0.0), t(1.0), **{"denominator": 1.0, **kwargs})
+    with pytest.raises(ValueError, match=r"expected|choose|set level"):
+        clipped_loss(t(0.0), t(0.0), t(1.0), **{"denominator": 1.0, **kwargs})
 
 
 def test_no_tokens_are_no_error():
     empty = torch.zeros(0, requires_grad=True)
     for level in ("token", "action"):
-        loss, stats = policy_loss(empty, empty, empty, denominator=5, level=level, segment=torch.zeros(0).long())
+        loss, stats = clipped_loss(empty, empty, empty, denominator=5, level=level, turn=torch.zeros(0).long())
         loss.backward()
         assert loss.item() == 0.0 and mean_stats([stats])["approx_kl"] == 0.0
 
@@ -318,7 +318,7 @@ def test_truncated_importance_weights_by_hand():
     assert weights.tolist() == pytest.approx([1.5, 0.5, 2.0])
     assert (int(stats["count"]), float(stats["weight"]), int(stats["capped"])) == (3, pytest.approx(4.0), 1)
     # turns {0, 2} and {1}: 4.5 -> 2 and .5
-    weights, stats = truncated_importance_weights(old, engine, segment=torch.tensor([7, 3, 7]))
+    weights, stats = truncated_importance_weights(old, engine, turn=torch.tensor([7, 3, 7]))
     assert weights.tolist() == pytest.approx([2.0, 0.5, 2.0]) and int(stats["capped"]) == 2
     sick, stats = truncated_importance_weights(old, t(0, -math.inf, 0))
     assert sick[1].isnan() and not sick[[0, 2]].isnan().any()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_losses import clipped_loss
 
 from mafrt.algorithms import assign
-from mafrt.algorithms.losses import policy_loss
 from mafrt.core.types import Episode, Turn
 
 TABLE = json.loads((Path(__file__).parent / "parity" / "verl_core_algos.json").read_text(encoding="utf-8"))
@@ -81,8 +81,7 @@ def test_aggregation_is_verls_token_mean(case, theirs):
     numbers = torch.tensor(flat(ours))
     zeros = torch.zeros_like(numbers)
     row = torch.tensor([place for place, some in enumerate(ours) for _ in some])
-    how = {"level": "token", "segment": row, "clip_low": 0.2, "clip_high": 0.2}
-    loss, _ = policy_loss(zeros, zeros, numbers, denominator=len(numbers), **how)
+    loss, _ = clipped_loss(zeros, zeros, numbers, denominator=len(numbers), turn=row)
     assert float(loss) == pytest.approx(theirs["aggregated"]["token-mean"], abs=1e-6)
     # The other modes weigh sequences, and differ on these batches.
     assert abs(float(loss) - theirs["aggregated"]["seq-mean-token-sum"]) > 1e-3

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_losses import clipped_loss
 
 from mafrt.algorithms import assign
 from mafrt.algorithms.audit import audit_metrics
 from mafrt.algorithms.happo import CompoundRatio
-from mafrt.algorithms.losses import policy_loss
 from mafrt.core.types import Audit, Episode, Turn
 
 FOLDER = Path(__file__).parent / "parity"
@@ -72,15 +72,12 @@ def test_happo(case, theirs):
         assert weights == pytest.approx(theirs["factors"][agent], abs=1e-6)
         assert advantages == pytest.approx(theirs["advantages"][agent], abs=1e-9)
         new, old = torch.tensor(case["new"][agent]).double(), torch.tensor(case["old"][agent]).double()
-        loss, _ = policy_loss(
+        loss, _ = clipped_loss(
             new,
             old,
             torch.tensor(advantages).double(),
             denominator=steps,
-            level="token",
-            segment=torch.arange(steps),
-            clip_low=0.2,
-            clip_high=0.2,
+            turn=torch.arange(steps),
             weights=torch.tensor(weights).double(),
         )
         assert float(loss) == pytest.approx(theirs["losses"][agent], abs=1e-6)

@@ -23,7 +23,7 @@ from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_erro
 from mafrt.core.errors import BudgetSpentError, ConfigError, DataError, MafrtError
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
 from mafrt.rollout.distributed_rollout import own_slots
-from mafrt.rollout.task_stream import TaskStream
+from mafrt.rollout.task_stream import TaskStream, shuffled_passes
 from mafrt.runners.checks import check_processes
 
 SCRIPT = Path(__file__).with_name("toy_processes.py")
@@ -343,7 +343,9 @@ def test_a_stream_played_in_two_parts_deals_the_same_episodes_as_in_one():
     """What `play_together` relies on: starts depend on the slot, not on who else plays."""
 
     def deal(slots):
-        stream = TaskStream(slots=8, n_samples=2, turns=2, num_tasks=5, seed=3, iteration=1, drawn=10)
+        stream = TaskStream(
+            slots=8, n_samples=2, turns=2, order=shuffled_passes(5, seed=3), seed=3, iteration=1, drawn=10
+        )
         return [stream.next_start(slot, None) for slot in slots], stream.drawn
 
     whole, drawn = deal(range(8))

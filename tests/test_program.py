@@ -287,16 +287,7 @@ def test_a_program_that_rewrites_its_history_gets_the_training_rows_of_each_call
         assert turn.text == base.tokenizer.decode(turn.action_ids, skip_special_tokens=True)
     assert [m["content"] for m in SENT[2][:3]] == ["S", "one", "edited"]
     assert SENT[3][0]["content"] == "two" and SENT[4][1]["content"] == "two"
-    learn = LearnConfig()
-    learner = Learner(
-        base,
-        {name: name for name in team.names},
-        dict.fromkeys(team.names, 1.0),
-        dict.fromkeys(team.names, learn),
-        learn,
-        Objective(make_algorithm("grpo")),
-        seed=0,
-    )
+    learner = Learner(base, team, LearnConfig(), Objective(make_algorithm("grpo")), seed=0)
     # The log-probabilities that were recorded through the address are the trainer's on the same ids.
     for turn, again in zip(episode.turns, learner.logprobs(episode.turns), strict=True):
         assert turn.logprobs == pytest.approx(again, abs=1e-4)

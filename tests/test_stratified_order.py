@@ -68,7 +68,7 @@ def test_a_batch_larger_than_the_tasks_holds_each_as_evenly_as_can_be():
 
 def test_a_stream_deals_the_order():
     order = StratifiedOrder(["a", "a", "b", "b"], 3, 2)
-    stream = TaskStream(slots=4, n_samples=2, turns=1, num_tasks=4, seed=3, iteration=1, drawn=6, order=order)
+    stream = TaskStream(slots=4, n_samples=2, turns=1, order=order, seed=3, iteration=1, drawn=6)
     starts = [stream.next_start(slot, None) for slot in range(4)]
     assert [start.task for start in starts] == [order(6), order(6), order(7), order(7)]
     assert stream.drawn == 8

@@ -116,7 +116,7 @@ def test_groups_are_replaced_by_the_next_tasks_until_the_limit():
 
     def stream(tasks: int, drawn: int, dealt: int) -> TaskStream:
         return TaskStream(
-            slots=tasks * 2, n_samples=2, turns=1, num_tasks=None, seed=1, iteration=1, drawn=drawn, rounds=dealt
+            slots=tasks * 2, n_samples=2, turns=1, order=None, seed=1, iteration=1, drawn=drawn, rounds=dealt
         )
 
     def play(some: TaskStream):

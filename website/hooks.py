@@ -28,7 +28,8 @@ API = {
     "Credit and learning": ("mafrt.algorithms.assign", "mafrt.algorithms.base.Algorithm",
                             "mafrt.training.learner.Learner"),
     "Runs": ("mafrt.config.train_config.TrainConfig", "mafrt.runners.on_policy.OnPolicy",
-             "mafrt.runners.evaluation.evaluate", "mafrt.runners.evaluation.Evaluation"),
+             "mafrt.runners.evaluation.evaluate", "mafrt.runners.evaluation.EvaluationPlan",
+             "mafrt.runners.evaluation.Evaluation"),
     "Errors": ("mafrt.core.errors",),
 }  # fmt: skip
 

@@ -50,17 +50,4 @@ class Algorithm(AlgorithmSettings):
         """
         from mafrt.algorithms.losses import policy_loss
 
-        return policy_loss(
-            terms.logprobs,
-            terms.old_logprobs,
-            terms.advantages,
-            denominator=terms.denominator,
-            level=self.level,
-            segment=terms.turn,
-            clip_low=self.clip_param,
-            clip_high=self.upper_clip,
-            dual_clip=self.dual_clip,
-            normalize=self.normalization_mode or "token",
-            words=terms.words,
-            weights=terms.weights,
-        )
+        return policy_loss(terms, self)

@@ -2,7 +2,7 @@
 
     M = 1 ; after the update of agent i:  M <- M * exp(mean over tokens of log pi_new - log pi_old) of i's turn
 
-One M per joint step, multiplied into the loss terms of the agents updated later (`policy_loss(weights=...)`); it is a
+One M per joint step, multiplied into the loss terms of the agents updated later (`PolicyTerms.weights`); it is a
 constant without gradient. Agents that did not speak in the step, or did not learn, contribute 1. Before the first
 update M is 1 everywhere and the update is MAPPO's.
 

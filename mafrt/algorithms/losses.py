@@ -20,6 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mafrt.config.algorithm import PolicyLossSettings
+
 Stats = dict[str, Tensor]
 
 
@@ -48,92 +50,70 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before exp, as in verl: e^20 is far outside every clip, and still finite."""
 
 
-def policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    *,
-    denominator: float,
-    level: Literal["token", "action"] = "token",
-    segment: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    normalize: Literal["sum", "token", "word"] = "token",
-    words: Tensor | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Stats]:
+def policy_loss(terms: PolicyTerms, settings: PolicyLossSettings) -> tuple[Tensor, Stats]:
     """Clipped policy gradient loss.
 
-        L = -sum_k w_k * min(rho_k * A_k, clip(rho_k, 1 - clip_low, 1 + clip_high) * A_k) / denominator
+        L = -sum_k w_k * min(rho_k * A_k, clip(rho_k, 1 - clip_param, 1 + clip_high) * A_k) / denominator
 
     `level="token"`: k runs over tokens, rho = exp(logprob - old). `level="action"`: k runs over turns,
-    rho = exp(sum of the turn's log-ratios / m), m = 1 (`normalize="sum"`), the turn's tokens (`"token"`) or its words
-    (`"word"`, TWOSOME, 2401.14151); a turn's advantage and weight are those of its tokens, which all share them.
-    `dual_clip=c` bounds the loss of a term with A < 0 by -c * A (Ye 2020, 1912.09729).
+    rho = exp(sum of the turn's log-ratios / m), m = 1 (`normalization_mode="sum"`), the turn's tokens (`"token"`) or
+    its words (`"word"`, TWOSOME, 2401.14151); a turn's advantage and weight are those of its tokens, which all share
+    them. `dual_clip=c` bounds the loss of a term with A < 0 by -c * A (Ye 2020, 1912.09729).
 
     Args:
-        logprobs: [n] under the current weights, differentiable.
-        old_logprobs: [n] under the weights before the update.
-        advantages: [n].
-        denominator: action tokens (or turns) of the global batch, or a constant (Dr. GRPO).
-        segment: [n] long, any number per turn; needed at action level.
-        words: [n] long, words of the token's turn; needed for `normalize="word"`.
-        weights: [n] factors without gradient: truncated importance weights, HAPPO's M.
+        terms: log-probabilities, advantages and weights. Its `denominator` may be a constant (Dr. GRPO).
+        settings: level, clips and normalisation; an `Algorithm` is one.
 
     Returns:
         the loss, and sums `count`, `clipped` (terms where the clip cuts the gradient off), `approx_kl`
         (rho - 1 - log rho, Schulman's k3 of the old against the new policy), `ratio`, `nonfinite`; and `ratio_max`.
     """
-    if dual_clip is not None and dual_clip <= 1.0:
-        raise ValueError(f"dual_clip is {dual_clip}; expected more than 1, or None.")
-    check_denominator(denominator)
-    good = finite(logprobs, old_logprobs, advantages, weights)
-    log_ratio = blank(logprobs, good) - blank(old_logprobs, good)
-    advantage = blank(advantages, good)
-    weight = None if weights is None else blank(weights, good)
-    if level == "action":
-        if segment is None:
-            raise ValueError("level='action' needs `segment`, the turn of each token.")
-        turn, first, tokens = _turns(segment)
-        # One bad token makes the turn's ratio unknown, so the whole turn is masked.
-        whole = torch.zeros_like(tokens).index_add(0, turn, (~good).long()) == 0
-        log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)
-        if normalize == "token":
-            log_ratio = log_ratio / tokens
-        elif normalize == "word":
-            if words is None:
-                raise ValueError("normalize='word' needs `words`, the words of each token's turn.")
-            log_ratio = log_ratio / words[first].clamp(min=1)
-        elif normalize != "sum":
-            raise ValueError(f"normalize is {normalize!r}; expected sum, token or word.")
-        log_ratio, advantage, good = blank(log_ratio, whole), blank(advantage[first], whole), whole
-        weight = None if weight is None else blank(weight[first], whole)
-    elif level != "token":
-        raise ValueError(f"level is {level!r}; expected token or action.")
-
+    check_denominator(terms.denominator)
+    log_ratio, advantage, weight, good = _by_action(terms, settings)
     # Clamped before exp: an infinite ratio would turn the masked terms' zeros into NaN gradients.
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
-    clipped = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    clipped = -advantage * ratio.clamp(1.0 - settings.clip_param, 1.0 + settings.upper_clip)
     # The pessimistic bound: a term is clipped only where that lowers the objective.
-    terms = torch.maximum(plain, clipped)
-    if dual_clip is not None:
+    losses = torch.maximum(plain, clipped)
+    if settings.dual_clip is not None:
         # Without it, a large ratio with a negative advantage has an unbounded loss.
-        terms = torch.where(advantage < 0, torch.minimum(terms, -dual_clip * advantage), terms)
+        losses = torch.where(advantage < 0, torch.minimum(losses, -settings.dual_clip * advantage), losses)
     if weight is not None:
-        terms = terms * weight.detach()
+        # Weights correct the sampling distribution; a gradient through them would change the policy to fit them.
+        losses = losses * weight.detach()
     with torch.no_grad():
         stats = {
             "count": good.sum(),
             "clipped": ((clipped > plain) & good).sum(),
             "approx_kl": blank(ratio - 1.0 - log_ratio, good).sum(),
             "ratio": blank(ratio, good).sum(),
+            # A zero is appended because max() of an empty tensor raises.
             "ratio_max": torch.cat([blank(ratio, good), ratio.new_zeros(1)]).max(),
             "nonfinite": (~good).sum(),
         }
-    return blank(terms, good).sum() / denominator, stats
+    return blank(losses, good).sum() / terms.denominator, stats
+
+
+def _by_action(terms: PolicyTerms, settings: PolicyLossSettings) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Log-ratio, advantage, weight and mask of finite entries, [n] tokens or, at action level, [turns]."""
+    good = finite(terms.logprobs, terms.old_logprobs, terms.advantages, terms.weights)
+    log_ratio = blank(terms.logprobs, good) - blank(terms.old_logprobs, good)
+    advantage = blank(terms.advantages, good)
+    weight = None if terms.weights is None else blank(terms.weights, good)
+    if settings.level == "token":
+        return log_ratio, advantage, weight, good
+    turn, first, tokens = _turns(terms.turn)
+    # One bad token makes the turn's ratio unknown, so the whole turn is masked.
+    whole = torch.zeros_like(tokens).index_add(0, turn, (~good).long()) == 0
+    log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)
+    if settings.normalization_mode == "word":
+        log_ratio = log_ratio / terms.words[first].clamp(min=1)  # an answer of punctuation alone has no words
+    elif settings.normalization_mode != "sum":
+        log_ratio = log_ratio / tokens
+    weight = None if weight is None else blank(weight[first], whole)
+    return blank(log_ratio, whole), blank(advantage[first], whole), weight, whole
 
 
 def value_loss(
@@ -245,20 +225,21 @@ def entropy_loss(entropy: Tensor, *, coef: float, denominator: float) -> tuple[T
 
 
 def truncated_importance_weights(
-    old_logprobs: Tensor, engine_logprobs: Tensor, *, cap: float = 2.0, segment: Tensor | None = None
+    old_logprobs: Tensor, engine_logprobs: Tensor, *, cap: float = 2.0, turn: Tensor | None = None
 ) -> tuple[Tensor, Stats]:
     """min(pi_old / pi_engine, cap) without gradient, [n], for tokens that another engine sampled.
 
-    With `segment` the ratio is the whole turn's, the same on all its tokens (action level). Entries that are not
-    finite become NaN, which `policy_loss` masks and counts. Sums over tokens: `count`, `weight`, `capped` (ratio above
-    the cap), `nonfinite`. Source: Yao 2025, "Your efficient RL framework secretly brings you off-policy RL training".
+    With `turn`, the number of each token's turn, the ratio is the whole turn's, the same on all its tokens (action
+    level). Entries that are not finite become NaN, which `policy_loss` masks and counts. Sums over tokens: `count`,
+    `weight`, `capped` (ratio above the cap), `nonfinite`. Source: Yao 2025, "Your efficient RL framework secretly
+    brings you off-policy RL training".
     """
     with torch.no_grad():
         good = finite(old_logprobs, engine_logprobs)
         log_ratio = torch.where(good, old_logprobs - engine_logprobs, torch.nan)
-        if segment is not None:
-            turn, _, tokens = _turns(segment)
-            log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, turn, log_ratio)[turn]
+        if turn is not None:
+            place, _, tokens = _turns(turn)
+            log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, place, log_ratio)[place]
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         weights, good = ratio.clamp(max=cap), finite(ratio)
         stats = {
@@ -330,9 +311,9 @@ def check_denominator(denominator: float) -> None:
         raise ValueError(f"denominator is {denominator}; expected the global count of tokens or turns, above 0.")
 
 
-def _turns(segment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _turns(number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per token its turn as 0..S-1; per turn the index of its first token, and how many tokens it has."""
-    _, turn, tokens = segment.unique(return_inverse=True, return_counts=True)
-    index = torch.arange(len(segment), device=segment.device)
-    first = torch.full_like(tokens, len(segment)).scatter_reduce(0, turn, index, "amin")
+    _, turn, tokens = number.unique(return_inverse=True, return_counts=True)
+    index = torch.arange(len(number), device=number.device)
+    first = torch.full_like(tokens, len(number)).scatter_reduce(0, turn, index, "amin")
     return turn, first, tokens

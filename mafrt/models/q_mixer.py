@@ -21,7 +21,7 @@ WIDTH = 32
 """Hidden units of the mixing network, as in PyMARL."""
 
 
-class Sum(nn.Module):
+class SumMixer(nn.Module):
     """VDN's mixer."""
 
     def forward(self, q: Tensor, s: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class TeamValue(nn.Module):
         """`size`: features of a turn; `state_size`: features of the state, default `size`."""
         super().__init__()
         self.heads = nn.ModuleList(ValueHead(size, hidden) for _ in range(agents))
-        self.mixer: nn.Module = Sum() if kind == "vdn" else Monotone(agents, state_size or size)
+        self.mixer: nn.Module = SumMixer() if kind == "vdn" else Monotone(agents, state_size or size)
 
     def own(self, x: Tensor, spoke: Tensor) -> Tensor:
         """Q_i of every agent, [B, A]."""

@@ -20,6 +20,15 @@ def task_at(draw: int, num_tasks: int, seed: int) -> int:
     return _order(num_tasks, seed, draw // num_tasks)[draw % num_tasks]
 
 
+Order = Callable[[int], int]
+"""Number of a draw -> its task."""
+
+
+def shuffled_passes(num_tasks: int, seed: int) -> Order:
+    """Every task once per pass."""
+    return lambda draw: task_at(draw, num_tasks, seed)
+
+
 class TaskStream:
     """Hands out the starts of one iteration's episodes.
 
@@ -28,7 +37,7 @@ class TaskStream:
 
     Args:
         drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
-        order: task of each draw; without one, shuffled passes over all tasks.
+        order: task of each draw; None: the environment chooses its own.
         rounds: rounds that other streams of this iteration have dealt before, so that no two episodes share an id;
             read it afterwards.
     """
@@ -39,17 +48,15 @@ class TaskStream:
         slots: int,
         n_samples: int,
         turns: int,
-        num_tasks: int | None,
+        order: Order | None,
         seed: int,
         iteration: int,
         drawn: int,
         rounds: int = 0,
-        order: Callable[[int], int] | None = None,
     ) -> None:
         self.n_samples = n_samples
         self.slots = slots
         self.enough = turns
-        self.num_tasks = num_tasks
         self.order = order
         self.seed = seed
         self.iteration = iteration
@@ -81,10 +88,5 @@ class TaskStream:
             # Samples of a group share the environment's seed and differ in the sampler's, as GRPO's groups require.
             reset_seed=seed_of(self.seed, "draw", draw),
             seed=seed_of(self.seed, "episode", draw, sample),
-            task=self._task(draw),
+            task=None if self.order is None else self.order(draw),
         )
-
-    def _task(self, draw: int) -> int | None:
-        if self.order is not None:
-            return self.order(draw)
-        return None if self.num_tasks is None else task_at(draw, self.num_tasks, self.seed)

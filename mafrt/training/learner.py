@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule
-from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
+from mafrt.training.optimizer_steps import make_optimizer_steps
+from mafrt.training.optimizers import learn_settings
 from mafrt.training.policy_objective import Loss, LossBatch, LossDenominators, Objective, PolicyLoss
 from mafrt.training.step_control import has_signal, probe, scaled_rates, shrink, step_kl, zero_means_no_gradient
 from mafrt.training.update_metrics import UpdateMetrics
@@ -53,13 +55,13 @@ class Learner:
 
     Args:
         base: holds the adapters.
-        adapter_of: agent -> adapter, the default for calls without their own mapping.
-        temperatures: sampling temperature of each agent; log-probabilities are computed at the same temperature.
-        adapter_learn: optimizer settings of each adapter.
-        learn: settings of the update as a whole: passes, mini-batches, micro-batches.
+        team: its agents' adapters, which are the default for calls without their own mapping, and the adapters' own
+            optimizer settings.
+        learn: passes, mini-batches, micro-batches, and the optimizer settings of adapters without their own.
         objective: settings of the policy loss.
         seed: for the mini-batches.
-        steps: optimizer steps; default: replicated torch optimizers with the settings of `adapter_learn`.
+        temperatures: sampling temperature of each agent; log-probabilities are computed at the same temperature.
+            Default: 1.
         loss: loss of a micro-batch; default: the clipped policy loss of `objective`.
         lr_schedule: factor on the learning rates in an iteration.
     """
@@ -67,24 +69,24 @@ class Learner:
     def __init__(
         self,
         base: SharedBase,
-        adapter_of: Mapping[str, str],
-        temperatures: Mapping[str, float],
-        adapter_learn: Mapping[str, LearnConfig],
+        team: Team,
         learn: LearnConfig,
         objective: Objective,
         seed: int,
-        steps: OptimizerSteps | None = None,
+        *,
+        temperatures: Mapping[str, float] | None = None,
         loss: Loss | None = None,
         lr_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
         self.base = base
-        self.adapter_of = adapter_of
-        self.temperatures = temperatures
+        self.adapter_of = {agent.name: agent.adapter for agent in team.agents}
+        self.temperatures = dict.fromkeys(team.names, 1.0) if temperatures is None else temperatures
+        adapter_learn = learn_settings(team, learn)
         self.rates, self.lr_schedule = {name: own.lr for name, own in adapter_learn.items()}, lr_schedule
         self.learn = learn
         self.objective = objective
         self.seed = seed
-        self.steps = steps or make_optimizer_steps(base, adapter_learn)
+        self.steps = make_optimizer_steps(base, adapter_learn)
         self.optimizers = self.steps.optimizers
         self.loss = loss or PolicyLoss(objective)
         self.micro_batch_tokens = learn.micro_batch_tokens
@@ -170,9 +172,27 @@ class Learner:
             return metrics.by_name() | {"epochs": 0.0}
         # For the rollback; adapters are small, so a copy is cheap.
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
+        epochs = self._epochs(turns, learning, adapters, context, iteration, metrics)
+        metrics.rollbacks += self._roll_back_nonfinite(before)
+        by_name = metrics.by_name() | {"epochs": float(epochs)}
+        if self.learn.step_kl is not None:
+            by_name |= self._limit_step(turns, before, context, iteration)
+        return by_name
+
+    def _epochs(
+        self,
+        turns: Sequence[Turn],
+        learning: Sequence[int],
+        adapters: Sequence[str],
+        context: UpdateContext,
+        iteration: int,
+        metrics: UpdateMetrics,
+    ) -> int:
+        """Pass over the rows `learning` of `turns` in mini-batches; the number of passes, fewer with `target_kl`."""
         rates = {name: self.rate(name, iteration) for name in adapters}
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
+            # From the iteration and epoch, not from a generator: a resumed run makes the same mini-batches.
             order = permutation(len(learning), self.seed, iteration, epoch)
             size = math.ceil(len(order) / self.learn.num_mini_batch)
             this_pass = UpdateMetrics(adapters)
@@ -182,20 +202,24 @@ class Learner:
             this_pass.gathered(self.base.processes)
             metrics.merge(this_pass)
             epochs += 1
-            target = settings.target_kl
+            target = self.objective.settings.target_kl
+            # Compared after the merge over the processes, so that all of them end at the same epoch.
             if target is not None and this_pass.mean_kl() > target:
                 break
-        for name in adapters:
-            if not all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
-                if all(torch.isfinite(p).all() for p in before[name]):
-                    self._roll_back(name, before[name])
-                    metrics.rollbacks += 1
-                else:
-                    log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
-        found = metrics.by_name() | {"epochs": float(epochs)}
-        if self.learn.step_kl is not None:
-            found |= self._limit_step(turns, before, context, iteration)
-        return found
+        return epochs
+
+    def _roll_back_nonfinite(self, before: Mapping[str, list[Tensor]]) -> int:
+        """Restore the weights `before` of every adapter that is not finite any more; the number of them."""
+        rollbacks = 0
+        for name, weights in before.items():
+            if all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
+                continue
+            if all(torch.isfinite(p).all() for p in weights):
+                self._roll_back(name, weights)
+                rollbacks += 1
+            else:
+                log.error("Adapter %s is not finite, and was not before the update; nothing is restored.", name)
+        return rollbacks
 
     def rate(self, adapter: str, iteration: int) -> float:
         """Learning rate of an adapter in an iteration."""
@@ -205,7 +229,7 @@ class Learner:
         self, turns: Sequence[Turn], before: Mapping[str, list[Tensor]], context: UpdateContext, iteration: int
     ) -> dict[str, float]:
         """Scale back the update of every adapter that moved its policy by more than `step_kl`; metrics per adapter."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         assert self.learn.step_kl is not None
         for name, weights in before.items():
             own = [turn for turn in turns if turn.action_ids and context.adapter_of[turn.agent] == name]
@@ -217,8 +241,8 @@ class Learner:
                 return step_kl(old, self.logprobs(chosen, context.adapter_of))
 
             kl, kept = shrink(self.base.adapter_parameters(name), weights, measure, self.learn.step_kl)
-            found |= {f"step_kl/{name}": kl, f"step_kept/{name}": kept}
-        return found
+            metrics |= {f"step_kl/{name}": kl, f"step_kept/{name}": kept}
+        return metrics
 
     def _step(
         self,

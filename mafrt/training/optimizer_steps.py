@@ -212,13 +212,11 @@ class DeepSpeedOptimizerSteps:
             group["lr"] = rate
 
 
-def make_optimizer_steps(
-    base: SharedBase, learn: Mapping[str, LearnConfig], settings: Mapping[str, Any] | None = None
-) -> OptimizerSteps:
-    """DeepSpeed's implementation if `settings` holds its configuration, else torch's. `learn` is by adapter."""
-    if settings is None:
+def make_optimizer_steps(base: SharedBase, learn: Mapping[str, LearnConfig]) -> OptimizerSteps:
+    """DeepSpeed's implementation if the base has its configuration (`zero`), else torch's. `learn` is by adapter."""
+    if base.zero is None:
         return TorchOptimizerSteps(base, learn)
     for own in learn.values():
         if own.optimizer != "adamw":
             raise ConfigError(f"optimizer {own.optimizer!r} and deepspeed exclude each other; leave one of them out.")
-    return DeepSpeedOptimizerSteps(base, learn, settings)
+    return DeepSpeedOptimizerSteps(base, learn, base.zero)

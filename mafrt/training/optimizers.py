@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from mafrt.config.agent import OPTIMIZER_SETTINGS
+from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import MissingExtraError
+
+
+def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
+    """Optimizer settings of each adapter: those of its agents, else `default`."""
+    return {name: replace(default, **team.settings_for(name, OPTIMIZER_SETTINGS)) for name in team.adapters}
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], learn: LearnConfig) -> torch.optim.Optimizer:

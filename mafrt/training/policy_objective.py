@@ -132,7 +132,7 @@ class PolicyLoss:
                     old[at],
                     engine[at],
                     cap=settings.importance_cap,
-                    segment=batch.row[at] if settings.level == "action" else None,
+                    turn=batch.row[at] if settings.level == "action" else None,
                 )
                 part.metrics.add(name, "importance", stats)
                 factors = trust if factors is None else trust * factors

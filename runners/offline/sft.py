@@ -18,7 +18,6 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Turn
 from mafrt.models.shared_base import SharedBase
-from mafrt.runners.build import learn_settings
 from mafrt.runners.offline.dataset import Record
 from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.training.learner import Learner
@@ -133,14 +132,10 @@ class RecordLearner:
     ) -> None:
         tokens = max(1, learn.micro_batch_tokens // rule.turns)
         one_step = replace(learn, ppo_epoch=1, num_mini_batch=1, micro_batch_tokens=tokens)
-        adapter_of = {agent.name: agent.adapter for agent in team.agents}
-        temperatures = dict.fromkeys(team.names, 1.0)
         self.rule, self.loss = rule, RecordLoss(rule)
         self.learner = Learner(
             base,
-            adapter_of,
-            temperatures,
-            learn_settings(team, one_step),
+            team,
             one_step,
             Objective(),
             seed,

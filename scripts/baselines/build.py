@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.baselines.table import Baselines, Row, place_start, table
+from mafrt.scripts.baselines.table import BaselineRow, Baselines, place_start, table
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.loading import env_arguments, stored_args, with_sandbox
 from mafrt.scripts.cli.recorded_run import rebuild, run_of
-from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings
+from mafrt.scripts.cli.settings import BaselineSettings
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
     from mafrt.models.several_bases import Bases
     from mafrt.rollout.player import Player
-    from mafrt.runners.evaluation import Evaluation
+    from mafrt.runners.evaluation import Evaluation, EvaluationPlan
     from mafrt.storage.load_path import Loadable
 
-__all__ = ["Plan", "Row", "plan", "table"]
+__all__ = ["BaselinePlan", "BaselineRow", "plan", "table"]
 
 EPISODES = 3840
 """of the imitation where there is no run to compare with: those of the quickstart"""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BaselinePlan:
     """What the baselines need besides the evaluation itself; made before a model is loaded."""
 
     train_env: Env
@@ -41,19 +41,16 @@ class Plan:
     lr: float
 
     def measure(
-        self, env: Env, player: Player, base: Bases, evaluated: Evaluation, asked: EvaluateSettings
-    ) -> list[Row]:
+        self, env: Env, player: Player, base: Bases, evaluated: Evaluation, plan: EvaluationPlan
+    ) -> list[BaselineRow]:
         """The rows of the table, the evaluated team first."""
         parts = Baselines(
             env=env,
             train_env=self.train_env,
             player=player,
-            engine=player.engine,
             base=base,
             start=place_start(base, self.team, self.start),
-            tasks=asked.tasks or env.num_tasks or len(evaluated.scores) or len(evaluated.greedy_scores),
-            k=asked.k,
-            seed=asked.seed,
+            plan=plan,
             votes=self.votes,
             episodes=self.episodes,
             lr=self.lr,
@@ -61,7 +58,7 @@ class Plan:
         return list(parts.rows(evaluated))
 
 
-def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> Plan | None:
+def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> BaselinePlan | None:
     """The plan, or None without --baselines.
 
     Raises:
@@ -80,7 +77,7 @@ def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> P
 
     stored, _ = stored_args(loaded)
     played = int(stored.get("iterations", 0)) * int(stored.get("n_rollout_threads", 0))
-    return Plan(
+    return BaselinePlan(
         guarded(training_env(settings, loaded, team), settings["env_timeout_s"]),
         team,
         start_of(stored),

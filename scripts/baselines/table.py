@@ -18,11 +18,10 @@ from mafrt.core.seeding import seed_of
 from mafrt.scripts.baselines.imitation import SAMPLES, imitate, solved_turns
 
 if TYPE_CHECKING:
-    from mafrt.engines import Engine
     from mafrt.environment.base import Env
     from mafrt.models.several_bases import Bases
     from mafrt.rollout.player import Player
-    from mafrt.runners.evaluation import Evaluation
+    from mafrt.runners.evaluation import Evaluation, EvaluationPlan
     from mafrt.runners.evaluation_summary import Number
 
 TEMPERATURES = (0.3, 0.7, 1.0)
@@ -42,7 +41,7 @@ PREFIX_TASKS = 64
 
 
 @dataclass(frozen=True)
-class Row:
+class BaselineRow:
     """Score of one baseline on the held-out tasks."""
 
     name: str
@@ -69,13 +68,11 @@ class Baselines:
     train_env: Env
     player: Player
     """plays the evaluated team"""
-    engine: Engine
     base: Bases
     start: Team
     """the team with the adapters that it began with, which are on `base`"""
-    tasks: int
-    k: int
-    seed: int
+    plan: EvaluationPlan
+    """tasks, samples and seed of the evaluation that the baselines are compared with"""
     votes: int
     """sampled answers of the majority vote"""
     episodes: int
@@ -83,7 +80,7 @@ class Baselines:
     lr: float
     """learning rate of the imitation"""
 
-    def rows(self, team: Evaluation) -> Iterator[Row]:
+    def rows(self, team: Evaluation) -> Iterator[BaselineRow]:
         """The evaluated team first, then each baseline as soon as it is measured."""
         yield row("this team", team)
         yield from self.without_model()
@@ -93,11 +90,11 @@ class Baselines:
         from mafrt.runners.evaluation_summary import majority
 
         if (most := majority(voted.episodes)) is not None:
-            yield Row(f"start, majority@{self.votes}", most.number)
+            yield BaselineRow(f"start, majority@{self.votes}", most.number)
             yield from self._prefixed(voted)
         yield from self._imitated()
 
-    def without_model(self) -> Iterator[Row]:
+    def without_model(self) -> Iterator[BaselineRow]:
         """The most frequent training answer as every answer; in games, the scripted players."""
         from mafrt.envs.games.base import PLAYERS, Game, play
         from mafrt.envs.workflows.task_env import TaskEnv
@@ -105,33 +102,32 @@ class Baselines:
 
         env = self.env.unwrapped
         if isinstance(env, Game):
-            seeds = [seed_of(self.seed, "task", task) for task in range(self.tasks)]
+            seeds = [seed_of(self.plan.seed, "task", task) for task in range(self.plan.tasks)]
             for player in PLAYERS:
-                yield Row(f"{player} player", number([play(env, player, seed) for seed in seeds]))
+                yield BaselineRow(f"{player} player", number([play(env, player, seed) for seed in seeds]))
         answers = answers_of(self.train_env)
         if answers and isinstance(env, TaskEnv):
             constant = Counter(answers).most_common(1)[0][0]
             scores = []
-            for task in range(min(self.tasks, env.num_tasks or 0)):
+            for task in range(min(self.plan.tasks, env.num_tasks or 0)):
                 env.choose(task)
                 scores += env.grade([f"\\boxed{{{constant}}}"])
-            yield Row(f"constant answer {constant}", number(scores))
+            yield BaselineRow(f"constant answer {constant}", number(scores))
 
-    def _prefixed(self, voted: Evaluation) -> Iterator[Row]:
+    def _prefixed(self, voted: Evaluation) -> Iterator[BaselineRow]:
         """The prefix that is best on training tasks, for the agents whose answers decide."""
         deciding = sorted({agent for episode in voted.episodes for agent in episode.info.get("answers", {})})
         scores = {}
         with stage("choosing a prefix", len(PREFIXES)) as advance:
             for prefix in PREFIXES:
                 player = self._player(deciding=deciding, prefix=prefix)
-                found = self._played(player, self.train_env, tasks=PREFIX_TASKS, samples=0)
-                scores[prefix] = found.greedy or 0.0
+                scores[prefix] = self._played(player, self.train_env, tasks=PREFIX_TASKS, samples=0).greedy or 0.0
                 advance(1)
         best = max(scores, key=lambda prefix: scores[prefix])
         player = self._player(deciding=deciding, prefix=best)
         yield row(f"start, answer begins {best!r}", self._played(player))
 
-    def _imitated(self) -> Iterator[Row]:
+    def _imitated(self) -> Iterator[BaselineRow]:
         tasks = -(-self.episodes // SAMPLES)
         count = self.train_env.num_tasks or tasks
         samples = -(-self.episodes // min(count, tasks))
@@ -141,9 +137,9 @@ class Baselines:
         records = solved_turns(played.episodes, SOLVED)
         name = f"imitation of the solved ones of {len(played.episodes)} episodes"
         if not records:
-            yield Row(f"{name}: none")
+            yield BaselineRow(f"{name}: none")
             return
-        imitate(records, self.start, self.base, self.lr, self.seed)
+        imitate(records, self.start, self.base, self.lr, self.plan.seed)
         yield row(name, self._played(self._player()))
 
     def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
@@ -156,38 +152,24 @@ class Baselines:
             player.sampling = {name: replace(how, temperature=temperature) for name, how in player.sampling.items()}
         if prefix:
             own = {adapters[name]: prefix for name in deciding}
-            player.engine = PrefixedEngine(self.engine, self.player.tokenizer, own)
+            player.engine = PrefixedEngine(player.engine, self.player.tokenizer, own)
         return player
 
-    def _played(
-        self,
-        player: Player,
-        env: Env | None = None,
-        tasks: int | None = None,
-        samples: int | None = None,
-        greedy: bool = True,
-    ) -> Evaluation:
+    def _played(self, player: Player, env: Env | None = None, **changes: Any) -> Evaluation:
+        """The episodes of the plan, with these fields of it changed."""
         from mafrt.runners.evaluation import evaluate
 
-        found = evaluate(
-            env or self.env,
-            player,
-            tasks=self.tasks if tasks is None else tasks,
-            samples=self.k if samples is None else samples,
-            greedy=greedy,
-            seed=self.seed,
-            keep=lambda _: True,
-        )
-        assert found is not None  # None means interrupted, and nothing here interrupts it
-        return found
+        evaluation = evaluate(env or self.env, player, replace(self.plan, **changes), keep=lambda _: True)
+        assert evaluation is not None  # None means interrupted, and nothing here interrupts it
+        return evaluation
 
 
-def row(name: str, found: Evaluation) -> Row:
+def row(name: str, evaluation: Evaluation) -> BaselineRow:
     """The row of an evaluation."""
     from mafrt.runners.evaluation_summary import numbers
 
-    values = numbers(found)
-    return Row(name, values.get(f"avg@{found.samples}"), values.get("greedy"))
+    values = numbers(evaluation)
+    return BaselineRow(name, values.get(f"avg@{evaluation.samples}"), values.get("greedy"))
 
 
 def answers_of(env: Env) -> list[str]:
@@ -217,7 +199,7 @@ def place_start(base: Bases, team: Team, folders: dict[str, Any]) -> Team:
     return replace(team, agents=tuple(replace(agent, adapter=names[agent.adapter]) for agent in team.agents))
 
 
-def table(rows: Sequence[Row], k: int) -> str:
+def table(rows: Sequence[BaselineRow], k: int) -> str:
     """The rows for people, with 95% intervals over tasks."""
     from mafrt.storage.report import aligned
 

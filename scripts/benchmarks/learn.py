@@ -89,7 +89,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
 
     from mafrt.core.signals import StopRequest
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.evaluation import evaluate
+    from mafrt.runners.evaluation import EvaluationPlan, evaluate
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.scripts.benchmarks import _tasks
 
@@ -107,14 +107,8 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
 
     def worth() -> dict[str, float]:
         runner.cast()
-        evaluation = evaluate(
-            held_out,
-            runner.player,
-            tasks=tasks,
-            samples=samples,
-            greedy=False,
-            seed=seed_of(seed, "bench learn"),
-        )
+        plan = EvaluationPlan(tasks, samples, greedy=False, seed=seed_of(seed, "bench learn"))
+        evaluation = evaluate(held_out, runner.player, plan)
         assert evaluation is not None
         return {name: sum(scores) / len(scores) for name, scores in evaluation.scores.items()}
 

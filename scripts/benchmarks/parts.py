@@ -21,7 +21,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
-from mafrt.runners.evaluation import evaluate
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
@@ -206,9 +206,10 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
     runner.cast()
     # Without offset and given boxes: only words that are right by themselves count.
     held_out = Words(len(world.agents), world.rounds, together=world.together, relay=world.relay)
-    found = evaluate(held_out, runner.player, tasks=BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
-    assert found is not None
-    return statistics.fmean(value for scores in found.scores.values() for value in scores)
+    plan = EvaluationPlan(BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
+    evaluation = evaluate(held_out, runner.player, plan)
+    assert evaluation is not None
+    return statistics.fmean(value for scores in evaluation.scores.values() for value in scores)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -85,11 +85,10 @@ def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Nam
 
 def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
     """Mean score of two sampled episodes per held-out task."""
-    from mafrt.runners.evaluation import evaluate
+    from mafrt.runners.evaluation import EvaluationPlan, evaluate
 
-    evaluation = evaluate(
-        held_out, runner.player, tasks=tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce")
-    )
+    plan = EvaluationPlan(tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce"))
+    evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None and evaluation.avg is not None
     return evaluation.avg
 

@@ -82,11 +82,10 @@ def settings(iterations: int) -> dict[str, Any]:
 
 def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: SuccessCurve) -> None:
     """Play held-out tasks with fixed seeds and append the scores to `curve`."""
-    from mafrt.runners.evaluation import evaluate
+    from mafrt.runners.evaluation import EvaluationPlan, evaluate
 
-    evaluation = evaluate(
-        held_out, runner.player, tasks=tasks, samples=SAMPLES, greedy=False, seed=seed_of(seed, "reproduce")
-    )
+    plan = EvaluationPlan(tasks, SAMPLES, greedy=False, seed=seed_of(seed, "reproduce"))
+    evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None and evaluation.avg is not None
     curve.success.append(evaluation.measures["success"])
     curve.score.append(evaluation.avg)
