@@ -82,3 +82,15 @@ def test_on_a_terminal_a_bar_is_drawn_and_closed():
     terminal.iteration(Progress(1, 2, 1.0, {"score": 0.5}, {"tokens_per_s": 10.0}))
     terminal.iteration(Progress(2, 2, 1.0, {"score": 0.5}, {"tokens_per_s": 10.0}))
     assert terminal._bar is None
+
+
+def test_the_evaluation_after_the_last_iteration_belongs_to_none(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    terminal = Terminal(1, stream=stream)
+    terminal.iteration(Progress(1, 1, 60.0, {"score": 0.25}, {"tokens_per_s": 100.0}))
+    terminal.stage("evaluating", 0, 8)
+    clock[0] += 60
+    terminal.stage("evaluating", 4, 8)
+    assert stream.getvalue().splitlines()[-1] == "at the end: evaluating 4/8, 1 min 00 s left"

@@ -2,6 +2,7 @@
 
     arithmetic:train                                 1000 problems of + - * / with numbers from 1 to 99
     arithmetic:test:kinds=+-:low=10:high=999:count=200:steps=2:seed=3
+    arithmetic:train:claims=1                        claims such as 3 + 4 = 9, with the answers PRO (true) and CON
 
 A problem is in exactly one split, by the hash of its text, for any settings.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -40,6 +41,8 @@ class Arithmetic:
     """operations of a problem"""
     count: int = 1000
     seed: int = 1
+    claims: int = field(default=0, repr=False)  # not in the seed of the draws, which the other settings make
+    """1: claims to debate instead of questions"""
 
     def __post_init__(self) -> None:
         odd = [
@@ -47,6 +50,7 @@ class Arithmetic:
             (not self.kinds or set(self.kinds) - set(KINDS), f"kinds is {self.kinds!r}; choose some of {KINDS}"),
             (not 0 <= self.low < self.high, f"low is {self.low} and high is {self.high}; choose 0 <= low < high"),
             (not 1 <= self.steps <= 5, f"steps is {self.steps}; choose 1 to 5"),
+            (self.claims not in (0, 1), f"claims is {self.claims}; choose 0 or 1"),
             (not 1 <= self.count <= MOST_COUNT, f"count is {self.count}; choose 1 to {MOST_COUNT}"),
         ]
         for wrong, why in odd:
@@ -57,7 +61,7 @@ class Arithmetic:
 def parse(source: str) -> Arithmetic:
     """`arithmetic:train:kinds=+-:high=20` -> settings. Raises DataError."""
     split, _, rest = source.removeprefix(PREFIX).partition(":")
-    names = ("kinds", "low", "high", "steps", "count", "seed")
+    names = ("kinds", "low", "high", "steps", "count", "seed", "claims")
     given: dict[str, Any] = {}
     for part in filter(None, rest.split(":")):
         name, _, value = part.partition("=")
@@ -84,7 +88,15 @@ def problems(chosen: Arithmetic) -> Iterator[tuple[str, str]]:
                 "fewer, or for a larger range."
             )
         seen.add(expression)
-        yield f"What is {expression}?", str(value)
+        yield _claim(expression, value) if chosen.claims else (f"What is {expression}?", str(value))
+
+
+def _claim(expression: str, value: int) -> tuple[str, str]:
+    """A claim about an expression and its answer: half of them are false, by 1 to 9."""
+    rng = random.Random(f"claim:{expression}")
+    if rng.random() < 0.5:
+        return f"{expression} = {value}.", "PRO"
+    return f"{expression} = {value + rng.choice((-1, 1)) * rng.randint(1, 9)}.", "CON"
 
 
 def _draw(rng: random.Random, chosen: Arithmetic) -> tuple[str, int | None]:

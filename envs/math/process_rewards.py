@@ -187,6 +187,33 @@ def worked_out(text: str, given: str, problem: str = "") -> bool:
     return last is not None and plain_number(tidy(given)) == last
 
 
+@dataclass(frozen=True)
+class WrittenStep:
+    """A calculation `12 - 5 = 7` of a text."""
+
+    numbers: tuple[Fraction, str, Fraction]
+    holds: bool
+    leads: bool
+    """it starts from a number of the problem or a result before it, and does not give back one of its numbers"""
+    repeats: bool
+    """the problem states it itself"""
+
+
+def steps_of(text: str, problem: str) -> list[WrittenStep]:
+    """The calculations that a text writes, in order."""
+    stated = set(_STEP.findall(problem))
+    known = {Fraction(number) for number in re.findall(_NUMBER, problem.replace(",", ""))}
+    steps = []
+    for left, sign, right, result in _STEP.findall(text):
+        first, second = Fraction(left), Fraction(right)
+        leads = bool({first, second} & known) and not _neutral(sign, first, second)
+        holds = _apply(sign, first, second) == Fraction(result)
+        steps.append(WrittenStep((first, sign, second), holds, leads, (left, sign, right, result) in stated))
+        if holds:
+            known.add(Fraction(result))
+    return steps
+
+
 def _neutral(sign: str, left: Fraction, right: Fraction) -> bool:
     """Whether a step gives back one of its numbers whatever the other is."""
     if sign in "+-":

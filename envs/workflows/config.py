@@ -35,6 +35,10 @@ class WorkflowSettings:
     """tools: calculator, python, files, files:FOLDER, search:FILE, search:URL, mcp:FILE; default: calculator"""
     judge: bool | None = None
     """debate: the last agent takes no part, and decides; default: off, the majority decides"""
+    verdict: str | None = None
+    """pro_con: jury, rules or coach decide which side wins; default: the jury if there is one, else rules"""
+    sides: str | None = None
+    """pro_con: the first debater's side is PRO (fixed), CON (swapped), or by_task; default: by_task"""
     routes: str | None = None
     """router: YAML file of the agents' successors, by their words"""
 
@@ -60,6 +64,10 @@ class WorkflowOptions(TypedDict, total=False):
     """tools of the workflow `tools`"""
     judge: bool | None
     """debate: the last agent takes no part, and decides"""
+    verdict: str | None
+    """pro_con: `jury`, `rules` or `coach` decide which side wins"""
+    sides: str | None
+    """pro_con: `by_task`, `fixed` or `swapped`"""
     routes: str | None
     """router: YAML file of the agents' successors"""
 

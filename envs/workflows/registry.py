@@ -53,6 +53,7 @@ WORKFLOWS = Workflows(
         "solver_verifier": "mafrt.envs.workflows.solver_verifier:SolverVerifier",
         "vote": "mafrt.envs.workflows.simultaneous:Vote",
         "debate": "mafrt.envs.workflows.simultaneous:Debate",
+        "pro_con": "mafrt.envs.workflows.pro_con:ProCon",
         "summary": "mafrt.envs.workflows.simultaneous:Summarise",
         "mixture": "mafrt.envs.workflows.simultaneous:Mixture",
         "search": "mafrt.envs.search.workflow:SearchWorkflow",

@@ -96,6 +96,8 @@ class Workflow:
     """Whether its methods return in bounded time; a pattern or function of the user's own may not."""
     uses_tools: ClassVar[bool] = False
     """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
+    graded: bool = True
+    """Whether an episode ends with answers to grade, whose grade is the outcome."""
     tool: ClassVar[str] = "python"
     """The tool that it uses: `python`, `tools`, or `search`, which the task source has to bring."""
 
@@ -142,6 +144,10 @@ class Workflow:
     def judged(self, state: TaskState, score: float) -> TaskState:
         """The state after the verdict on `answers`: over, or at the start of the next round."""
         return replace(state, round=state.round + 1, over=True)
+
+    def payments(self, state: TaskState, key: Key) -> dict[str, float] | None:
+        """Rewards of the agents in the step that ends the episode; None: as the setting `rewards` says."""
+        return None
 
     def answered(self, state: TaskState, output: str) -> TaskState:
         """The state after the pending program has run and printed `output`."""

@@ -134,7 +134,9 @@ class TaskEnv(Env):
         for agent in self.unscored:
             evidence[agent] = Evidence(rules=self.rules().followed(right > 0, "the team's answer"))
         self.unscored = frozenset()
-        info = {"outcome": score, "correct": correct, "rounds": self.state.round, "state": self.state}
+        info = {"correct": correct, "rounds": self.state.round, "state": self.state}
+        if self.workflow.graded:
+            info["outcome"] = score
         info["evidence"] = evidence
         info["answers"] = {
             agent: {"key": self.key(decisive[agent]), "score": score} for agent, score in correct.items()
@@ -156,6 +158,8 @@ class TaskEnv(Env):
         return found
 
     def _rewards(self, score: float, over: bool) -> dict[str, float]:
+        if over and (paid := self.workflow.payments(self.state, self.key)) is not None:
+            return paid
         if not over or self.rewards == "outcome_only":
             return {}
         return dict.fromkeys(self.agents if self.rewards == "each" else self.agents[-1:], score)

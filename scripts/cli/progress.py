@@ -51,8 +51,13 @@ class Terminal:
         if self._terminal:
             self._draw(text)
         elif now - self._shown_at >= EVERY_S and done < total:
-            where = "" if self.iterations is None else f"iteration {self._done + 1}/{self.iterations}: "
-            self._line(f"{where}{text}")
+            self._line(f"{self._place()}{text}")
+
+    def _place(self) -> str:
+        if self.iterations is None:
+            return ""
+        # The last evaluation belongs to no iteration.
+        return "at the end: " if self._done >= self.iterations else f"iteration {self._done + 1}/{self.iterations}: "
 
     def iteration(self, progress: Progress) -> None:
         """An iteration is complete."""
