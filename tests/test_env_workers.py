@@ -306,7 +306,7 @@ def test_a_nursery_that_was_killed_is_replaced():
 def test_threads_step_workers_side_by_side():
     class Sleepy(Game):
         def step(self, actions):
-            time.sleep(0.4)
+            time.sleep(0.8)
             return super().step(actions)
 
     env = guarded(Sleepy(), 20)
@@ -319,7 +319,7 @@ def test_threads_step_workers_side_by_side():
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - started < 2.0  # one after the other: 3.2 s
+    assert time.monotonic() - started < 5  # one after the other: 6.4 s
     assert [session.step_count for session in sessions] == [1] * 8
 
 

@@ -20,6 +20,7 @@ from mafrt import algorithms
 from mafrt.algorithms.gigpo import GigpoBase
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
+from mafrt.algorithms.presets import C3
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, MafrtError
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 GROUP = 8
 """samples per task for rules that compare them"""
-TASK_OF = {GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
+# C3 compares the totals of continuations, and on `rounds` a wrong answer raises the Reasoner's total.
+TASK_OF = {C3: "chain", GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
 """estimator -> task; all others play the chain"""
 TASKS = ("chain", "rounds", "retry", "pair", "debate")
 COMMON: Mapping[str, Any] = {
@@ -164,7 +166,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| `{r['rule']}` | {r['task']} | {r['before']:.3f} | {r['after']:.3f} | +{r['margin']:.3f} ({r['low']:.3f} to "
+        f"| `{r['rule']}` | {r['task']} | {r['before']:.3f} | {r['after']:.3f} | {r['margin']:+.3f} ({r['low']:.3f} to "
         f"{r['high']:.3f}) | {r['seconds']:.0f} | {'yes' if r['learns'] else 'no'} |"
         for r in rows
     ]

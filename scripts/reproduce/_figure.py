@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
 from mafrt.core.errors import MissingExtraError
 
-COLOURS = ("#0f6f95", "#d9480f", "#2b8a3e", "#862e9c")
+COLOURS = ("#0f6f95", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d", "#495057", "#e8a100")
+A_LINE = 4
+"""Names in a line of the legend."""
 
 
 def need_matplotlib() -> None:
@@ -43,7 +46,7 @@ def curves(
         figure = Figure(figsize=(7.5, 4.0), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        for colour, (name, runs) in zip(COLOURS, arms.items(), strict=False):
+        for colour, (name, runs) in zip(itertools.cycle(COLOURS), arms.items(), strict=False):
             for run in runs:
                 axes.plot((steps or range(1, len(run) + 1))[: len(run)], run, color=colour, linewidth=0.8, alpha=0.35)
             shortest = min(map(len, runs))
@@ -59,7 +62,9 @@ def curves(
         axes.grid(axis="y", color="#dddddd")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(arms), frameon=False)
+        figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside upper right", ncols=min(len(arms), A_LINE), frameon=False
+        )
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()

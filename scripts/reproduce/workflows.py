@@ -34,6 +34,7 @@ WORKFLOWS: dict[str, tuple[dict[str, str], dict[str, Any], int]] = {
     "debate": ({"ann": SOLVE, "bob": SOLVE, "cat": SOLVE}, {"horizon": 2}, 6),
     "vote": ({"ann": SOLVE, "bob": SOLVE, "cat": SOLVE}, {}, 3),
     "summary": ({"ann": SOLVE, "bob": SOLVE, "chair": SOLVE}, {}, 3),
+    "pro_con": ({"ann": SOLVE, "bob": SOLVE, "jury": SOLVE}, {}, 3),
     "router": ({"planner": PLAN, "actor": SOLVE}, {}, 2),
 }
 
@@ -43,7 +44,10 @@ def team_of(prompts: dict[str, str]) -> Team:
     from mafrt.config.agent import AgentSpec
     from mafrt.config.team import Team
 
-    return Team(tuple(AgentSpec(name, prompt, with_answer=prompt == SOLVE) for name, prompt in prompts.items()))
+    answering = [name for name, prompt in prompts.items() if prompt == SOLVE]
+    if "jury" in answering:
+        answering = ["jury"]
+    return Team(tuple(AgentSpec(name, prompt, with_answer=name in answering) for name, prompt in prompts.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
                 # One agent plays as many episodes as the team has turns.
                 more = {"n_rollout_threads": 64 * turns} if workflow == "single" else {}
-                return train(args, seed, env, team=team, held_out=held_out, outcome_to="each", **more)
+                # The debaters of pro_con are paid for winning, and its jury for being right.
+                to = "end" if workflow == "pro_con" else "each"
+                return train(args, seed, env, team=team, held_out=held_out, outcome_to=to, **more)
 
             return run
 
