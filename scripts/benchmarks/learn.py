@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms
+from mafrt.algorithms.ccpo import Ccpo
 from mafrt.algorithms.gigpo import GigpoBase
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 GROUP = 8
 """samples per task for rules that compare them"""
-# C3 compares the totals of continuations, and on `rounds` a wrong answer raises the Reasoner's total.
-TASK_OF = {C3: "chain", GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
+# C3 and CCPO compare totals of episodes, and on `rounds` a wrong answer raises the Reasoner's total.
+TASK_OF = {C3: "chain", Ccpo: "chain", GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
 """estimator -> task; all others play the chain"""
 TASKS = ("chain", "rounds", "retry", "pair", "debate")
 COMMON: Mapping[str, Any] = {
