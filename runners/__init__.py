@@ -1,13 +1,18 @@
-"""Training loops and schedules. `OnPolicy` and `evaluate` are resolved on first use, since they need torch."""
+"""Training loops and schedules. The names below are resolved on first use, since most of them need torch."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_WHERE = {"OnPolicy": "mafrt.runners.on_policy", "evaluate": "mafrt.runners.evaluation"}
+_WHERE = {
+    "EvaluationPlan": "mafrt.runners.evaluation",
+    "OnPolicy": "mafrt.runners.on_policy",
+    "Provenance": "mafrt.runners.identity",
+    "evaluate": "mafrt.runners.evaluation",
+}
 
-__all__ = ["OnPolicy", "evaluate"]
+__all__ = ["EvaluationPlan", "OnPolicy", "Provenance", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:

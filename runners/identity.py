@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
+from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, shipped
 from mafrt.environment.base import Env
@@ -45,6 +47,27 @@ FILE_SETTINGS = (
     "deepspeed",
 )
 """Settings that name files or folders, some of them several. Team and base have records of their own."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a run was started, and the run or the adapters that it goes on from."""
+
+    resume: Loadable | None = None
+    """the resolved `--load_path`: a checkpoint to resume, or initial adapters"""
+    accept_changes: bool = False
+    """go on although the environment, team, data, rubric or base of `resume` changed since"""
+    args: Mapping[str, Any] | None = None
+    """content of `args.yaml`; None: the config"""
+    command: str | None = None
+    """the script that starts the run, for `run.json`; None from Python"""
+
+    def settings(self, config: TrainConfig) -> dict[str, Any]:
+        """The settings to record, by flat name."""
+        return config.flat() if self.args is None else dict(self.args)
+
+
+FROM_PYTHON = Provenance()
 
 
 def describe_run(
@@ -92,7 +115,7 @@ def refuse_changes(loaded: Loadable | None, now: RunRecord, *, accept: bool) -> 
     if differing and not accept:
         raise ConfigError(
             f"Since the run {loaded.run} was started, this has changed: {'; '.join(differing)}. Change it back, or go "
-            "on all the same with --accept_changes (accept_changes=True from Python)."
+            "on all the same with --accept_changes (`Provenance(resume, accept_changes=True)` from Python)."
         )
     return then
 

@@ -6,7 +6,7 @@ holds exactly these, so a resumed run repeats an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,10 @@ from mafrt import engines
 from mafrt.coach import Coach
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
-from mafrt.core.errors import (
-    ProcessLostError,
-)
+from mafrt.core.errors import ProcessLostError
 from mafrt.core.rng_state import seed_random_state
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
-from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.runners.algorithm import resolve_rule
@@ -41,7 +38,7 @@ from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
-from mafrt.runners.identity import describe_run, refuse_changes
+from mafrt.runners.identity import FROM_PYTHON, Provenance, describe_run, refuse_changes
 from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.league import STATE as LEAGUE_STATE
 from mafrt.runners.league import League
@@ -66,18 +63,13 @@ class OnPolicy:
         base: the shared base, or the bases of the team (`SeveralBases`).
         config: all settings.
         eval_env: the environment of evaluations; `env` by default.
-        run_dir: output folder; None: nothing is written.
-        resume: the resolved `--load_path`: a checkpoint to resume, or initial adapters.
-        engine: samples the turns; the local engine on `base` by default.
         coach: scores the turns; made from the settings by default.
-        args: content of `args.yaml`; the config by default.
-        command: the script that starts the run, for `run.json`; None from Python.
-        accept_changes: go on with `resume` although its environment, team, data, rubric or base changed since.
-        progress: called after every iteration.
+        run_dir: output folder; None: nothing is written.
+        provenance: the run or the adapters to go on from, and the settings to record; by default a new run.
 
     Raises:
         ConfigError: settings that contradict each other, the team or the environment.
-        CheckpointError: `resume` does not fit.
+        CheckpointError: `provenance.resume` does not fit.
     """
 
     def __init__(
@@ -88,108 +80,119 @@ class OnPolicy:
         config: TrainConfig,
         *,
         eval_env: Env | None = None,
-        run_dir: str | Path | None = None,
-        resume: Loadable | None = None,
-        engine: Engine | None = None,
         coach: Coach | None = None,
-        args: Mapping[str, Any] | None = None,
-        command: str | None = None,
-        accept_changes: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        run_dir: str | Path | None = None,
+        provenance: Provenance = FROM_PYTHON,
     ) -> None:
-        from mafrt.algorithms.spin import Spin
-        from mafrt.runners.build import make_engine, make_player, place_adapters, sampling_of, voices_of
-        from mafrt.runners.preference_update import PreferenceUpdater
-        from mafrt.runners.update import Updater
+        from mafrt.runners.build import place_adapters
 
         self.rule = resolve_rule(config, team)
         timeout_s = config.play.env_timeout_s
-        self.env = env = guarded(env, timeout_s)
-        self.eval_env = env if eval_env is None else guarded(eval_env, timeout_s)
-        config = with_epochs(config, env)
-        self.team, self.base, self.config = team, base, config
-        self.processes = base.processes
+        self.env = guarded(env, timeout_s)
+        self.eval_env = self.env if eval_env is None else guarded(eval_env, timeout_s)
+        self.config = config = with_epochs(config, self.env)
+        self.team, self.base, self.processes = team, base, base.processes
         check_processes(self.processes, config)
         self.stop = StopRequest()
         self.run_dir = Path(run_dir) if run_dir else None
-        self.resume = resume
-        self.args = dict(args) if args is not None else config.flat()
-        self.progress = progress
+        self.resume, self.args = provenance.resume, provenance.settings(config)
         # Nothing here draws from the global generators, but an environment or a library may.
         seed_random_state(config.run.seed)
-        place_adapters(base, team, config.team.lora, config.run.seed, resume)
-        check_team(env, team)
+        # Before the checks of the bases, which read the shapes of the adapters that are placed.
+        place_adapters(base, team, config.team.lora, config.run.seed, self.resume)
+        check_team(self.env, team)
         check_limits(config, team, base.name, tokens_given=False)
-        self.record = describe_run(team, self.args, command=command, env=env, eval_env=eval_env, base=base)
+        self.record = describe_run(
+            team, self.args, command=provenance.command, env=self.env, eval_env=eval_env, base=base
+        )
         # Checked before the engine and the coach start: a refused run must cost nothing.
-        refuse_changes(resume, self.record, accept=accept_changes)
-        check_bases(base, team, config, self.rule)
-        window = check_window(config.play.context_window, base.main.context_window)
-        for played in [env] if self.eval_env is env else [env, self.eval_env]:
-            check_prompts(played, team, voices_of(base, team, config.play.context_window))
-        self._own_coach = prepare_coach(config, env) if coach is None else None
-        coach = coach or self._own_coach
-        if coach is not None:
-            coach.load(base.main)
-        check_tree(
-            env,
-            self.rule.tree_samples,
-            coach if config.algorithm.process_weight else None,
-            continues=config.algorithm.tree_continues,
-        )
-        check_replays(env, self.rule.settings, self.processes.size, config.play.audit_turns)
-        check_async(config, team, sharded=base.sharded)
-        async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
-        self._own_engine = None if engine else make_engine(base, config, window)
-        self.engine: Engine = engine or self._own_engine  # type: ignore[assignment]
-        self.judge = (
-            Judge(coach, config, team, base, self.engine, self.rule.settings.level, lambda: self.stop.requested)
-            if coach
-            else None
-        )
-        context = replace(self.rule.context(), **(self.judge.credit if self.judge else {}))
-        sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
-        feedback = None if self.judge is None else self.judge.feedback
-        self.player = make_player(self.engine, base, team, config, self.rule, sampling, window, context, feedback)
-        if feedback is not None and self.rule.tree_samples > 1:
-            check_processes(self.processes, config, judged=True)
-        self.collector = Collector(
-            env,
-            base,
-            config,
-            self.rule,
-            self.player,
-            context,
-            self.judge,
-            async_rollout,
-            lambda: self.stop.requested,
-        )
-        parts = (base, team, config, self.rule, sampling, self.engine, context, self.judge)
-        self.updater = PreferenceUpdater(*parts) if isinstance(self.rule.settings, Spin) else Updater(*parts)
+        refuse_changes(self.resume, self.record, accept=provenance.accept_changes)
+        self._check_prompts()
+        self._own_coach = prepare_coach(config, self.env) if coach is None else None
+        self._build_stages(coach or self._own_coach)
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
         self.state = RunState()
-        self.league = None
-        if isinstance(self.rule.schedule, SelfPlay):
-            self.league = League(base, self.rule.schedule)
+        self.league = League(base, self.rule.schedule) if isinstance(self.rule.schedule, SelfPlay) else None
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
-        if resume is not None:
-            restore(resume, self.state, base, team, self.updater.critic, self.updater.learner)
-            self.updater.kl_coef = self.state.kl_coef
-            self.guard.load(resume.path / "state" / BEST_STATE)
-            if self.league is not None and resume.checkpoint is not None:
-                self.league.load(resume.path / "state" / LEAGUE_STATE)
-            if async_rollout is not None:
-                async_rollout.load(resume.path / "state" / STATE)
+        if self.resume is not None:
+            self._restore(self.resume)
 
-    def run(self) -> RunSummary:
-        """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
+    def _check_prompts(self) -> None:
+        """Play scripted episodes to see whether the bases can read the prompts, in training and evaluation."""
+        from mafrt.runners.build import voices_of
+
+        check_bases(self.base, self.team, self.config, self.rule)
+        voices = voices_of(self.base, self.team, self.config.play.context_window)
+        for played in [self.env] if self.eval_env is self.env else [self.env, self.eval_env]:
+            check_prompts(played, self.team, voices)
+
+    def _build_stages(self, coach: Coach | None) -> None:
+        """The engine and the stages of an iteration: player, judge, collector, updater."""
+        from mafrt.algorithms.spin import Spin
+        from mafrt.runners.build import make_engine, make_player, sampling_of
+        from mafrt.runners.preference_update import PreferenceUpdater
+        from mafrt.runners.update import Updater
+
+        base, team, config, rule = self.base, self.team, self.config, self.rule
+        if coach is not None:
+            coach.load(base.main)
+        self._check_rule(coach)
+        async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
+        window = check_window(config.play.context_window, base.main.context_window)
+        self.engine = make_engine(base, config, window)
+        level = rule.settings.level
+        self.judge = None if coach is None else Judge(coach, config, team, base, self.engine, level, self._stopping)
+        context = replace(rule.context(), **(self.judge.credit if self.judge else {}))
+        sampling = {agent.name: sampling_of(config, team, agent.name) for agent in team.agents}
+        feedback = None if self.judge is None else self.judge.feedback
+        self.player = make_player(self.engine, base, team, config, rule, sampling, window, context, feedback)
+        self.collector = Collector(
+            self.env, base, config, rule, self.player, context, self.judge, async_rollout, self._stopping
+        )
+        parts = (base, team, config, rule, sampling, self.engine, context, self.judge)
+        self.updater = PreferenceUpdater(*parts) if isinstance(rule.settings, Spin) else Updater(*parts)
+
+    def _check_rule(self, coach: Coach | None) -> None:
+        """ConfigError for a rule that needs verdicts, replays or copies that this run cannot have."""
+        config, rule = self.config, self.rule
+        check_tree(
+            self.env,
+            rule.tree_samples,
+            coach if config.algorithm.process_weight else None,
+            continues=config.algorithm.tree_continues,
+        )
+        if coach is not None and rule.tree_samples > 1:
+            check_processes(self.processes, config, judged=True)
+        check_replays(self.env, rule.settings, self.processes.size, config.play.audit_turns)
+        check_async(config, self.team, sharded=self.base.sharded)
+
+    def _stopping(self) -> bool:
+        # Read at each call: `run` replaces the request to stop after the judge and the collector were given this.
+        return self.stop.requested
+
+    def _restore(self, resume: Loadable) -> None:
+        """Bring weights, optimizers and position to where `resume` left them."""
+        restore(resume, self.state, self.base, self.team, self.updater.critic, self.updater.learner)
+        self.updater.kl_coef = self.state.kl_coef
+        state = resume.path / "state"
+        self.guard.load(state / BEST_STATE)
+        if self.league is not None and resume.checkpoint is not None:
+            self.league.load(state / LEAGUE_STATE)
+        if self.collector.async_rollout is not None:
+            self.collector.async_rollout.load(state / STATE)
+
+    def run(self, progress: Callable[[Progress], None] | None = None) -> RunSummary:
+        """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint.
+
+        `progress` is called after every iteration.
+        """
         with StopRequest() as stop:
             self.stop = stop
             # No process changes the run's folder while another may still be reading from it.
             self.processes.same(self._identity(), "the run")
-            loop = Loop(self, self.config.run, stop, processes=self.processes, progress=self.progress)
+            loop = Loop(self, self.config.run, stop, processes=self.processes, progress=progress)
             try:
                 return loop.run(self.run_dir, self.args, self.resume, self.record, self._open)
             except ProcessLostError:
@@ -201,8 +204,7 @@ class OnPolicy:
 
     def close(self) -> None:
         """Release the runner's own coach and engine: connections and processes."""
-        if self._own_engine is not None:
-            engines.close(self._own_engine)
+        engines.close(self.engine)
         if self._own_coach is not None:
             self._own_coach.close()
 
@@ -247,7 +249,7 @@ class OnPolicy:
                 self.eval_env,
                 self.player,
                 self._evaluation_plan(),
-                interrupted=lambda: self.stop.requested,
+                interrupted=self._stopping,
                 processes=self.processes,
                 keep=lambda group: wanted(group, self.config.run.transcript_share),
             )

@@ -72,8 +72,9 @@ def test_two_runs_are_equal_and_a_stopped_one_goes_on_exactly(tmp_path):
     changes = {"iterations": 6, "eval_interval": 2, "async_steps": 1, "save_interval": 2, "keep_last": 9}
     train(tmp_path / "whole", **changes)
     runner = make(tmp_path / "cut", **changes)
-    runner.progress = lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None
-    assert runner.run().stopped_by == "SIGTERM"
+    assert (
+        runner.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None).stopped_by == "SIGTERM"
+    )
     copies = load_tensors(resolve(tmp_path / "cut").state("ahead.pt"))
     assert copies["first"]["version"] < runner.base.versions["first"]
     train(tmp_path / "cut", tmp_path / "cut", **changes)
@@ -96,9 +97,8 @@ def test_what_goes_wrong_while_playing_ahead_is_raised_and_keeps_what_was_learnt
 
     wanted = settings(iterations=6, **SHORT)
     runner = OnPolicy(Late(), Team.of(Late.agents), tiny_base(), wanted, run_dir=tmp_path / "run")
-    runner.progress = lambda p: setattr(Late, "broken", p.iteration == 3)
     with pytest.raises(EnvError, match="the game server is gone"):
-        runner.run()
+        runner.run(lambda p: setattr(Late, "broken", p.iteration == 3))
     assert resolve(tmp_path / "run").step in (3, 4)
 
 

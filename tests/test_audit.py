@@ -139,8 +139,7 @@ def test_a_run_logs_its_audits_and_learns_the_same(tmp_path):
     found = {}
     for turns in (0, 12):
         runner = toy.make(audit_turns=turns, n_rollout_threads=8, iterations=1, eval_episodes=0, ppo_epoch=1)
-        runner.progress = lambda progress, turns=turns: found.update({turns: dict(progress.metrics)})
-        runner.run()
+        runner.run(lambda progress, turns=turns: found.update({turns: dict(progress.metrics)}))
     assert found[12]["audit_turns"] == 12.0
     for name in ("audit_fidelity", "audit_variance", "audit_noise"):
         assert {f"{name}/first", f"{name}/second"} <= set(found[12])

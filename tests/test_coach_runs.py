@@ -21,6 +21,7 @@ from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterrupted
 from mafrt.core.types import Evidence, Scored, StepResult, Unscored
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session
+from mafrt.runners.identity import Provenance
 from mafrt.runners.judge import check_rules
 from mafrt.runners.offline.replay import read_episodes
 from mafrt.runners.on_policy import OnPolicy
@@ -79,7 +80,7 @@ def make(env=None, coach=None, run_dir=None, load=None, **changes) -> OnPolicy:
         tiny_base(),
         settings(**changes),
         run_dir=run_dir,
-        resume=resolve(load) if load else None,
+        provenance=Provenance(resolve(load) if load else None),
         coach=coach,
     )
 

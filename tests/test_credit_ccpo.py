@@ -116,8 +116,7 @@ def test_it_trains():
     runner = toy.make(algorithm="ccpo", n_samples=4, n_rollout_threads=8, iterations=1, eval_episodes=0, ppo_epoch=1)
     before = [p.clone() for p in runner.base.adapter_parameters("second")]
     found = {}
-    runner.progress = lambda progress: found.update(progress.metrics)
-    runner.run()
+    runner.run(lambda progress: found.update(progress.metrics))
     after = runner.base.adapter_parameters("second")
     assert any((old != new).any() for old, new in zip(before, after, strict=True))
     assert {"left_out/first", "contribution/second", "left_out_lost"} <= set(found)

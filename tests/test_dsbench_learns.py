@@ -23,6 +23,7 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.demonstrations import says
 from mafrt.envs.dsbench.roles import ENGINEER
 from mafrt.models.shared_base import SharedBase
+from mafrt.runners.identity import Provenance
 from mafrt.runners.loop import Progress
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts import train_sft
@@ -77,14 +78,13 @@ def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):
         save_interval=0,
     )
     start = load_path.resolve(tmp_path / "start" / "adapters")
-    runner = OnPolicy(env, Team.load(profile), SharedBase.load("teaching-base"), config, resume=start)
+    runner = OnPolicy(env, Team.load(profile), SharedBase.load("teaching-base"), config, provenance=Provenance(start))
     scores = []
 
     def follow(progress: Progress) -> None:
         scores.append(progress.metrics[f"coach_score/{ENGINEER}"])
 
-    runner.progress = follow
-    runner.run()
+    runner.run(follow)
     print(scores)
     # Half of the programs are careless at first: about 5 of 10. Chance moves a mean of 32 by .7 (one standard error).
     assert 2 < scores[0] < 8

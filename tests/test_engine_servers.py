@@ -32,6 +32,7 @@ from mafrt.engines.vllm import server
 from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.models.shared_base import SharedBase
+from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
 
@@ -372,7 +373,7 @@ def play(server: StandIn, run_dir, resume=None, **changes):
         tiny_base(),
         run_config(server, iterations=2, n_rollout_threads=6, **changes),
         run_dir=run_dir,
-        resume=resume,
+        provenance=Provenance(resume),
     )
     try:
         return runner.run(), {name: runner.base.adapter_state(name) for name in Digits.agents}

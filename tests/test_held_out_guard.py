@@ -109,8 +109,7 @@ def test_a_run_whose_adapters_are_destroyed_ends_with_its_best_weights(tmp_path)
                         parameter.zero_()
                     runner.base.bump(name)
 
-    runner.progress = destroy
-    summary = runner.run()
+    summary = runner.run(destroy)
     lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
     scores = [(line["eval/avg@8"] + line["eval/greedy"]) / 2 for line in lines]
     assert scores[1] > scores[0] + 0.1 and scores[2] < scores[1] - 0.1

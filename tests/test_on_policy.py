@@ -21,6 +21,7 @@ from toy import Digits, make, settings, train
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import StepResult
+from mafrt.runners.identity import Provenance
 from mafrt.storage.load_path import resolve
 
 EXACT = ("metrics.jsonl", "episodes.jsonl", "evaluations.jsonl")
@@ -86,8 +87,7 @@ def test_with_everybody_frozen_nothing_rises_and_nothing_moves(tmp_path):
 def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tmp_path):
     runner = make(None, iterations=8, agent_iteration_interval=2)
     seen = [adapters(runner)]
-    runner.progress = lambda _: seen.append(adapters(runner))
-    runner.run()
+    runner.run(lambda _: seen.append(adapters(runner)))
     for iteration, (old, new) in enumerate(pairwise(seen)):
         learner, frozen = ("first", "second") if iteration // 2 % 2 == 0 else ("second", "first")
         assert same(old[frozen], new[frozen]) and not same(old[learner], new[learner])
@@ -105,8 +105,7 @@ def test_a_run_stopped_by_a_signal_goes_on_exactly(tmp_path, interval):
     settings = {"iterations": 7, "eval_interval": 2, "agent_iteration_interval": interval}
     train(tmp_path / "whole", **settings)
     runner = make(tmp_path / "cut", **settings)
-    runner.progress = lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None
-    summary = runner.run()
+    summary = runner.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None)
     assert summary.stopped_by == "SIGTERM" and summary.iterations == 3 and summary.after is None
     again = train(tmp_path / "cut", tmp_path / "cut", **settings)
     assert again.iterations == 7 and again.before == summary.before
@@ -172,12 +171,14 @@ def test_a_checkpoint_of_another_team_or_base_is_refused(tmp_path):
 
     others, resume = Team.of(["first", "third"]), resolve(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"the team \(first, second, now first, third\)"):
-        OnPolicy(Others(), others, tiny_base(), settings(), resume=resume)
+        OnPolicy(Others(), others, tiny_base(), settings(), provenance=Provenance(resume))
     with pytest.raises(CheckpointError, match="third"):
-        OnPolicy(Others(), others, tiny_base(), settings(), resume=resume, accept_changes=True)
+        OnPolicy(Others(), others, tiny_base(), settings(), provenance=Provenance(resume, accept_changes=True))
     with pytest.raises(CheckpointError, match="another base"):
         other = tiny_base(seed=99)
-        OnPolicy(Digits(), Team.of(["first", "second"]), other, settings(), resume=resolve(tmp_path / "run"))
+        OnPolicy(
+            Digits(), Team.of(["first", "second"]), other, settings(), provenance=Provenance(resolve(tmp_path / "run"))
+        )
 
 
 def test_the_samplers_logprobs_are_the_trainers_at_the_first_update_for_every_turn():
@@ -289,7 +290,6 @@ def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path)
 
     wanted = settings(iterations=5, save_interval=0, eval_episodes=0)
     runner = OnPolicy(Late(), Team.of(Late.agents), tiny_base(), wanted, run_dir=tmp_path / "run")
-    runner.progress = lambda p: setattr(Late, "broken", p.iteration == 3)
     with pytest.raises(EnvError, match="the game server is gone"):
-        runner.run()
+        runner.run(lambda p: setattr(Late, "broken", p.iteration == 3))
     assert resolve(tmp_path / "run").step == 3

@@ -28,6 +28,7 @@ from mafrt.envs.program.runner import kill
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 from mafrt.rollout.prompts import encode_prompt
+from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
 from mafrt.training.learner import Learner
@@ -252,7 +253,7 @@ def trainer(folder=None, load_path=None, name="two_calls", **changes):
     env = program(name)
     config = toy.settings(**{"n_rollout_threads": 32, "ppo_epoch": 1, "num_mini_batch": 1, **changes})
     resume = resolve(load_path) if load_path else None
-    return OnPolicy(env, Team.of(env.agents), tiny_base(), config, run_dir=folder, resume=resume)
+    return OnPolicy(env, Team.of(env.agents), tiny_base(), config, run_dir=folder, provenance=Provenance(resume))
 
 
 @pytest.mark.slow

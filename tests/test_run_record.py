@@ -16,6 +16,7 @@ import mafrt
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.runners.identity import Provenance
 from mafrt.scripts import evaluate, train, train_math
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.storage.load_path import resolve
@@ -155,8 +156,8 @@ def test_a_run_from_python_is_recorded(place, monkeypatch, capsys):
     assert record.command is None and record.environment.path == "my_echo_game:Echo"
     assert record.environment.arguments == {"word": "no"}
     with pytest.raises(ConfigError, match=r"arguments of the environment \(word\)"):
-        python_run(place / "run", Echo(word="yes"), resume=resolve(place / "run"))
-    python_run(place / "run", Echo(word="yes"), resume=resolve(place / "run"), accept_changes=True)
+        python_run(place / "run", Echo(word="yes"), provenance=Provenance(resolve(place / "run")))
+    python_run(place / "run", Echo(word="yes"), provenance=Provenance(resolve(place / "run"), accept_changes=True))
     # An argument without a JSON form cannot be recorded, and is not guessed.
     python_run(place / "other", Echo(word=Echo)).run()
     assert load_record(place / "other").environment.arguments is None

@@ -22,6 +22,7 @@ from mafrt.models.load_bases import load_bases, models_of
 from mafrt.models.several_bases import SeveralBases
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import voices_of
+from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue
@@ -88,7 +89,7 @@ def make(run_dir: Path | None = None, load_path: Path | None = None, **changes: 
     torch.set_num_threads(1)
     changed = {"iterations": 3, "eval_episodes": 0, "save_interval": 1, "n_rollout_threads": 8, **changes}
     resume = resolve(load_path) if load_path else None
-    return OnPolicy(Three(), TEAM, bases(), settings(**changed), run_dir=run_dir, resume=resume)
+    return OnPolicy(Three(), TEAM, bases(), settings(**changed), run_dir=run_dir, provenance=Provenance(resume))
 
 
 def weights(runner: OnPolicy) -> dict[str, bytes]:

@@ -21,7 +21,8 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, ConfigError, DataError
-from mafrt.runners.offline.dataset import Record, turn_of
+from mafrt.runners.identity import Provenance
+from mafrt.runners.offline.dataset import Record, RecordPasses, turn_of
 from mafrt.runners.offline.runner import ADAPTERS, Offline
 from mafrt.runners.offline.sft import RecordLearner, Sft
 from mafrt.storage.load_path import resolve
@@ -211,16 +212,13 @@ def offline(run=None, load=None, records=None, rule=None, team=TEAM, epochs=6, b
     torch.set_num_threads(1)
     config = TrainConfig.of(**{"lr": 1e-2, "save_interval": 4, **SHAPE, **changes})
     return Offline(
-        learnable() if records is None else records,
+        RecordPasses(learnable() if records is None else records, epochs, batch_size, held_out),
         rule or Sft(),
         team,
         tiny_base(),
         config,
-        epochs=epochs,
-        batch_size=batch_size,
-        held_out=held_out,
         run_dir=run,
-        resume=resolve(load) if load else None,
+        provenance=Provenance(resolve(load) if load else None),
     )
 
 
@@ -276,8 +274,7 @@ def check_resume(tmp_path, **settings):
     """A run that SIGTERM stops, and that goes on, equals one that was left alone."""
     offline(tmp_path / "whole", **settings).run()
     cut = offline(tmp_path / "cut", **settings)
-    cut.progress = lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 7 else None
-    summary = cut.run()
+    summary = cut.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 7 else None)
     assert summary.stopped_by == "SIGTERM" and summary.iterations == 7 and not (tmp_path / "cut" / ADAPTERS).exists()
     again = offline(tmp_path / "cut", tmp_path / "cut", **settings).run()
     assert again.iterations == 18 and again.before == summary.before

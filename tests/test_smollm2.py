@@ -106,6 +106,6 @@ def test_an_iteration_of_each_family(base, algorithm):
         **({"tree_samples": 2, "coach": "rules"} if algorithm == "at_grpo" else {}),
     )
     found = []
-    runner = OnPolicy(MathEnv(team=team), team, base, config, progress=lambda progress: found.append(progress.metrics))
-    assert runner.run().iterations == 1
+    runner = OnPolicy(MathEnv(team=team), team, base, config)
+    assert runner.run(lambda progress: found.append(progress.metrics)).iterations == 1
     assert found[0]["episodes"] >= 1 and found[0]["skipped_updates"] == found[0]["rollbacks"] == 0

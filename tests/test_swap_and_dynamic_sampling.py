@@ -27,8 +27,10 @@ def cut_and_resumed(tmp_path, at: int, **settings) -> tuple[dict, dict]:
     """Hashes of a run, and of the same one stopped after iteration `at` and resumed."""
     train(tmp_path / "whole", **settings)
     runner = make(tmp_path / "cut", **settings)
-    runner.progress = lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == at else None
-    assert runner.run().stopped_by == "SIGTERM"
+    assert (
+        runner.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == at else None).stopped_by
+        == "SIGTERM"
+    )
     train(tmp_path / "cut", tmp_path / "cut", **settings)
     return hashes(tmp_path / "whole"), hashes(tmp_path / "cut")
 

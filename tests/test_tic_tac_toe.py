@@ -14,6 +14,7 @@ from mafrt.environment.registry import make_env
 from mafrt.envs.games import TicTacToe, baseline_scores, play
 from mafrt.envs.games.tic_tac_toe import best_cells, canonical, value, winner
 from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.identity import Provenance
 from mafrt.runners.league import League
 from mafrt.runners.schedules import Cast, self_play
 
@@ -160,7 +161,7 @@ def league_run(folder, iterations, resume=None):
         save_interval=2,
     )
     found = None if resume is None else resolve(resume)
-    runner = OnPolicy(TicTacToe(), shared_team(), tiny_base(), settings, run_dir=folder, resume=found)
+    runner = OnPolicy(TicTacToe(), shared_team(), tiny_base(), settings, run_dir=folder, provenance=Provenance(found))
     runner.run()
     weights = {
         name: [p.clone() for p in runner.base.adapter_parameters(name)]

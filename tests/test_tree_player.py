@@ -29,6 +29,7 @@ from mafrt.rollout.player import Player
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree
+from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks._tasks import TwoRoundEnv
 
@@ -280,7 +281,7 @@ def make(run_dir=None, load_path=None, **changes):
         tiny_base(),
         settings(**wanted),
         run_dir=run_dir,
-        resume=resolve(load_path) if load_path else None,
+        provenance=Provenance(resolve(load_path) if load_path else None),
     )
 
 

@@ -18,6 +18,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
+from mafrt.runners.identity import Provenance
 from mafrt.runners.loop import RunSummary
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.storage.load_path import resolve
@@ -76,7 +77,7 @@ def make(run_dir: Path | None = None, load_path: Path | None = None, **changes: 
         tiny_base(),
         settings(**changes),
         run_dir=run_dir,
-        resume=resolve(load_path) if load_path else None,
+        provenance=Provenance(resolve(load_path) if load_path else None),
     )
 
 

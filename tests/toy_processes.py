@@ -18,6 +18,7 @@ from helpers_models import tiny_base
 from toy import Digits, settings
 
 from mafrt.core.distributed import connect
+from mafrt.runners.identity import Provenance
 from mafrt.scripts.cli.command import run_main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -72,10 +73,9 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
         base,
         config,
         run_dir=where,
-        resume=resolve(load) if load else None,
-        progress=lambda progress: print("iteration", progress.iteration, flush=True),
+        provenance=Provenance(resolve(load) if load else None),
     )
-    summary = runner.run()
+    summary = runner.run(lambda progress: print("iteration", progress.iteration, flush=True))
     state = {}
     for name in Digits.agents:
         state |= {f"{name}/{key}": value for key, value in base.adapter_state(name).items()}

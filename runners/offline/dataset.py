@@ -19,7 +19,7 @@ from typing import Any
 
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
-from mafrt.core.errors import DataError
+from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
 from mafrt.core.text import brief, clean_deep, error_line
@@ -54,6 +54,25 @@ class Record:
     @property
     def agent(self) -> str:
         return self.turns[0].agent
+
+
+@dataclass(frozen=True)
+class RecordPasses:
+    """Records to learn from, and how they are passed over. Raises ConfigError for a count below 1."""
+
+    records: Sequence[Record]
+    """training data"""
+    epochs: int = 1
+    """passes over the records"""
+    batch_size: int = 16
+    """records of each adapter in an optimizer step"""
+    held_out: Sequence[Record] = ()
+    """records to measure before and after training"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; choose a value of at least 1.")
 
 
 def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team | None) -> list[tuple[Answer, ...]]:

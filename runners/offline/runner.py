@@ -8,7 +8,7 @@ an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import torch
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
-from mafrt.core.errors import CheckpointError, ConfigError, DataError
+from mafrt.core.errors import CheckpointError, DataError
 from mafrt.core.signals import StopRequest
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import place_adapters
-from mafrt.runners.identity import describe_run, refuse_changes
+from mafrt.runners.identity import FROM_PYTHON, Provenance, describe_run, refuse_changes
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary
-from mafrt.runners.offline.dataset import Record, batch_at, digest, steps_per_epoch
+from mafrt.runners.offline.dataset import Record, RecordPasses, batch_at, digest, steps_per_epoch
 from mafrt.runners.offline.sft import RecordLearner, RecordRule
 from mafrt.runners.run_state import check_base
 from mafrt.sandbox import tiers_in_use
@@ -40,78 +40,64 @@ class Offline:
     """Trains the adapters of `team` on `base` with fixed records.
 
     Args:
-        records: training data; those of frozen agents are left out.
+        data: the records, and how they are passed over; those of frozen agents are left out.
         rule: the loss.
         team: its adapters learn, and are added to `base` if missing. An agent's own `lr` counts.
         base: the shared base.
         config: of `learn` the optimizer's settings, `micro_batch_tokens` and `gradient_checkpointing`, of `team` the
             adapters' shape and `freeze`, of `run` the seed and the checkpoints; all else is about play.
-        epochs: passes over the records.
-        batch_size: records of each adapter in an optimizer step.
-        held_out: records to measure before and after training.
         run_dir: output folder; None: nothing is written.
-        resume: the resolved `--load_path`: a checkpoint to resume, or initial adapters.
-        args: content of `args.yaml`; the config by default.
-        command: the script that starts the run, for `run.json`; None from Python.
-        accept_changes: go on with `resume` although its team, records or base changed since.
-        progress: called after every iteration.
+        provenance: the run or the adapters to go on from, and the settings to record; by default a new run.
 
     Raises:
         ConfigError: settings that contradict each other or the team.
         DataError: no learning agent has a record.
-        CheckpointError: `resume` does not fit.
+        CheckpointError: `provenance.resume` does not fit.
     """
 
     def __init__(
         self,
-        records: Sequence[Record],
+        data: RecordPasses,
         rule: RecordRule,
         team: Team,
         base: SharedBase,
         config: TrainConfig,
         *,
-        epochs: int = 1,
-        batch_size: int = 16,
-        held_out: Sequence[Record] = (),
         run_dir: str | Path | None = None,
-        resume: Loadable | None = None,
-        args: Mapping[str, Any] | None = None,
-        command: str | None = None,
-        accept_changes: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        provenance: Provenance = FROM_PYTHON,
     ) -> None:
-        for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; choose a value of at least 1.")
         self.rule, self.team, self.base, self.config = rule, team, base, config
-        self.epochs, self.batch_size = epochs, batch_size
-        self.records = _by_learner(records, team, config.team.freeze)
-        self.held_out = list(held_out)
+        self.records = _by_learner(data.records, team, config.team.freeze)
+        self.batch_size, self.held_out = data.batch_size, list(data.held_out)
         self.run_dir = Path(run_dir) if run_dir else None
-        self.resume = resume
-        self.args = dict(args) if args is not None else config.flat()
-        self.progress = progress
-        place_adapters(base, team, config.team.lora, config.run.seed, resume)
-        self.record = describe_run(team, self.args, command=command, base=base)
-        refuse_changes(resume, self.record, accept=accept_changes)
+        self.resume, self.args = provenance.resume, provenance.settings(config)
+        place_adapters(base, team, config.team.lora, config.run.seed, self.resume)
+        self.record = describe_run(team, self.args, command=provenance.command, base=base)
+        # Checked before the optimizers are made: a refused run must cost nothing.
+        refuse_changes(self.resume, self.record, accept=provenance.accept_changes)
         base.gradient_checkpointing(config.learn.gradient_checkpointing)
-        self.steps = {name: epochs * steps_per_epoch(len(own), batch_size) for name, own in self.records.items()}
+        self.steps = {
+            name: data.epochs * steps_per_epoch(len(own), data.batch_size) for name, own in self.records.items()
+        }
         self.iterations = max(self.steps.values())
         lr_schedule = make_lr_schedule(config.learn, self.iterations)
         self.learner = RecordLearner(base, team, config.learn, rule, config.run.seed, lr_schedule)
         self.iteration = 0
         self.before: dict[str, float] | None = None
-        if resume is not None:
-            self._restore(resume)
+        if self.resume is not None:
+            self._restore(self.resume)
 
-    def run(self) -> RunSummary:
-        """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint."""
+    def run(self, progress: Callable[[Progress], None] | None = None) -> RunSummary:
+        """Train until the last iteration, or until SIGTERM or Ctrl-C; both leave a checkpoint.
+
+        `progress` is called after every iteration.
+        """
         with StopRequest() as stop:
             everything = [*self._all(), *self.held_out]
             # Computed once: a resumed run takes the references from its checkpoint.
             if any(record.reference is None for record in everything):
                 self.learner.refer(everything)
-            loop = Loop(self, self.config.run, stop, progress=self.progress)
+            loop = Loop(self, self.config.run, stop, progress=progress)
             return loop.run(self.run_dir, self.args, self.resume, self.record)
 
     # ---------------------------------------------------------------------------- the `Training` protocol

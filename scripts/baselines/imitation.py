@@ -35,8 +35,9 @@ def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
 
 def imitate(records: Sequence[Record], team: Team, base: Bases, lr: float, seed: int) -> None:
     """One pass over the records; the adapters of `team`, which are on `base`, learn."""
+    from mafrt.runners.offline.dataset import RecordPasses
     from mafrt.runners.offline.runner import Offline
     from mafrt.runners.offline.sft import Sft
 
     config = TrainConfig.of(lr=lr, seed=seed, save_interval=0)
-    Offline(records, Sft(), team, base.main, config, epochs=1, batch_size=BATCH).run()
+    Offline(RecordPasses(records, batch_size=BATCH), Sft(), team, base.main, config).run()

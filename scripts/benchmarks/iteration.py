@@ -24,6 +24,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import StepResult
 from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.registry import register_engine
 from mafrt.environment.base import Env
 from mafrt.models.memory_estimate import shape_of
 from mafrt.models.shared_base import SharedBase
@@ -33,6 +34,15 @@ from mafrt.scripts.benchmarks._gpu import roofline
 
 ROLE = "Plan the steps, then calculate."
 LR = 1e-6
+ENDLESS = "endless"
+"""The local engine without end tokens: every answer has the same length, so iterations are equally long."""
+
+
+def endless(base: SharedBase, config: TrainConfig, window: int) -> LocalEngine:
+    return LocalEngine(base, eos_ids=())
+
+
+register_engine(ENDLESS, endless)
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -178,11 +188,11 @@ class Ours:
             ppo_epoch=1,
             num_mini_batch=1,
             eval_episodes=0,
+            engine=ENDLESS,
         )
         self.base = SharedBase.load(args.model, dtype=args.dtype, device=args.device)
         team = Team(tuple(AgentSpec(name, ROLE) for name in names))
-        engine = LocalEngine(self.base, eos_ids=())
-        self.runner = OnPolicy(Asked(problems, names), team, self.base, config, engine=engine)
+        self.runner = OnPolicy(Asked(problems, names), team, self.base, config)
         self.runner.stop = StopRequest()
         self.clock, self.device = _measure.CLOCKS[args.clock], args.device
         self.play = 0.0

@@ -165,23 +165,19 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     base = load_base(settings, source.team).main
     records, held_out = encode(source, settings, task, base)
 
+    from mafrt.runners.identity import Provenance
+    from mafrt.runners.offline.dataset import RecordPasses
     from mafrt.runners.offline.runner import Offline
 
     terminal = Terminal(words=offline_words)
     runner = Offline(
-        records,
+        RecordPasses(records, **passes, held_out=held_out),
         task.rule(),
         source.team,
         base,
         config,
-        **passes,
-        held_out=held_out,
         run_dir=run_dir,
-        resume=loaded,
-        args=args,
-        command=command.name,
-        accept_changes=settings["accept_changes"],
-        progress=terminal.iteration,
+        provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
@@ -191,7 +187,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     counts = ", ".join(f"{name} {len(own_records)}" for name, own_records in runner.records.items())
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
     try:
-        summary = runner.run()
+        summary = runner.run(terminal.iteration)
     finally:
         terminal.close()
     return _close(command, summary, source.team, run_dir)

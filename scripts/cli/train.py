@@ -79,6 +79,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         say(f"Turns are judged by: {coach.name}")
     base = _load(checked, placement, say)
 
+    from mafrt.runners.identity import Provenance
     from mafrt.runners.on_policy import OnPolicy
 
     config, args = _sized(checked, base, processes, say)
@@ -96,12 +97,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         config,
         eval_env=prepared.eval_env,
         run_dir=run_dir,
-        resume=loaded,
         coach=coach,
-        args=args,
-        command=command.name,
-        accept_changes=settings["accept_changes"],
-        progress=after_iteration if processes.main else None,
+        provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
@@ -114,7 +111,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     say(f"Training {names} for {config.run.iterations} iterations in {run_dir}{many}{first} ...", flush=True)
     try:
         with reporting(terminal.stage if processes.main else None):
-            summary = runner.run()
+            summary = runner.run(after_iteration if processes.main else None)
     finally:
         terminal.close()
         runner.close()

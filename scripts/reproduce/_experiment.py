@@ -59,8 +59,8 @@ def trace(runner: OnPolicy, curve: LearningCurve, look: Callable[[], None], ever
 
     curve.episodes.append(0)
     look()
-    runner.stop, runner.progress = StopRequest(), follow
-    whole_or_nothing(runner.run(), iterations)
+    runner.stop = StopRequest()
+    whole_or_nothing(runner.run(follow), iterations)
 
 
 def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Namespace:
@@ -120,8 +120,7 @@ def train(
     def keep(progress: Progress) -> None:
         result.metrics.append(dict(progress.metrics))
 
-    runner.progress = keep
-    whole_or_nothing(runner.run(), config.run.iterations)
+    whole_or_nothing(runner.run(keep), config.run.iterations)
     result.after = worth(runner, held_out, args.tasks, seed)
     return result
 

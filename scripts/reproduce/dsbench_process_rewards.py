@@ -97,15 +97,15 @@ def train(
     """Train once, evaluated before, along the way and after."""
     from mafrt.config.team import Team
     from mafrt.models.shared_base import SharedBase
+    from mafrt.runners.identity import Provenance
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.storage import load_path
 
     used = _cpu()
     team = Team.load(CONFIGS.parent / "profiles" / "dsbench_brief.json")
     chosen = TrainConfig.of(**{**settings(args.iterations), "seed": seed, **arm})
-    runner = OnPolicy(
-        env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, resume=load_path.resolve(start)
-    )
+    initial = Provenance(load_path.resolve(start))
+    runner = OnPolicy(env, team, SharedBase.load("teaching-base"), chosen, eval_env=held_out, provenance=initial)
     curve = SuccessCurve()
     trace(runner, curve, lambda: look(runner, held_out, args.tasks, seed, curve), EVERY)
     curve.cpu_seconds = _cpu() - used
