@@ -17,7 +17,14 @@ from mafrt.core.types import Evidence, Scored, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
 from mafrt.environment.session import Session
-from mafrt.environment.workers import MOST_WORKERS, WorkerSession, WorkerStackError, guarded, guarded_problems
+from mafrt.environment.workers import (
+    FEW_WORKERS,
+    MOST_WORKERS,
+    WorkerSession,
+    WorkerStackError,
+    guarded,
+    guarded_problems,
+)
 
 
 class Game(Env):
@@ -174,9 +181,14 @@ def test_forks_go_on_from_the_same_point_and_one_that_hangs_disturbs_nobody(kind
     assert env.step_count == 2
 
 
-def test_sessions_that_share_a_worker_survive_the_death_of_one():
-    env = guarded(Game(), 1.0)
-    sessions = [env.spawn() for _ in range(MOST_WORKERS + 2)]
+@pytest.mark.parametrize(("blocking", "most"), [(True, MOST_WORKERS), (False, FEW_WORKERS)])
+def test_sessions_that_share_a_worker_survive_the_death_of_one(blocking, most):
+    class Waiting(Game):
+        pass
+
+    Waiting.blocking = blocking
+    env = guarded(Waiting(), 1.0)
+    sessions = [env.spawn() for _ in range(most + 2)]
     shared = [s for s in sessions if s._worker is sessions[0]._worker]
     assert len(shared) == 2
     for number, session in enumerate(shared):
@@ -305,6 +317,8 @@ def test_a_nursery_that_was_killed_is_replaced():
 
 def test_threads_step_workers_side_by_side():
     class Sleepy(Game):
+        blocking = True
+
         def step(self, actions):
             time.sleep(0.8)
             return super().step(actions)

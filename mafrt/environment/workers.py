@@ -29,6 +29,7 @@ from mafrt.config.resolve import is_users
 from mafrt.core.distributed import unpacked_error
 from mafrt.core.errors import EnvError
 from mafrt.core.records import unpack_step
+from mafrt.core.threads import cores
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.checker import problems_of, raise_problems
@@ -38,7 +39,10 @@ from mafrt.environment.worker_process import receive, run_nursery, send
 log = logging.getLogger(__name__)
 
 MOST_WORKERS = 32
-"""Workers of one environment; more sessions than that share them."""
+"""Workers of an environment whose calls wait for something outside (`Env.blocking`); more sessions share them."""
+FEW_WORKERS = min(MOST_WORKERS, max(4, cores()))
+"""Workers of any other environment: more than the cores make nothing faster, and each loads what it needs (a verifier,
+a table) once more."""
 _DUMP_S = 3.0
 """Time that a hanging worker gets to write its stack. One without a line of the user's takes all of it."""
 _FRAME = re.compile(rb'^  File "(.*)", line (\d+)', re.MULTILINE)
@@ -196,9 +200,9 @@ class _Pool:
         self._begin()  # now, while the process is small, and not in the middle of play
 
     def worker(self) -> _Worker:
-        """The worker of the next session: a fresh one up to `MOST_WORKERS`, then each in turn."""
+        """The worker of the next session: a fresh one as long as there may be more, then each in turn."""
         with self._lock:
-            if len(self._workers) < MOST_WORKERS:
+            if len(self._workers) < (MOST_WORKERS if self.env.blocking else FEW_WORKERS):
                 self._workers.append(_Worker(self, len(self._workers)))
             self._given += 1
             return self._workers[(self._given - 1) % len(self._workers)]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt import algorithms
 from mafrt.algorithms.ccpo import Ccpo
+from mafrt.algorithms.dr_mamr import DrMamr
 from mafrt.algorithms.gigpo import GigpoBase
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
@@ -33,8 +34,16 @@ if TYPE_CHECKING:
 
 GROUP = 8
 """samples per task for rules that compare them"""
-# C3 and CCPO compare totals of episodes, and on `rounds` a wrong answer raises the Reasoner's total.
-TASK_OF = {C3: "chain", Ccpo: "chain", GroupRelative: "rounds", GigpoBase: "retry", Mixed: "pair", MaporlBase: "debate"}
+# C3, CCPO and Dr. MAMR compare totals of episodes, and on `rounds` a wrong answer raises the Reasoner's total.
+TASK_OF = {
+    C3: "chain",
+    Ccpo: "chain",
+    DrMamr: "chain",
+    GroupRelative: "rounds",
+    GigpoBase: "retry",
+    Mixed: "pair",
+    MaporlBase: "debate",
+}
 """estimator -> task; all others play the chain"""
 TASKS = ("chain", "rounds", "retry", "pair", "debate")
 COMMON: Mapping[str, Any] = {
