@@ -102,6 +102,7 @@ def envs(folder: str) -> dict[str, TaskEnv]:
         "tools": make("tools", "c", tools=("calculator", "files", "python"), tool_turns=2),
         "debate": make("debate", "abc", horizon=2, judge=True),
         "vote": make("vote", "abc"),
+        "pro_con": make("pro_con", "c", horizon=2),
         "search": SearchEnv(questions=[Question("q", "How many?", ("7",))], retriever=Retriever(), horizon=3),
     }
 
@@ -125,7 +126,7 @@ def play(env: TaskEnv, texts: list[str]) -> dict:
     raise AssertionError("the episode never ended")
 
 
-WORKFLOWS = ("mathchat", "solver_verifier", "router", "tools", "debate", "vote", "search")
+WORKFLOWS = ("mathchat", "solver_verifier", "router", "tools", "debate", "vote", "pro_con", "search")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,8 @@ LARGE = {
     "steps": "3 + 4 = 7, " * (MEGABYTE // 11),
     "fences": "```python\n" * (MEGABYTE // 10),
     "lines": "\n" * MEGABYTE,
+    "quotations": '"so it is" ' * (MEGABYTE // 11),
+    "an opened quotation": '"' + "so it is " * (MEGABYTE // 9),
 }
 SECONDS = 20.0
 """That an episode with texts of 1 MB may take; a busy machine needs a few, and a quadratic reader hours."""
