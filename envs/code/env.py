@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.cloning import fork_sharing, spawn_sharing
-from mafrt.environment.python_tool import PythonTool, Ran
+from mafrt.environment.python_tool import PythonTool, Ran, SandboxOptions
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.state import TOOL, CodeState, Flow, why_not
@@ -43,14 +43,12 @@ class CodeEnv(Env):
         split: str = "train",
         turns: int = 2,
         reviews: int = 1,
-        sandbox: str = "bwrap",
-        timeout_s: float = 10.0,
-        memory_mib: int = 1024,
         tasks: Sequence[CodeTask] | None = None,
+        **limits: Unpack[SandboxOptions],
     ) -> None:
         """Read the problems (`dataset_path`: a file, or `functions` or `programs`, which ship) or take `tasks`.
 
-        `timeout_s`, `memory_mib`: limits of a program with all its tests.
+        `limits`: the sandbox (default `bwrap`), and the seconds and MiB of a program with all its tests (10, 1024).
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
         """
         for name, value in (("turns", turns), ("reviews", reviews)):
@@ -74,7 +72,7 @@ class CodeEnv(Env):
         assert coder is not None
         self.flow = Flow(coder, tester, turns, reviews)
         self.max_steps = self.flow.max_steps
-        self.tool = PythonTool(sandbox, timeout_s, memory_mib)
+        self.tool = PythonTool(**limits)
         self.grader = Grader(self.tool)
 
     bounded = True  # programs run in the sandbox, with deadlines

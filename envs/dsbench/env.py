@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, DataError
@@ -19,7 +19,7 @@ from mafrt.envs.dsbench.config import REFUSED
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.tasks import TabularTask
-from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, FileSummary
+from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, BenchOptions, FileSummary
 
 STYLES = ("full", "brief")
 PRELUDE = "from lab import *\n"
@@ -77,17 +77,14 @@ class DSBenchEnv(Env):
         turns: int = 4,
         style: str = "full",
         lab: bool | None = None,
-        sandbox: str = "bwrap",
-        timeout_s: float = 60.0,
-        memory_mib: int = 2048,
-        workspace_mib: int = 256,
         tasks: Sequence[TabularTask] | None = None,
+        **limits: Unpack[BenchOptions],
     ) -> None:
         """Read the tasks (without a path: the built-in ones of `split`, `train` or `eval`) or take `tasks` as given.
 
         `style`: prompt style, `full` or `brief` (for very small models). `lab`: whether the helper module `lab` is
-        in the workspace and imported; None: with `brief`. `sandbox`: where programs run, each for `timeout_s` seconds
-        and `memory_mib` MiB; `workspace_mib`: size of an episode's files together.
+        in the workspace and imported; None: with `brief`. `limits`: the sandbox (default `bwrap`), the seconds and MiB
+        of a program (60, 2048), and the MiB of an episode's files (256).
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
         """
         if style not in STYLES:
@@ -102,13 +99,13 @@ class DSBenchEnv(Env):
         )  # fmt: skip
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
+        self.bench = Bench(**limits)
         for task in self.tasks:
-            if task.size_mib > workspace_mib:
+            if task.size_mib > self.bench.workspace_mib:
                 raise ConfigError(
                     f"task {task.id} has {task.size_mib:.0f} MiB of tables, the workspace has room for "
-                    f"{workspace_mib} MiB; raise workspace_mib or leave the task out"
+                    f"{self.bench.workspace_mib} MiB; raise workspace_mib or leave the task out"
                 )
-        self.bench = Bench(sandbox, timeout_s, memory_mib, workspace_mib)
         self.bench.opened()
         self.bench.equipped()
         self.num_tasks = len(self.tasks)

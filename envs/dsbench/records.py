@@ -22,7 +22,7 @@ from typing import Any
 from mafrt.core.errors import DataError
 from mafrt.core.text import brief, shortened
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_text
-from mafrt.envs.dsbench.tasks import TabularTask, load_task
+from mafrt.envs.dsbench.tasks import ScoringRule, TabularTask, TaskTables, load_task
 
 METRICS_FILE = "dsbench_task_metrics.json"
 PLACES = ("", "data", "data/Bench", "Bench", "data/DSBench", "DSBench", "data_modeling")
@@ -136,14 +136,18 @@ def _task(name: str, record: Mapping[str, Any], entry: Mapping[str, Any], data_r
     return load_task(
         name,
         prompt.strip(),
-        _find(data_root, _text(fields, "train_file")),
-        _find(data_root, _text(fields, "test_file")),
-        _answers_file(_find(data_root, _text(fields, "answer_dir"))),
-        _text(fields, "metric"),
-        target,
-        _text(fields, "id_column"),
-        baseline=_score(fields, "baseline_score"),
-        reference=_score(fields, "reference_score"),
+        TaskTables(
+            _find(data_root, _text(fields, "train_file")),
+            _find(data_root, _text(fields, "test_file")),
+            _answers_file(_find(data_root, _text(fields, "answer_dir"))),
+        ),
+        ScoringRule(
+            _text(fields, "metric"),
+            target,
+            _text(fields, "id_column"),
+            _score(fields, "baseline_score"),
+            _score(fields, "reference_score"),
+        ),
         meta={"data_type": entry.get("task_type", ""), **record["metadata"]},
     )
 

@@ -52,28 +52,41 @@ def _content(path: Path) -> bytes:
     return read_file(path, most_mib=MOST_MIB)
 
 
+@dataclass(frozen=True)
+class TaskTables:
+    """The CSV files of a task."""
+
+    train: Path
+    test: Path
+    answers: Path
+    """never shown to the agents"""
+
+
+@dataclass(frozen=True)
+class ScoringRule:
+    """How a submission is scored."""
+
+    metric: str
+    """name in `mafrt.envs.dsbench.metrics`"""
+    target: str | Sequence[str]
+    """target columns; `N_labels`: the answers have N columns beside the id, and all of them are targets"""
+    id_column: str
+    baseline: float | None = None
+    """score that counts as 0; None: that of a constant prediction"""
+    reference: float | None = None
+    """score that counts as 1; None: the best possible"""
+
+
 def load_task(
-    id: str,
-    description: str,
-    train_path: Path,
-    test_path: Path,
-    answers_path: Path,
-    metric: str,
-    target: str | Sequence[str],
-    id_column: str,
-    *,
-    baseline: float | None = None,
-    reference: float | None = None,
-    meta: Mapping[str, Any] | None = None,
+    id: str, description: str, tables: TaskTables, scoring: ScoringRule, meta: Mapping[str, Any] | None = None
 ) -> TabularTask:
     """Read the tables as far as scoring needs them, and check them against each other.
-
-    `target` may be `N_labels`: the answers then have N columns beside the id, and all of them are targets.
 
     Raises:
         DataError: one sentence about the fault, without the task's name.
     """
-    chosen = metric_of(metric)
+    chosen, id_column = metric_of(scoring.metric), scoring.id_column
+    train_path, test_path, answers_path = tables.train, tables.test, tables.answers
     for path in (train_path, test_path, answers_path):
         if not path.is_file():
             raise DataError(f"{path} is no file" if path.exists() else f"{path} does not exist")
@@ -81,7 +94,7 @@ def load_task(
     for path, own in ((test_path, test_names), (answers_path, names)):
         if id_column not in own:
             raise DataError(f"{path} has no id column {id_column!r}; it has {shown(own)}")
-    targets = target_names(target, id_column, names)
+    targets = target_names(scoring.target, id_column, names)
     for path, own in ((answers_path, names), (train_path, train_names)):
         if absent := [name for name in targets if name not in own]:
             raise DataError(f"{path} has no target column {shown(absent)}; it has {shown(own)}")
@@ -101,7 +114,7 @@ def load_task(
         shared = [name for name in test_names if name in train_names and name != id_column]
         left, right = read_columns(train_path, shared), _in_order(test_path, [id_column, *shared], table[id_column])
         copies = [(left[name].tolist(), right[name].tolist()) for name in shared]
-    answers = make_answers(chosen, id_column, targets, table, train, copies, baseline, reference)
+    answers = make_answers(chosen, id_column, targets, table, train, copies, scoring.baseline, scoring.reference)
     return TabularTask(id, description, train_path, test_path, answers, dict(meta or {}))
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import readable_name
+from mafrt.environment.python_tool import SandboxOptions
 from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.scoring import SubmissionScore, read_score
 from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
@@ -48,6 +49,13 @@ MEMO_MIB = 256
 """of files and output that are kept for repeated work"""
 HIDDEN = "."
 """Files whose names begin so are neither shown nor looked at."""
+
+
+class BenchOptions(SandboxOptions, total=False):
+    """Where programs run, and the limits of programs and of an episode's files. All may be left out."""
+
+    workspace_mib: int
+    """MiB of all files of an episode"""
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ class Bench:
     """`bwrap`, `fusion:URL` or `degraded`"""
     timeout_s: float = 60.0
     memory_mib: int = 2048
-    quota_mib: int = 256
+    workspace_mib: int = 256
     """of files in a workspace"""
     max_files: int = 64
     memo: Memo = field(default_factory=Memo, repr=False)
@@ -236,7 +244,7 @@ class Bench:
         self, code: str, files: Mapping[str, bytes], timeout_s: float, fetch: str | tuple[str, ...]
     ) -> tuple[Execution, dict[str, bytes]]:
         def work() -> tuple[Execution, dict[str, bytes]]:
-            place = Workspace(self.opened(), self.quota_mib, self.max_files)
+            place = Workspace(self.opened(), self.workspace_mib, self.max_files)
             place.files.update(files)
             try:
                 done = place.run(code, timeout_s=timeout_s, memory_mib=self.memory_mib, fetch=fetch)

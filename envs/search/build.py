@@ -7,7 +7,7 @@ from typing import Any
 
 from mafrt.config.team import Team
 from mafrt.envs.construction import Construction, held_out_note, hold_out, subset
-from mafrt.envs.search.env import SearchEnv
+from mafrt.envs.search.env import RETRIEVER, SearchEnv
 from mafrt.envs.search.generated import generated
 from mafrt.envs.search.questions import Question, load_questions, passages_of
 from mafrt.envs.search.retrieval import Bm25
@@ -48,7 +48,7 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
 
 def build_env(settings: Mapping[str, Any], questions: Sequence[Question], team: Team | None) -> SearchEnv:
     """The environment that the settings describe, on these questions."""
-    names = ("corpus_path", "retriever", "topk", "metric", "retriever_timeout_s")
+    names = ("metric", *RETRIEVER)
     own = {name: settings[name] for name in names if name in settings}
     return SearchEnv(questions=questions, team=team, **own, **workflow_options(settings))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +16,7 @@ from mafrt.envs.search.generated import generated
 from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.search.questions import Question, load_corpus, load_questions, passages_of
 from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Passage, Retriever
-from mafrt.envs.workflows.config import WorkflowOptions
+from mafrt.envs.workflows.config import WorkflowOptions, workflow_options
 from mafrt.envs.workflows.state import WorkflowTool
 from mafrt.envs.workflows.task_env import TaskEnv
 
@@ -39,6 +39,53 @@ class SearchTool:
         return shorten("\n".join(passage.shown() for passage in ran) or NOTHING)
 
 
+@dataclass(frozen=True)
+class RetrieverChoice:
+    """The retriever of an environment, and the number of passages of a search."""
+
+    corpus_path: str | Path | None = None
+    """passages for BM25; None: those that come with the questions"""
+    retriever: str | Retriever | None = None
+    """an object, the URL of a server, or None for BM25 in this process"""
+    topk: int = 3
+    """passages of one search"""
+    retriever_timeout_s: float = 10.0
+    """max seconds of one search over HTTP"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topk, bool) or not isinstance(self.topk, int) or not 1 <= self.topk <= MOST_TOPK:
+            raise ConfigError(f"topk is {self.topk!r}; choose a whole number in 1..{MOST_TOPK}.")
+
+    def open(self, questions: Sequence[Question]) -> Retriever:
+        """The retriever. Raises ConfigError for a server that does not answer, or nothing to search in."""
+        if isinstance(self.retriever, str):
+            remote = HttpRetriever(self.retriever, self.retriever_timeout_s)
+            # A wrong URL is found before a model is loaded, not in the first episode.
+            remote.check()
+            return remote
+        if self.retriever is not None:
+            return self.retriever
+        passages = load_corpus(self.corpus_path) if self.corpus_path else passages_of(questions)
+        if not passages:
+            raise ConfigError(
+                "there is nothing to search in: the questions bring no passages along; give --corpus_path FILE, or "
+                "--retriever URL"
+            )
+        return Bm25(passages)
+
+
+RETRIEVER = tuple(field.name for field in fields(RetrieverChoice))
+
+
+class SearchOptions(WorkflowOptions, total=False):
+    """Options of a workflow, and the fields of `RetrieverChoice`."""
+
+    corpus_path: str | Path | None
+    retriever: str | Retriever | None
+    topk: int
+    retriever_timeout_s: float
+
+
 class SearchEnv(TaskEnv):
     """A team answers questions with what it finds.
 
@@ -49,53 +96,34 @@ class SearchEnv(TaskEnv):
         self,
         dataset_path: str | Path | None = None,
         team: Team | None = None,
-        corpus_path: str | Path | None = None,
-        retriever: str | Retriever | None = None,
-        topk: int = 3,
         metric: str = "em",
-        retriever_timeout_s: float = 10.0,
         split: str = "train",
         questions: Sequence[Question] | None = None,
-        **options: Unpack[WorkflowOptions],
+        **options: Unpack[SearchOptions],
     ) -> None:
         """Read the questions (`dataset_path=None`: generated ones of `split`) or take `questions` as given.
 
-        `retriever`: an object, the URL of a server, or None for BM25 over `corpus_path`, else over the passages that
-        come with the questions. `options`: `workflow` is `search` by default, and `horizon` 4.
+        `options`: fields of `RetrieverChoice` and `WorkflowOptions`; `workflow` is `search` by default, `horizon` 4.
         Raises DataError for the data, ConfigError for a setting or a server that does not answer, MissingExtraError
         if a package is missing.
         """
         if metric not in METRICS:
             raise ConfigError(f"metric is {metric!r}; choose {' or '.join(METRICS)}.")
-        if isinstance(topk, bool) or not isinstance(topk, int) or not 1 <= topk <= MOST_TOPK:
-            raise ConfigError(f"topk is {topk!r}; choose a whole number in 1..{MOST_TOPK}.")
+        own: dict[str, Any] = {name: value for name, value in options.items() if name in RETRIEVER}
+        self.retrieval = RetrieverChoice(**own)
         if questions is None:
             questions = load_questions(dataset_path) if dataset_path else generated(split).questions
         self.questions = tuple(questions)
         if not self.questions:
             raise ConfigError("questions is empty; give at least one")
-        self.metric, self.topk = METRICS[metric], topk
-        self._retriever = (retriever, corpus_path, retriever_timeout_s)
-        options = {"workflow": "search", "horizon": 4, **options}
-        super().__init__(team if team is not None else Team.of(("verifier", "search", "answer")), **options)
+        self.metric = METRICS[metric]
+        named: WorkflowOptions = {"workflow": "search", "horizon": 4, **workflow_options(options)}
+        super().__init__(team if team is not None else Team.of(("verifier", "search", "answer")), **named)
 
     def make_tool(self, sandbox: str) -> WorkflowTool:
         if self.workflow.tool != "search":
             return super().make_tool(sandbox)
-        given, corpus_path, timeout_s = self._retriever
-        if isinstance(given, str):
-            remote = HttpRetriever(given, timeout_s)
-            remote.check()
-            return SearchTool(remote, self.topk)
-        if given is not None:
-            return SearchTool(given, self.topk)
-        passages = load_corpus(corpus_path) if corpus_path else passages_of(self.questions)
-        if not passages:
-            raise ConfigError(
-                "there is nothing to search in: the questions bring no passages along; give --corpus_path FILE, or "
-                "--retriever URL"
-            )
-        return SearchTool(Bm25(passages), self.topk)
+        return SearchTool(self.retrieval.open(self.questions), self.retrieval.topk)
 
     def task_count(self) -> int:
         return len(self.questions)

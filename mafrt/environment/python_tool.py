@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from mafrt.core.errors import EnvError
 from mafrt.environment.tool_calls import shorten
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 Ran: TypeAlias = "Execution"
 """How a program went."""
+
+
+class SandboxOptions(TypedDict, total=False):
+    """Keyword arguments of environments that run programs: where, and with which limits. All may be left out."""
+
+    sandbox: str
+    """`bwrap`, `fusion:URL` or `degraded`"""
+    timeout_s: float
+    """seconds that a program may take"""
+    memory_mib: int
+    """MiB of memory that it may take"""
 
 
 @dataclass(frozen=True)
