@@ -47,7 +47,7 @@ class ProCon(Workflow):
     problem (`by_task`), so that an agent learns both. Speakers read PRO and CON and never names.
 
     `jury`: the majority's verdict; it is graded, and the grade is the outcome. `rules`: the side with the better
-    evidence (`points_of`) wins; there is no outcome. `coach`: neither side wins; the coach's scores are the only reward.
+    evidence (`points_of`) wins; there is no outcome. `coach`: neither side wins; its scores are the only reward.
 
     Paid in the last step: 1 to the debaters of the side that has won, 0 to the others, 0.5 to all without a winner.
 
