@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mafrt.models.family_attention import exact_dtype, family_attention
 from mafrt.models.packing import Family, Packing
 
 
@@ -33,14 +34,27 @@ def packed_attention(
         packing.kept[layer] = (key[0], value[0])
     sizes = [block.rows * block.length for block in packing.blocks]
 
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    # The kernels of a CPU are called directly; attention with anything else to it goes the general way.
+    plain = not kwargs.get("dropout") and kwargs.get("position_bias") is None and value.shape[-1] == key.shape[-1]
+    direct = query.device.type == "cpu" and plain
+
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return sdpa_attention_forward(module, q, k, v, None if mask is None else mask[None, None], **kwargs)[0]
+        mask = None if mask is None else mask[None, None]
+        if not direct:
+            return sdpa_attention_forward(module, q, k, v, mask, **kwargs)[0]
+        exact = exact_dtype(q)
+        return sdpa_attention_forward(module, q.to(exact), k.to(exact), v.to(exact), mask, **kwargs)[0].to(q.dtype)
 
     out = []
     for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
         if block.family is not None:
             kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
-            out.append(_within_family(block.family, parts, attend, kept))
+            if direct:
+                past = None if kept is None else (kept[0][:, block.family.past], kept[1][:, block.family.past])
+                out.append(family_attention(parts[0], parts[1], parts[2], block.family, scale, past))
+            else:
+                out.append(_within_family(block.family, parts, attend, kept))
             continue
         q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
         out.append(attend(q, k, v, None).flatten(0, 1))

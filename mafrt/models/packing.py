@@ -41,6 +41,8 @@ class Family:
     """`[rows, longest]` bool: False for the repeated ones"""
     mask: Tensor
     """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest may attend to"""
+    even: bool
+    """whether all rests are equally long, so that no token is repeated"""
     past: Tensor | None = None
     """`[shared]`: the tokens of the pass before this one that are the beginning; None: they are part of this pass"""
 
@@ -50,7 +52,8 @@ class Family:
         steps, lengths = torch.arange(max(sizes)), torch.tensor(sizes)
         rests = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.minimum(steps, lengths.unsqueeze(1) - 1)
         mask = torch.ones(len(steps), shared + len(steps), dtype=torch.bool).tril(shared)
-        return cls(shared, rests.to(device), (steps < lengths.unsqueeze(1)).to(device), mask.to(device), past)
+        real = steps < lengths.unsqueeze(1)
+        return cls(shared, rests.to(device), real.to(device), mask.to(device), min(sizes) == max(sizes), past)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
+from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import StepResult
 from mafrt.engines.local.engine import LocalEngine
@@ -49,6 +50,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
     args = _parser().parse_args(argv)
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as every command of this library does; TRL, in the same process, gains by it too
     rows = []
     for count in args.adapters:
         rows.append(_measure_one(args, count))
