@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ from mafrt.core.errors import ConfigError, EnvError, SandboxError
 from mafrt.environment.checker import check_env
 from mafrt.envs.dsbench import DSBenchEnv, process_rewards, workspace
 from mafrt.envs.dsbench.builtin import builtin_tasks
-from mafrt.envs.dsbench.demonstrations import BAD, GOOD, demonstrations, says
+from mafrt.envs.dsbench.builtin_stories import BUILTIN
+from mafrt.envs.dsbench.demonstrations import careless, demonstrations, good, says
 from mafrt.envs.dsbench.env import EpisodeProgress
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
 from mafrt.envs.dsbench.scoring import SubmissionScore
@@ -44,7 +46,8 @@ def brief(env):
     return small
 
 
-RIDES, FLOWERS = 4, 8
+RIDES, FLOWERS = 4, 18
+MODELS = {RIDES: "power", FLOWERS: "forest"}
 
 
 def scores(results):
@@ -57,12 +60,12 @@ def scores(results):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(26))
 def test_a_competent_team_beats_the_baseline(env, number):
     results = play(env, competent(env.tasks[number]), number)
     info = results[-1].info
     assert info["measures"]["success"] == info["measures"]["above_baseline"] == 1.0
-    assert info["outcome"] > 0.5
+    assert info["outcome"] > 0.9
     assert all(judged.score >= 7 for judged in scores(results).values())
     assert len(results) == 6  # a program and the word, three times
 
@@ -71,7 +74,10 @@ def test_a_competent_team_beats_the_baseline(env, number):
 @pytest.mark.parametrize("number", [RIDES, FLOWERS])
 @pytest.mark.parametrize("wordy", [False, True])
 def test_the_helper_module_does_the_same_in_few_words(brief, number, wordy):
-    words = [GOOD[role][0] for role in ROLES] if wordy else ["fill()\ncode()\nsave()", "fit()", "write(answer())"]
+    task, known = brief.tasks[number], BUILTIN[number]
+    answer = "labels" if number == RIDES else "chances"
+    plain = [f"drop({known.leak!r})\nfill()\ncode()\nsave()", f"fit({MODELS[number]!r})", f"write({answer}())"]
+    words = [good(task)[role] for role in ROLES] if wordy else plain
     team = {role: [f"```python\n{code}\n```\n{APPROVE}"] for role, code in zip(ROLES, words, strict=True)}
     results = play(brief, team, number)
     assert len(results) == 3
@@ -80,8 +86,8 @@ def test_the_helper_module_does_the_same_in_few_words(brief, number, wordy):
 
 DESERVED = {
     "shuffled ids": (1.0, "no better than a constant"),
-    "one row": (0.0, "has 1 rows; expected 126"),
-    "NaN": (0.0, "has 126 missing values in 'count'"),
+    "one row": (0.0, "has 1 rows; expected 60"),
+    "NaN": (0.0, "has 60 missing values in 'count'"),
     "infinity": (0.0, "expected finite numbers"),
     "symlink": (0.0, "submission.csv is missing"),
     "not a table": (0.0, "is not UTF-8 text"),
@@ -142,8 +148,8 @@ def test_what_an_agent_sees(env):
     for part in (
         "Sizes of petals and sepals",
         "log_loss (less is better)",
-        "has the columns id, setosa, versicolor, virginica and one row for each of the 90 rows of test.csv",
-        "- train.csv: 210 rows, 8 columns",
+        "has the columns id, setosa, versicolor, virginica and one row for each of the 126 rows of test.csv",
+        "- train.csv: 294 rows, 8 columns",
         "say DONE on a line of its own",
     ):
         assert part in opening
@@ -180,7 +186,7 @@ def test_files_that_are_there_without_the_word_do_not_end_a_stage(env):
     assert set(result.observations) == {MODELER}
     assert result.info["evidence"][ENGINEER].rules.score == 10.0
     listed = result.observations[MODELER][0]["content"]
-    assert "X_test.pkl: 126 rows" in listed
+    assert "X_test.pkl: 60 rows" in listed
 
 
 def test_equal_programs_on_equal_files_run_once(env, monkeypatch):
@@ -295,11 +301,11 @@ def test_tables_larger_than_the_workspace_are_refused(tasks):
 X, Y, T = (
     FileSummary("table", 100, 5, ("a",)),
     FileSummary("table", 100, 1, ("count",)),
-    FileSummary("table", 126, 5, ("a",)),
+    FileSummary("table", 60, 5, ("a",)),
 )
 DATA = {"X_train.pkl": X, "y_train.pkl": Y, "X_test.pkl": T}
 MODEL = {"model.pkl": FileSummary("model", of="sklearn.ensemble.Forest", asks=("sklearn", "numpy"))}
-WORKS = {"rows": 126, "constant": False}
+WORKS = {"rows": 60, "constant": False}
 
 
 def shape(kind="table", rows=100, columns=5, **more):
@@ -310,13 +316,13 @@ def shape(kind="table", rows=100, columns=5, **more):
     ("files", "score", "why"),
     [
         (DATA, 10, "fit each other"),
-        ({**DATA, "X_test.pkl": shape(rows=120)}, 2, "X_test.pkl has 120 rows, test.csv 126"),
+        ({**DATA, "X_test.pkl": shape(rows=50)}, 2, "X_test.pkl has 50 rows, test.csv 60"),
         ({**DATA, "y_train.pkl": shape(rows=99)}, 2, "X_train.pkl has 100 rows, y_train.pkl 99"),
         ({**DATA, "X_train.pkl": shape(columns=4)}, 2, "4 columns, X_test.pkl 5"),
         ({**DATA, "X_train.pkl": shape("broken", None, why="odd")}, 2, "is no table (odd)"),
         ({**DATA, "X_train.pkl": shape(names=("count",))}, 0, "gives the answers away"),
         ({**DATA, "X_train.pkl": shape(missing=3)}, 5, "3 missing values"),
-        ({**DATA, "X_test.pkl": shape(rows=126, words=("w",))}, 5, "holds words, such as column 'w'"),
+        ({**DATA, "X_test.pkl": shape(rows=60, words=("w",))}, 5, "holds words, such as column 'w'"),
         ({"X_train.pkl": X}, 3, "y_train.pkl and X_test.pkl not there"),
     ],
 )
@@ -351,6 +357,33 @@ def test_rules_of_the_modeler(tasks):
     # What it spoils itself is no excuse.
     assert judge(holes, None) == 3
     assert judge({}, None, status="error") == 1
+
+
+@pytest.mark.parametrize(("worth", "modeler", "analyst"), [(1.0, 10, 7.5), (0.5, 7.5, 10), (0.4, 7, 10), (0.0, 5, 5)])
+def test_a_model_is_worth_its_predictions_and_an_analyst_what_is_left_of_them(tasks, worth, modeler, analyst):
+    """The submission is worth 0.5; with a model worth nothing, it is not valid."""
+
+    def work(score=None):
+        known = SubmissionScore(True, None, 0.7, worth, worth > 0)
+        return process_rewards.Work(tasks[RIDES], {**DATA, **MODEL}, WORKS, score, None, known)
+
+    given = process_rewards.Work(tasks[RIDES], DATA)
+    assert process_rewards.judge(MODELER, work(), "ok", "code", True, given).score == modeler
+    score = SubmissionScore(True, None, 0.6, 0.5, True) if worth else SubmissionScore(False, "has 1 rows")
+    assert process_rewards.judge(ANALYST, work(score), "ok", "code", True, work()).score == analyst
+
+
+def test_the_score_of_a_model_is_that_of_its_predictions_as_the_metric_takes_them(brief):
+    """Whatever the Analyst hands in; here plain classes where probabilities are asked for."""
+    right = good(brief.tasks[FLOWERS])
+    texts = {role: [f"```python\n{code}\n```\n{APPROVE}"] * 4 for role, code in right.items()}
+    results = play(brief, texts, FLOWERS)
+    judged = scores(results)
+    assert judged[MODELER].score == pytest.approx(5 + 5 * results[-1].info["outcome"])
+    assert judged[ANALYST].score == 10
+    spoilt = play(brief, {**texts, ANALYST: [f"```python\nWrite(Give())\n```\n{APPROVE}"] * 4}, FLOWERS)
+    assert scores(spoilt)[MODELER] == judged[MODELER]
+    assert scores(spoilt)[ANALYST].score <= 2
 
 
 def test_rules_of_the_analyst(tasks):
@@ -428,34 +461,43 @@ def test_careless_programs_cost_what_they_are_to_cost(brief):
         texts = {role: [f"```python\n{code}\n```\n{APPROVE}"] * 4 for role, code in team.items()}
         return play(brief, texts, RIDES)[-1].info
 
-    good = {role: GOOD[role][0] for role in ROLES}
-    best = outcome(good)
-    assert best["outcome"] > 0.7
+    task = brief.tasks[RIDES]
+    best = outcome(good(task))
+    assert best["outcome"] > 0.9
     invalid = 0
     for role in ROLES:
-        for code in BAD[role]:
-            found = outcome({**good, role: code})
+        for code in careless(task)[role]:
+            found = outcome({**good(task), role: code})
             invalid += not found["measures"]["success"]
-            if code != "Write(Give())":  # rmsle takes plain predictions; other metrics do not
-                assert found["outcome"] < 0.2, code
-    assert invalid == 7  # all but a constant model, zeros, and plain predictions
+            assert found["outcome"] < 0.5, code
+    # Lost columns, constants, wrong models and zeros leave a valid submission; nothing else does.
+    assert invalid == 9
 
 
-def test_demonstrators_are_careless_half_of_the_time():
+def test_demonstrators_are_careless_half_of_the_time(tasks):
     rng = random.Random(0)
-    task = [{"role": "user", "content": "Problem: mae"}]
+    chat = [{"role": "user", "content": "Problem: rmsle one answer"}]
+    right, wrong = good(tasks[RIDES]), careless(tasks[RIDES])
     for role in ROLES:
-        texts = [says(rng, role, task) for _ in range(600)]
+        texts = [says(rng, tasks[RIDES], role, chat) for _ in range(600)]
         programs = [text.split("```")[1].removeprefix("python\n").strip() for text in texts]
-        assert set(programs) == {*GOOD[role], *BAD[role]}
-        assert 0.44 < sum(code in BAD[role] for code in programs) / 600 < 0.56
+        assert set(programs) == {right[role], *wrong[role]}
+        assert right[role] not in wrong[role]
+        assert 0.44 < sum(code in wrong[role] for code in programs) / 600 < 0.56
         assert 0.85 < sum(says_done(text, APPROVE) for text in texts) / 600 < 0.95
+
+
+def test_of_a_task_that_is_not_built_in_demonstrators_know_no_column_to_drop(tasks):
+    programs = good(replace(tasks[RIDES], id="my-own"))
+    assert programs == {ENGINEER: "Check()\nPlan()\nWrite()", MODELER: "Solve()", ANALYST: "Write(Give())"}
 
 
 def test_demonstrations_are_what_agents_see_and_say(env):
     records = demonstrations(env.tasks[:1], 3, seed=0)
     assert records == demonstrations(env.tasks[:1], 3, seed=0)
     assert {record["agent"] for record in records} == set(ROLES)
-    assert records[0]["messages"] == [{"role": "user", "content": "Problem: roc_auc\ntest 171 train 398 missing 82"}]
+    opening = "Problem: roc_auc shares of each\nnumber 2 is a mistake. They are added together.\n"
+    opening += "test 60 train 140 missing 10"
+    assert records[0]["messages"] == [{"role": "user", "content": opening}]
     for record in records:
         assert record["response"].startswith(("```python\n", APPROVE))

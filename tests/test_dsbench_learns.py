@@ -57,7 +57,7 @@ def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):
     with records.open("w") as file:
         for episode in range(80):
             [(role, chat)] = env.reset(seed=episode, options={"task": episode % 4})[0].items()
-            said = says(random.Random(episode), role, chat)
+            said = says(random.Random(episode), env.task, role, chat)
             file.write(json.dumps({"agent": role, "messages": chat, "response": said}) + "\n")
     words = ["--records_path", str(records), "--profile_path", str(profile), "--run_dir", str(tmp_path / "start")]
     rates = ["--epochs", "6", "--batch_size", "8", "--lr", "0.003", "--lora_rank", "16", "--lora_alpha", "32"]

@@ -237,7 +237,7 @@ def honest(tables):
     """A weak team's work: a linear model on the numbers alone."""
     engineer = program(
         "import pandas as pd\ntrain, test = pd.read_csv('train.csv'), pd.read_csv('test.csv')\n"
-        "c = ['income', 'amount', 'late_payments']\nm = train[c].median()\n"
+        "c = [n for n in test.select_dtypes('number') if n not in ('loan', 'letter_code')]\nm = train[c].median()\n"
         "train[c].fillna(m).to_pickle('X_train.pkl'); test[c].fillna(m).to_pickle('X_test.pkl')\n"
         "train[['default']].to_pickle('y_train.pkl')"
     )
@@ -249,7 +249,7 @@ def honest(tables):
     analyst = program(
         "import pandas as pd, joblib\ntest = pd.read_csv('test.csv')\n"
         "p = joblib.load('model.pkl').predict(pd.read_pickle('X_test.pkl'))\n"
-        "pd.DataFrame({'id': test['id'], 'default': p}).to_csv('submission.csv', index=False)"
+        "pd.DataFrame({'loan': test['loan'], 'default': p}).to_csv('submission.csv', index=False)"
     )
     return {
         role: team_scores(tables, role, f"{text}\nDONE")
@@ -355,10 +355,10 @@ IDLE_ANALYST = {
     "nothing": "pass",
     "a constant": (
         "import pandas as pd\nt = pd.read_csv('test.csv')\n"
-        "pd.DataFrame({'id': t['id'], 'default': 'yes'}).to_csv('submission.csv', index=False)"
+        "pd.DataFrame({'loan': t['loan'], 'default': 'yes'}).to_csv('submission.csv', index=False)"
     ),
     "150,000 columns": "open('submission.csv', 'w').write(','.join(f'c{i}' for i in range(150000)) + '\\n1\\n')",
-    "a million equal columns": "open('submission.csv', 'w').write(','.join(['id'] * 10**6) + '\\n')",
+    "a million equal columns": "open('submission.csv', 'w').write(','.join(['loan'] * 10**6) + '\\n')",
     "commas": "open('submission.csv', 'w').write(',' * 60 * 2**20)",
     "one huge cell": "open('submission.csv', 'w').write('id,default\\n1,' + 'x' * 60 * 2**20)",
     "quotes that never close": "open('submission.csv', 'w').write('id,default\\n1,\"' + 'y\\n' * 10**6)",

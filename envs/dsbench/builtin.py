@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError
-from mafrt.envs.dsbench.builtin_tables import BUILTIN, Builtin
+from mafrt.envs.dsbench.builtin_stories import BUILTIN
+from mafrt.envs.dsbench.builtin_tables import Builtin, make
 from mafrt.envs.dsbench.metrics import metric_of
 from mafrt.envs.dsbench.records import METRICS_FILE, Loaded, load_records
 from mafrt.envs.dsbench.scoring import encode
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from mafrt.envs.dsbench.tasks import TabularTask
 
-VERSION = 1
+VERSION = 2
 """Part of the folder's name: other tables need another number."""
 SEED = 20
 TEST_SHARE = 0.3
@@ -110,6 +111,7 @@ def write(folder: Path) -> None:
                     "train_file": f"./data_resplit/{task.id}/train.csv",
                     "test_file": f"./data_resplit/{task.id}/test.csv",
                     "answer_dir": f"./answers/{task.id}",
+                    "brief": task.brief,
                 },
             }
         )
@@ -117,7 +119,7 @@ def write(folder: Path) -> None:
             "metric": task.metric,
             "task_type": task.data_type,
             "target_column": task.targets[0] if len(task.targets) == 1 else list(task.targets),
-            "id_column": "id",
+            "id_column": task.id_column,
             "reference_score": round(reference(task, train, test, answers), 6),
         }
     for split, entries in records.items():
@@ -130,51 +132,78 @@ def tables(task: Builtin) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.Da
     import numpy as np
 
     rng = np.random.default_rng([SEED, [other.id for other in BUILTIN].index(task.id)])
-    table = task.make(rng)
+    table = make(task, rng)
     table = table.iloc[rng.permutation(len(table))].reset_index(drop=True)
-    table.insert(0, "id", 1000 + np.arange(len(table)))
+    table.insert(0, task.id_column, 1000 + np.arange(len(table)))
     count = round(len(table) * TEST_SHARE)
     targets = list(task.targets)
     # The answers have an order of their own, so that joining by position in place of the id scores badly.
-    answers = table.iloc[:count][["id", *targets]].iloc[rng.permutation(count)]
-    return table.iloc[count:], table.iloc[:count].drop(columns=targets), answers
+    answers = table.iloc[:count][[task.id_column, *targets]].iloc[rng.permutation(count)]
+    test = table.iloc[:count].drop(columns=targets)
+    test[task.leak] = rng.permutation(test[task.leak].to_numpy())
+    return table.iloc[count:], test, answers
 
 
 def reference(task: Builtin, train: pandas.DataFrame, test: pandas.DataFrame, answers: pandas.DataFrame) -> float:
-    """Score of a forest on plainly prepared features: the level of sound work."""
+    """Score of the right kind of model on plainly prepared features without the leak: the level of sound work."""
     import pandas as pd
-    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 
     from mafrt.envs.dsbench.ground_truth import make_answers
 
-    targets = list(task.targets)
-    both = pd.concat([train.drop(columns=targets), test]).drop(columns="id")
-    for name in both:
-        if both[name].dtype != object and not pd.api.types.is_string_dtype(both[name]):
-            continue
-        numbers = pd.to_numeric(both[name].astype(str).str.replace(" EUR", ""), errors="coerce")
-        days = pd.to_datetime(both[name], errors="coerce", format="mixed", dayfirst="." in str(both[name].iloc[0]))
-        if numbers.notna().mean() > 0.5:
-            both[name] = numbers
-        elif days.notna().mean() > 0.5:
-            both[name], both[f"{name}_day"] = days.dt.day_of_year, days.dt.day_of_week
-    features = pd.get_dummies(both)
-    features = features.fillna(features.median()).to_numpy(dtype=float)
-    kinds = (ExtraTreesClassifier, ExtraTreesRegressor)
-    model = kinds[task.data_type == "regression"](200, min_samples_leaf=2, random_state=0, n_jobs=1)
+    targets, key = list(task.targets), task.id_column
+    features = _prepared(pd.concat([train.drop(columns=targets), test]).drop(columns=[key, task.leak]))
+    model = _sound_model(task)
     model.fit(features[: len(train)], train[targets].to_numpy().squeeze())
     known = make_answers(
-        metric_of(task.metric), "id", targets, answers.astype(str).reset_index(drop=True), train[targets].astype(str)
+        metric_of(task.metric), key, targets, answers.astype(str).reset_index(drop=True), train[targets].astype(str)
     )
-    given = pd.DataFrame({"id": test["id"].astype(str)})
+    given = pd.DataFrame({key: test[key].astype(str)})
     if known.metric.kind in ("probabilities", "scores", "ranking"):
         chances = model.predict_proba(features[len(train) :])
         for column, name in enumerate(model.classes_):
             given[str(name)] = chances[:, column].astype(str)
-        if known.metric.kind == "scores":
-            given = given.rename(columns={"1": targets[0]})[["id", targets[0]]]
+        if known.metric.kind != "ranking" and len(model.classes_) == 2:
+            given = given.rename(columns={str(model.classes_[1]): targets[0]})[[key, targets[0]]]
     else:
         guesses = model.predict(features[len(train) :]).reshape(len(test), -1)
         for column, name in enumerate(targets):
             given[name] = [str(value) for value in guesses[:, column]]
     return known.metric.compute(known.truth, encode(known, given))
+
+
+def _prepared(table: pandas.DataFrame) -> Any:
+    """`[rows, features]`: numbers with units as numbers, dates as day and weekday, words as one column each."""
+    import pandas as pd
+
+    for name in list(table):
+        if pd.api.types.is_numeric_dtype(table[name]):
+            continue
+        numbers = pd.to_numeric(table[name].astype(str).str.replace(" EUR", ""), errors="coerce")
+        format = "%d.%m.%Y" if "." in str(table[name].iloc[0]) else "ISO8601"
+        days = pd.to_datetime(table[name], errors="coerce", format=format)
+        if numbers.notna().mean() > 0.5:
+            table[name] = numbers
+        elif days.notna().mean() > 0.5:
+            table[name], table[f"{name}_day"] = days.dt.day_of_year, days.dt.day_of_week
+    features = pd.get_dummies(table)
+    return features.fillna(features.median()).to_numpy(dtype=float)
+
+
+def _sound_model(task: Builtin) -> Any:
+    """The kind of model that the form of the task asks for."""
+    import numpy as np
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+    classes = task.data_type == "classification"
+    if task.form == "groups":
+        forest = ExtraTreesClassifier if classes else ExtraTreesRegressor
+        return forest(200, min_samples_leaf=2, random_state=0, n_jobs=1)
+    linear = LogisticRegression(max_iter=1000) if classes else Ridge()
+    if task.form == "sum":
+        return make_pipeline(StandardScaler(), linear)
+    logs = make_pipeline(FunctionTransformer(np.log1p), StandardScaler(), linear)
+    return logs if classes else TransformedTargetRegressor(logs, func=np.log1p, inverse_func=np.expm1)

@@ -1,9 +1,10 @@
 """Short programs, good and careless ones, for very small models in the `brief` style.
 
-The demonstrators know the helper module and make no slip of the pen. Their mistakes are choices, as in the teaching
-base's own corpus: they leave missing values in, forget the test rows, drop incomplete rows, train a constant, hand
-in class labels, zeros or a part of the rows. A model that imitates them samples both kinds, `CARELESS` of its programs
-the careless one, and can learn from the results of both.
+The demonstrators know the helper module and, of a built-in task, its right choices; they make no slip of the pen. Their
+mistakes are choices, as in the teaching base's own corpus: they keep the column that has to go or drop another, leave
+missing values in, forget the test rows, drop incomplete rows, train a constant or the wrong kind of model, hand in
+the wrong kind of predictions, zeros or a part of the rows. A model that imitates them samples both kinds, `CARELESS` of
+its programs the careless one, and can learn from the results of both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from mafrt.core.types import Message
 from mafrt.environment.session import Session
+from mafrt.envs.dsbench.builtin_stories import builtin_of
 from mafrt.envs.dsbench.env import DSBenchEnv
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import TabularTask
@@ -25,26 +27,66 @@ SAID_DONE = 0.9
 
 PLAYED_AT_ONCE = 4
 
-GOOD: dict[str, tuple[str, ...]] = {
-    ENGINEER: ("Check()\nPlan()\nWrite()", "Plan()\nCheck()\nWrite()"),
-    MODELER: ("Solve()", "Solve(2)"),
-    ANALYST: ("Write(Conclude())",),
+COLUMNS = range(1, 7)
+"""Numbers of columns that programs drop."""
+MODELS = {"groups": "Solve()", "sum": "Solve(2)", "product": "Solve(3)"}
+"""By the form of a built-in task."""
+ANSWERS = {
+    "values": "Write(Give())",
+    "labels": "Write(Give())",
+    "text": "Write(Give())",
+    "scores": "Write(Conclude())",
+    "probabilities": "Write(Conclude())",
+    "ranking": "Write(Choose())",
 }
-BAD: dict[str, tuple[str, ...]] = {
-    ENGINEER: ("Plan()\nWrite()", "Check()\nWrite()", "reject()\nPlan()\nWrite()", "Check()\nPlan()\nWrite(1)"),
-    MODELER: ("Solve(0)", "Propose()"),
-    ANALYST: ("Conclude()", "Write(Conclude(9))", "Write(Give())", "Write(0)"),
-}
-"""In the words of the helper module that the teaching base knows."""
+"""By the kind of the metric."""
 
 
-def says(rng: random.Random, role: str, chat: Sequence[Message]) -> str:
+def good(task: TabularTask) -> dict[str, str]:
+    """The right program of each agent, in the words of the helper module that the teaching base knows.
+
+    Of a task that is not built in, no column is known that has to go, and the model is a forest.
+    """
+    known = builtin_of(task.id)
+    first = "" if known is None else f"reject({known.position})\n"
+    return {
+        ENGINEER: f"{first}Check()\nPlan()\nWrite()",
+        MODELER: MODELS["groups" if known is None else known.form],
+        ANALYST: ANSWERS[task.answers.metric.kind],
+    }
+
+
+def careless(task: TabularTask) -> dict[str, tuple[str, ...]]:
+    """Programs that each make one mistake, by agent."""
+    right = good(task)
+    sound, answer = right[ENGINEER], right[ANALYST]
+    others = [f"reject({number})\nCheck()\nPlan()\nWrite()" for number in COLUMNS]
+    kept = [text for text in ("Check()\nPlan()\nWrite()", *others) if text != sound]
+    return {
+        ENGINEER: (
+            *kept,
+            sound.replace("Check()\n", ""),
+            sound.replace("Plan()\n", ""),
+            sound.replace("Check()", "reject()"),
+            sound.replace("Write()", "Write(1)"),
+        ),
+        MODELER: (*(text for text in MODELS.values() if text != right[MODELER]), "Solve(0)", "Propose()"),
+        ANALYST: (
+            *(text for text in dict.fromkeys(ANSWERS.values()) if text != answer),
+            answer.removeprefix("Write(").removesuffix(")"),
+            answer.replace("()", "(9)"),
+            "Write(0)",
+        ),
+    }
+
+
+def says(rng: random.Random, task: TabularTask, role: str, chat: Sequence[Message]) -> str:
     """A demonstrator's turn; if its files already exist, it may just report that."""
     if chat[-1]["role"] == "tool" and chat[-1]["content"] == "there":
         return APPROVE
-    programs = BAD if rng.random() < CARELESS else GOOD
+    program = rng.choice(careless(task)[role]) if rng.random() < CARELESS else good(task)[role]
     done = f"\n{APPROVE}" if rng.random() < SAID_DONE else ""
-    return f"```python\n{rng.choice(programs[role])}\n```{done}"
+    return f"```python\n{program}\n```{done}"
 
 
 def demonstrations(
@@ -55,18 +97,19 @@ def demonstrations(
 
     env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)
     with ThreadPoolExecutor(PLAYED_AT_ONCE) as pool:
-        played = pool.map(lambda episode: _episode(Session(env.spawn()), episode, seed), range(episodes))
+        played = pool.map(lambda episode: _episode(Session(env.spawn()), env.tasks, episode, seed), range(episodes))
         return [record for records in played for record in records]
 
 
-def _episode(env: Session, number: int, seed: int) -> list[dict[str, Any]]:
+def _episode(env: Session, tasks: Sequence[TabularTask], number: int, seed: int) -> list[dict[str, Any]]:
     rng = random.Random(f"demonstrations-{seed}-{number}")
-    observations, _ = env.reset(seed=number, options={"task": number % len(env.tasks)})
+    task = number % len(tasks)
+    observations, _ = env.reset(seed=number, options={"task": task})
     records: list[dict[str, Any]] = []
     while observations:
         [(role, chat)] = observations.items()
         assert not isinstance(chat, str)
-        text = says(rng, role, chat)
+        text = says(rng, tasks[task], role, chat)
         records.append({"agent": role, "messages": list(chat), "response": text})
         observations = dict(env.step({role: text}).observations)
     return records

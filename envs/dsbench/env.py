@@ -120,9 +120,7 @@ class DSBenchEnv(Env):
         chosen = (options or {}).get("task")
         self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
         self.stage = EpisodeProgress()
-        self.files = dict(self.task.files)
-        if self.lab:
-            self.files |= {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(self.task)}
+        self.files = workspace_files(self.task, self.lab)
         self.shapes = self.bench.look({name: self.files[name] for name in self.task.files})
         self.judged: dict[str, Scored] = {}
         self.handed: list[process_rewards.Work] = []
@@ -210,12 +208,15 @@ class DSBenchEnv(Env):
         model, probe = self.shapes.get("model.pkl"), None
         if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
             probe = self.bench.probe(self.files)
+        model_score = None
+        if probe is not None and "error" not in probe:
+            model_score = self.bench.score_model(self.task.answers, self.task.files["test.csv"], self.files)
         given = self.files.get(SUBMISSION) if scored else None
         score = None if given is None else self.bench.score(self.task.answers, given)
         tables = all(self.shapes[name].rows for name in REQUIRED[ENGINEER][:2] if name in self.shapes)
         there = tables and set(REQUIRED[ENGINEER][:2]) <= self.files.keys() & self.shapes.keys()
         features = self.bench.features(self.files) if there else None
-        return process_rewards.Work(self.task, dict(self.shapes), probe, score, features)
+        return process_rewards.Work(self.task, dict(self.shapes), probe, score, features, model_score)
 
     def _evidence(
         self, role: str, work: process_rewards.Work, status: str | None, code: str | None, done: bool, output: str
@@ -247,6 +248,12 @@ class DSBenchEnv(Env):
 
     def _observations(self) -> dict[str, Observation]:
         return {self.stage.role: [{"role": "user", "content": self.opening}, *self.stage.chat]}
+
+
+def workspace_files(task: TabularTask, lab: bool) -> dict[str, bytes]:
+    """Files of the workspace at the start of an episode; `lab`: with the helper module. Raises DataError."""
+    files = dict(task.files)
+    return files | {LAB: (INSIDE / LAB).read_bytes(), "task.json": _about(task)} if lab else files
 
 
 def _about(task: TabularTask) -> bytes:

@@ -3,10 +3,11 @@
     Data Engineer   10 the three files are there and fit each other and the task, all numbers, nothing missing;
                      5 they fit, but hold words or missing values; 3 one is not there; 2 they do not fit, or the
                      features are constants, row numbers or noise
-    Modeler         10 model.pkl predicts every row of X_test.pkl; 4 it always says the same; 3 it is not there;
+    Modeler          5 + 5 times the normalised score of its predictions, handed in as the metric takes them, if
+                     model.pkl predicts every row of X_test.pkl; 4 it always says the same; 3 it is not there;
                      2 it cannot be used
-    Analyst          5 + 5 times the normalised score of submission.csv, 4 if that is no better than the baseline,
-                     2 if it is not valid, 3 if it is not there
+    Analyst          5 + 5 times the normalised score of submission.csv, as a share of that of the model's predictions;
+                     4 if it is no better than the baseline, 2 if it is not valid, 3 if it is not there
     all roles        1 the program failed; 0 none was written and nothing is there, or answers were looked for;
                      1 less where the work is right and the agent does not say that it is done
 
@@ -45,6 +46,8 @@ class Work:
     """of submission.csv, if it is there"""
     features: Mapping[str, Any] | None = None
     """`idle`, `noise` and `copies` of the Data Engineer's tables, if they are there"""
+    model_score: SubmissionScore | None = None
+    """of model.pkl's predictions, if they could be made"""
 
     def missing(self, role: str) -> tuple[str, ...]:
         """Files that this agent has to make and that are not there."""
@@ -152,7 +155,12 @@ def _blocked(role: str, given: Work) -> str | None:
     """Reason why an agent cannot use its input files, or None."""
     if defect := data_defect(given) or data_flaw(given):
         return defect
-    return model_defect(given) if role == ANALYST else None
+    if role != ANALYST:
+        return None
+    if defect := model_defect(given):
+        return defect
+    weak = given.model_score is not None and given.model_score.valid and given.model_score.normalised == 0.0
+    return "the model's predictions are no better than a constant" if weak else None
 
 
 def _engineer(work: Work) -> Scored:
@@ -172,7 +180,10 @@ def _modeler(work: Work) -> Scored:
         return Scored(4.0, "There is a model, but no X_test.pkl to try it on.")
     if work.probe.get("constant"):
         return Scored(4.0, "The model says the same for every row.")
-    return Scored(10.0, "The model predicts every row of X_test.pkl.")
+    if work.model_score is None:
+        return Scored(10.0, "The model predicts every row of X_test.pkl.")
+    worth = work.model_score.normalised
+    return Scored(5.0 + 5.0 * worth, f"The model predicts every row of X_test.pkl, worth {worth:.2f} of 1.")
 
 
 def _analyst(work: Work) -> Scored:
@@ -182,7 +193,9 @@ def _analyst(work: Work) -> Scored:
         return Scored(2.0, f"submission.csv {work.score.problem}.")
     if not work.score.above_baseline:
         return Scored(4.0, "submission.csv is valid, but no better than a constant.")
-    return Scored(5.0 + 5.0 * work.score.normalised, "submission.csv is valid and better than a constant.")
+    best = 1.0 if work.model_score is None else work.model_score.normalised
+    share = work.score.normalised / best if work.score.normalised < best else 1.0
+    return Scored(5.0 + 5.0 * share, "submission.csv is valid and better than a constant.")
 
 
 _OWN = {ENGINEER: _engineer, MODELER: _modeler, ANALYST: _analyst}

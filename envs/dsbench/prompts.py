@@ -17,8 +17,8 @@ from mafrt.envs.dsbench.workspace import LAB, FileSummary
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution
 
-SAID, OUTPUT, PROMPT, COLUMNS = 2000, 3000, 8000, 20
-"""Characters of an upstream message, of a program's output, of a task's description; columns named of a file."""
+SAID, OUTPUT, PROMPT, BRIEF, COLUMNS = 2000, 3000, 8000, 400, 20
+"""Characters of an upstream message, a program's output, a description, a brief one; columns named of a file."""
 
 _DUTIES = {
     ENGINEER: (
@@ -65,8 +65,9 @@ def full_task(
     parts += [f"{name} said:\n{shorten(text, SAID)}" for name, text in said]
     if lab:
         parts.append(
-            f"The module {LAB} is there and imported; its source says what it can do. In short: fill(), code(), save() "
-            "prepare tables, fit() trains a model, write(answer()) writes submission.csv."
+            f"The module {LAB} is there and imported; its source says what it can do. In short: fill(), code(), "
+            'drop("column"), save() prepare tables, fit("forest"), fit("linear") or fit("power") trains a model, '
+            "write(labels()), write(chances()) or write(ranking()) writes submission.csv."
         )
     parts.append(
         f"You are the {role.replace('_', ' ')}. {_DUTIES[role]}\n"
@@ -79,14 +80,25 @@ def full_task(
 
 
 def brief_task(role: str, task: TabularTask, shapes: Mapping[str, FileSummary]) -> str:
-    """The opening message of a stage, in few tokens."""
+    """The opening message of a stage, in few tokens: the metric, the record's `brief` description, the files."""
     shown = {name: shape for name, shape in shapes.items() if name in _NEEDS[role]}
     files = " ".join(f"{_SHORT[name]} {shape.rows or 0}" for name, shape in shown.items())
     holes = shapes["train.csv"].missing if "train.csv" in shapes else 0
     more = f" missing {holes}" if role == ENGINEER and holes else ""
-    return f"Problem: {task.answers.metric.name}\n{files}{more}"
+    metric = task.answers.metric
+    about = task.meta.get("brief")
+    told = f"{shorten(about.strip(), BRIEF)}\n" if isinstance(about, str) and about.strip() else ""
+    return f"Problem: {metric.name} {_BRIEF_KINDS[metric.kind]}\n{told}{files}{more}"
 
 
+_BRIEF_KINDS = {
+    "values": "one answer",
+    "labels": "one answer",
+    "scores": "shares of each",
+    "probabilities": "shares of each",
+    "ranking": "three answers",
+    "text": "one answer",
+}
 _NEEDS = {
     ENGINEER: ("train.csv", "test.csv"),
     MODELER: ("X_train.pkl", "y_train.pkl", "X_test.pkl"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
+from mafrt.envs.dsbench.builtin_stories import builtin_of
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER
 from mafrt.envs.dsbench.tasks import TabularTask
 
@@ -26,7 +27,7 @@ import pandas as pd
 train = pd.read_csv("train.csv").dropna(subset={targets})
 test = pd.read_csv("test.csv")
 y = train[{targets}]
-both = pd.concat([train.drop(columns={targets}), test]).drop(columns={id!r})
+both = pd.concat([train.drop(columns={targets}), test]).drop(columns={unused})
 for name in list(both):
     column = both[name]
     if pd.api.types.is_numeric_dtype(column):
@@ -55,12 +56,26 @@ print(both.shape, int(both.isna().sum().sum()), "missing")"""
 
 _MODELER = """\
 import joblib
+import numpy as np
 import pandas as pd
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 X, y = pd.read_pickle("X_train.pkl"), pd.read_pickle("y_train.pkl")
-kind = ExtraTreesClassifier if {classification} else ExtraTreesRegressor
-model = kind(100, min_samples_leaf=2, random_state=0, n_jobs=1)
+classification, form = {classification}, {form!r}
+linear = LogisticRegression(max_iter=500) if classification else Ridge()
+if form == "groups":
+    kind = ExtraTreesClassifier if classification else ExtraTreesRegressor
+    model = kind(100, min_samples_leaf=2, random_state=0, n_jobs=1)
+elif form == "sum":
+    model = make_pipeline(StandardScaler(), linear)
+else:
+    model = make_pipeline(FunctionTransformer(np.log1p), StandardScaler(), linear)
+    if not classification:
+        model = TransformedTargetRegressor(model, func=np.log1p, inverse_func=np.expm1)
 model.fit(X, y.iloc[:, 0] if y.shape[1] == 1 else y)
 joblib.dump(model, "model.pkl")
 print(type(model).__name__, X.shape)"""
@@ -100,9 +115,15 @@ def program(code: str, done: bool = True) -> str:
 
 
 def competent(task: TabularTask) -> dict[str, list[str]]:
-    """A team that does sound work on any task of the format, and says so when it is through."""
-    answers = task.answers
+    """A team that does sound work on any task of the format, and says so when it is through.
+
+    Of a built-in task it knows the column that has to go and the kind of model; of another, it keeps all columns and
+    trains a forest.
+    """
+    answers, builtin = task.answers, builtin_of(task.id)
     known = {
+        "unused": [answers.id_column] if builtin is None else [answers.id_column, builtin.leak],
+        "form": "groups" if builtin is None else builtin.form,
         "id": answers.id_column,
         "targets": list(answers.targets),
         "metric": answers.metric.name,

@@ -41,6 +41,8 @@ SCORING = (
     *("mafrt.envs.dsbench.ground_truth", "mafrt.envs.dsbench.scoring"),
 )
 """Modules that go into the room in which submissions are scored; the last one is called."""
+MODEL_SCORING = (*SCORING, "mafrt.envs.dsbench.model_scoring")
+"""The same for a model's predictions."""
 Call = tuple[str, str, Sequence[Any]]
 """Module, function and arguments."""
 NEEDED = ("joblib", "numpy", "pandas", "sklearn")
@@ -192,17 +194,36 @@ class Bench:
 
         The model and the judgement of its predictions never share an execution.
         """
+        made = self._predicted(files)
+        if isinstance(made, str):
+            return {"error": made}
+        try:
+            return _probed(self._judge(("predictions.py",), ("predictions", "main", ()), made))
+        except Undecided as undecided:
+            return {"error": str(undecided)}
+
+    def score_model(self, answers: Answers, test: bytes, files: Mapping[str, bytes]) -> SubmissionScore:
+        """Score of model.pkl's predictions on X_test.pkl, its rows in the order of `test`, the task's test.csv."""
+        made = self._predicted(files)
+        if isinstance(made, str) or "guess.npy" not in made:
+            return SubmissionScore(False, "could not be scored")
+        given = {**made, "test.csv": test, "answers.json": answers.to_json()}
+        try:
+            return read_score(
+                self._in_room(sources(*MODEL_SCORING), (MODEL_SCORING[-1], "score_predictions", ()), given)
+            )
+        except Undecided as undecided:
+            return SubmissionScore(False, f"could not be scored: {undecided}")
+
+    def _predicted(self, files: Mapping[str, bytes]) -> dict[str, bytes] | str:
+        """Arrays of predictions of model.pkl on X_test.pkl, or why the program that makes them did not end."""
         ours = {f"{OURS}/{name}": text for name, text in _inside(*PREDICTING).items()}
         needed = {name: files[name] for name in ("model.pkl", "X_test.pkl")}
         code = f"import sys\nsys.path.insert(0, {OURS!r})\nimport predict\npredict.main()\n"
         done, after = self._run(code, {**needed, **ours}, LOOK_TIMEOUT_S, PREDICTED)
         if done.status not in ("ok", "error"):
-            return {"error": done.status}
-        made = {name: after[name] for name in PREDICTED if name in after}
-        try:
-            return _probed(self._judge(("predictions.py",), ("predictions", "main", ()), made))
-        except Undecided as undecided:
-            return {"error": str(undecided)}
+            return str(done.status)
+        return {name: after[name] for name in PREDICTED if name in after}
 
     def features(self, files: Mapping[str, bytes]) -> dict[str, Any]:
         """Of the training tables: `idle` (constants and row numbers), `noise`, and `copies`, the name of a target."""
