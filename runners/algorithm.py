@@ -9,7 +9,8 @@ from typing import Literal
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.config.agent import LOSS_SETTINGS, REWARD_SETTINGS
-from mafrt.config.algorithm import CriticSettings, make_algorithm
+from mafrt.config.algorithm import make_algorithm
+from mafrt.config.algorithm_groups import CriticSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError

@@ -61,6 +61,7 @@ class AsyncRollout(Generic[T]):
                 for parameter, own in pairs:
                     own.copy_(parameter)
                 self.base.bump(copy)
+                # Turns then carry the version of the adapter itself, from which `staleness` counts.
                 self.base.versions[copy] = self.base.versions[name]
 
     def adapters(self, cast: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.agent import LoraSpec
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes

@@ -50,6 +50,7 @@ class EvaluationPlan:
             Start(
                 id=f"{kind}-{task:06d}-{sample:03d}",
                 group=f"{task:06d}",
+                # Without the kind of pass: sampled and greedy answers are to the same problem.
                 reset_seed=seed_of(self.seed, "task", task),
                 seed=seed_of(self.seed, kind, task, sample),
                 task=task if numbered else None,

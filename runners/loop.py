@@ -184,6 +184,7 @@ class Loop(Generic[B]):
                         training.before = metrics
                     if training.iteration == training.iterations:
                         after = metrics
+            # Looked at again: an evaluation takes long, and a fallen score asks to stop.
             if training.iteration == training.iterations or self._stopping():
                 break
             batch, started = None, time.perf_counter()
@@ -197,12 +198,14 @@ class Loop(Generic[B]):
             seconds += ended - started
             timings = self._timings(result, collected - started, ended - collected)
             if self._disk is not None and writer is not None:
+                # Lines before the checkpoint: a kill in between leaves lines too many, which a resumed run drops.
                 writer.write(training.iteration, result.metrics, timings)
                 if result.episodes:
                     self._disk.episodes.append(training.iteration, result.episodes)
             if training.iteration == training.iterations or divides(self.config.save_interval, training.iteration):
                 self._checkpoint()
             self.progress(Progress(training.iteration, training.iterations, ended - started, result.metrics, timings))
+        # First of all: it ends the background rollout, whose copies are a part of the checkpoint.
         training.finish(self._disk)
         self._checkpoint()
         return RunSummary(

@@ -46,8 +46,9 @@ from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
+from mafrt.storage.episode_lines import episode_record
 from mafrt.storage.load_path import Loadable
-from mafrt.storage.run_dir import RunDir, episode_record
+from mafrt.storage.run_dir import RunDir
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:

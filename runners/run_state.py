@@ -146,6 +146,7 @@ def restore(
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} is {value!r}")
         for name in team.adapters:
+            # Loading counted as a change; a resumed run must number its versions as the whole one does.
             base.versions[name] = stored["versions"][name]
         # Last: nothing may draw between here and the first iteration.
         rng_state.restore_random_state(stored["random"])

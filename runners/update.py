@@ -81,6 +81,7 @@ class Updater:
         features: Any = self.critic.annotate(
             trained, temperatures, values=rule.critic is not None, reference=rule.reference
         )
+        # Then the log-probs of the sampler are not exactly those of the trainer, which computes its own.
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
@@ -103,6 +104,7 @@ class Updater:
             metrics |= self._update(trained, plan, iteration, kl_coef)
         if self.kl is not None:
             metrics["kl_coef"] = kl_coef
+            # After the update, so that the whole batch was learnt with one coefficient.
             self.kl.update(mean_of(metrics, "ref_kl"), len(turns))
         metrics |= batch_metrics(rule, self.team, episodes, turns, stats)
         metrics |= {f"lr/{name}": self.learner.rate(plan.adapters[name], iteration) for name in plan.agents}

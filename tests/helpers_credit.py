@@ -8,7 +8,7 @@ from typing import Any
 from mafrt import algorithms
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.rewards import reward_rows as library_rows
-from mafrt.config.algorithm import RewardSettings
+from mafrt.config.algorithm_groups import RewardSettings
 
 
 def assign(episodes, rule="gae", **settings: Any) -> dict[str, float]:

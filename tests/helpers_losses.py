@@ -3,7 +3,7 @@
 import torch
 
 from mafrt.algorithms.losses import PolicyTerms, policy_loss
-from mafrt.config.algorithm import PolicyLossSettings
+from mafrt.config.algorithm_groups import PolicyLossSettings
 
 
 def clipped_loss(new, old, advantages, *, denominator, turn=None, words=None, weights=None, **settings):

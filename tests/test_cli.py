@@ -188,7 +188,7 @@ def test_yaml_that_cannot_be_read(tmp_path):
 
 def test_every_setting_survives_args_yaml(tmp_path):
     """What `write_args` writes of a run is read back as the same settings."""
-    from mafrt.storage.run_dir import write_args
+    from mafrt.storage.args_file import write_args
 
     argv = ["--freeze", "a", "b", "--dual_clip", "3", "--value_clip", "none", "--opti_eps", "1e-9", "--seed", "4"]
     settings = COMMAND.read(argv)

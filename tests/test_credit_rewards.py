@@ -9,7 +9,7 @@ from helpers_credit import assign, reward_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.config.algorithm import RewardSettings
+from mafrt.config.algorithm_groups import RewardSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn, Unscored
 

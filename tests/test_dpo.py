@@ -35,8 +35,8 @@ from mafrt.runners.offline.dpo import Dpo
 from mafrt.runners.offline.sft import RecordLearner
 from mafrt.scripts import train_dpo, train_math, train_sft
 from mafrt.scripts.cli import offline as offline_command
+from mafrt.storage.args_file import write_args
 from mafrt.storage.load_path import resolve
-from mafrt.storage.run_dir import write_args
 from mafrt.storage.run_record import load_record
 
 HAND = {

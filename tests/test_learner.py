@@ -11,7 +11,7 @@ from helpers_models import tiny_base
 
 from mafrt.algorithms import Algorithm
 from mafrt.config.agent import AgentSpec, LoraSpec
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode, Turn

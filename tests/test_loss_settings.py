@@ -15,7 +15,7 @@ from toy import make, train
 
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.errors import ConfigError

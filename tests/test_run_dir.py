@@ -15,7 +15,7 @@ import pytest
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Episode, Scored, Turn, Unscored
-from mafrt.storage import checkpoint, load_path, report, run_dir
+from mafrt.storage import args_file, checkpoint, episode_lines, json_lines, load_path, report, run_dir
 from mafrt.storage.run_dir import RunDir
 
 ARGS = {"iterations": 9, "lr": 1e-5, "freeze": ("a",), "target_kl": None, "load_path": None, "prompt": "größer"}
@@ -126,7 +126,7 @@ def test_a_run_that_was_killed_at_its_very_beginning_can_begin_again(tmp_path):
     for name in (".lock", ".args.yaml.tmp"):
         (tmp_path / "run" / name).touch()
     RunDir.open(tmp_path / "run", ARGS).close()
-    assert run_dir.read_args(tmp_path / "run" / "args.yaml")["iterations"] == 9
+    assert args_file.read_args(tmp_path / "run" / "args.yaml")["iterations"] == 9
 
 
 def test_one_process_at_a_time_and_a_dead_one_does_not_count(tmp_path):
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_run_brings_its_history_along(tmp_path, whole):
         play(run, 6, 9)
     assert text(branch) == text(whole) == expected
     assert load_path.resolve(branch).path == branch / "checkpoints" / "step_000008"
-    assert run_dir.read_args(branch / "args.yaml")["load_path"] == "x"
+    assert args_file.read_args(branch / "args.yaml")["load_path"] == "x"
 
 
 def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
@@ -203,26 +203,26 @@ def test_a_run_from_initial_adapters_starts_from_them_again(tmp_path):
 
 def test_a_bad_line_amid_good_ones_goes_alone(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    good = [run_dir.encode_line({"iteration": i, "x": i}) for i in (1, 2, 3, 4)]
+    good = [json_lines.encode_line({"iteration": i, "x": i}) for i in (1, 2, 3, 4)]
     path.write_bytes(good[0] + b"\0" * 9 + b"\n" + good[1] + b'{"x": 1}\n' + good[2] + good[3])
-    run_dir.keep_until(path, 3)
+    json_lines.keep_until(path, 3)
     assert path.read_bytes() == good[0] + good[1] + good[2]
     path.write_bytes(good[0] + good[1][:-1])
-    run_dir.keep_until(path, 3)
+    json_lines.keep_until(path, 3)
     assert path.read_bytes() == good[0]
 
 
 def test_lines_hold_any_text_and_any_number():
     odd = 'Größe 数学 \ud800 "\n\r\t\x85\u2028\u2029 \x00'
     record = {"iteration": 1, "text": odd, "nan": float("nan"), "inf": [float("inf"), -1.5], "set": {2, 1}}
-    line = run_dir.encode_line(record)
+    line = json_lines.encode_line(record)
     assert line.count(b"\n") == 1 and len(line.decode().splitlines()) == 1
     assert json.loads(line) == {"iteration": 1, "text": odd, "nan": None, "inf": [None, -1.5], "set": [1, 2]}
-    assert "数学" in run_dir.encode_line({"text": "数学"}).decode()
+    assert "数学" in json_lines.encode_line({"text": "数学"}).decode()
     import numpy
     import torch
 
-    assert run_dir.json_safe({1: numpy.float32(0.5), "t": torch.tensor(2), "p": Path("a"), "b": True}) == {
+    assert json_lines.json_safe({1: numpy.float32(0.5), "t": torch.tensor(2), "p": Path("a"), "b": True}) == {
         "1": 0.5,
         "t": 2,
         "p": "a",
@@ -257,8 +257,8 @@ def test_an_episode_is_logged_with_rewards_and_verdicts():
 
     episode = Episode("e", "g", [turn(reward=0.5, advantages=[1.0, 2.0, 3.0], coach=Scored(9.0, "good")), turn()], 1.0)
     episode.turns[1].coach = Unscored("timed out")
-    record = run_dir.episode_record(episode)
-    assert json.loads(run_dir.encode_line(record))["turns"][0] == {
+    record = episode_lines.episode_record(episode)
+    assert json.loads(json_lines.encode_line(record))["turns"][0] == {
         "agent": "solver",
         "turn": 0,
         "env_step": 0,
@@ -279,7 +279,7 @@ def test_an_episode_is_logged_with_rewards_and_verdicts():
 
 
 def test_settings_come_back_as_they_were(tmp_path, whole):
-    assert run_dir.read_args(whole / "args.yaml") == {**ARGS, "freeze": ["a"]}
+    assert args_file.read_args(whole / "args.yaml") == {**ARGS, "freeze": ["a"]}
     assert "größer" in (whole / "args.yaml").read_text()
 
 
@@ -289,23 +289,23 @@ def test_changed_settings_are_told_and_the_old_ones_kept(whole, caplog):
     assert "settings changed" not in caplog.text
     RunDir.open(whole, {**ARGS, "iterations": 20}, load_path.resolve(whole)).close()
     assert "settings changed (the old ones are in args.until_000008.yaml): iterations" in caplog.text
-    assert run_dir.read_args(whole / "args.yaml")["iterations"] == 20
-    assert run_dir.read_args(whole / "args.until_000008.yaml")["iterations"] == 9
+    assert args_file.read_args(whole / "args.yaml")["iterations"] == 20
+    assert args_file.read_args(whole / "args.until_000008.yaml")["iterations"] == 9
 
 
 @pytest.mark.parametrize("name", ["openai_api_key", "apikey", "hf_token", "password", "CLIENT_SECRET"])
 def test_secrets_stay_out_of_the_settings(tmp_path, name):
     with pytest.raises(ConfigError, match="looks like a secret"):
-        run_dir.write_args(tmp_path / "args.yaml", {name: "sk-123"})
+        args_file.write_args(tmp_path / "args.yaml", {name: "sk-123"})
     assert not (tmp_path / "args.yaml").exists()
-    run_dir.write_args(tmp_path / "args.yaml", {name: None, "max_new_tokens": 3, "token": "word"})
+    args_file.write_args(tmp_path / "args.yaml", {name: None, "max_new_tokens": 3, "token": "word"})
 
 
 @pytest.mark.parametrize("content", [b"- a\n- b\n", b"\xff\xfe", b"a: [1", b"a: !!python/object/apply:os.system [ls]"])
 def test_settings_that_are_none_are_one_sentence(tmp_path, content):
     (tmp_path / "args.yaml").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        run_dir.read_args(tmp_path / "args.yaml")
+        args_file.read_args(tmp_path / "args.yaml")
     assert "\n" not in str(caught.value)
 
 

@@ -18,7 +18,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
-from mafrt.storage.run_dir import episode_record
+from mafrt.storage.episode_lines import episode_record
 
 ANYTHING = st.text(st.characters(), max_size=30)
 """Surrogates and control characters included."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_learner import AGENTS, make_base, make_turns
 
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.types import Episode
 from mafrt.models.value_head import ValueHead, load_critic, save_critic

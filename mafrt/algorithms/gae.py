@@ -28,7 +28,7 @@ from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.happo import joint_steps_of
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import explained_variance, total
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
 
@@ -114,6 +114,7 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
 
     With `cut_off` (truncated episode) the critic's last value replaces the missing future.
     """
+    # Nothing follows the end of an episode, so its value is 0.
     next_value: float | None = 0.0
     next_advantage = carried = 0.0
     for row in reversed(chain):

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mafrt.config.algorithm import PolicyLossSettings
+from mafrt.config.algorithm_groups import PolicyLossSettings
 
 Stats = dict[str, Tensor]
 
@@ -240,6 +240,7 @@ def truncated_importance_weights(
         if turn is not None:
             place, _, tokens = _turns(turn)
             log_ratio = torch.zeros_like(tokens, dtype=log_ratio.dtype).index_add(0, place, log_ratio)[place]
+        # From above only: a small ratio is a small weight, which needs no bound.
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         weights, good = ratio.clamp(max=cap), finite(ratio)
         stats = {
@@ -264,8 +265,10 @@ class AdaptiveKL:
 
     def update(self, kl: float, samples: int) -> float:
         """Take the mean KL of `samples` samples into account; returns the coefficient to use next."""
+        # False for NaN too.
         if abs(kl) < float("inf"):
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            # A batch of more than five horizons would make the factor negative.
             self.coef = max(self.coef * (1.0 + error * samples / self.horizon), 0.0)
         return self.coef
 
@@ -315,5 +318,6 @@ def _turns(number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Per token its turn as 0..S-1; per turn the index of its first token, and how many tokens it has."""
     _, turn, tokens = number.unique(return_inverse=True, return_counts=True)
     index = torch.arange(len(number), device=number.device)
+    # `unique` does not say where a number first occurs.
     first = torch.full_like(tokens, len(number)).scatter_reduce(0, turn, index, "amin")
     return turn, first, tokens

@@ -12,7 +12,7 @@ from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
 from mafrt.algorithms.reinforce_pp import Reinforce
 from mafrt.algorithms.value_decomposition import Mixed
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.schema import check_bool, within
 from mafrt.core.errors import ConfigError
 

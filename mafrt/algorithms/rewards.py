@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from mafrt.algorithms.stats import total
-from mafrt.config.algorithm import RewardSettings
+from mafrt.config.algorithm_groups import RewardSettings
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode, Scored, Turn
 

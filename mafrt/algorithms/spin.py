@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import structural
 from mafrt.algorithms.group_relative import GroupRelative
-from mafrt.config.algorithm import PolicyLossSettings
+from mafrt.config.algorithm_groups import PolicyLossSettings
 from mafrt.config.schema import check_number
 
 

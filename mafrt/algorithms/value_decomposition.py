@@ -37,7 +37,7 @@ from mafrt.algorithms.base import Algorithm, Trajectories
 from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.rewards import CreditContext, Joint, Row
 from mafrt.algorithms.stats import mean, total
-from mafrt.config.algorithm import MixerSettings
+from mafrt.config.algorithm_groups import MixerSettings
 from mafrt.config.schema import within
 from mafrt.core.errors import ConfigError
 

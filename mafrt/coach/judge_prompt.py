@@ -15,7 +15,7 @@ from typing import Any
 from mafrt.coach.base import Case
 from mafrt.coach.rubric import Rubric
 from mafrt.core.text import clean_text
-from mafrt.storage.run_dir import json_safe
+from mafrt.storage.json_lines import json_safe
 
 LONGEST = 60_000
 """Characters of one quotation; the middle of a longer one is left out."""

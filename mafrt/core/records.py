@@ -1,7 +1,7 @@
 """Episodes, turns, verdicts and evidence as JSON, whole and exact: the one place that writes and reads them.
 
 Used between processes (distributed play, environment workers) and for records on disk. Floats come back bit for bit.
-`mafrt.storage.run_dir.episode_record` is for people and leaves things out.
+`mafrt.storage.episode_lines.episode_record` is for people and leaves things out.
 """
 
 from __future__ import annotations

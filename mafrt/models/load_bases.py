@@ -39,7 +39,7 @@ def check_models(models: Mapping[str, str], *, trust_remote_code: bool = False) 
     Raises:
         ModelError: a folder is missing or holds no model; of several bases, a tokenizer has no chat template.
     """
-    from mafrt.models.shared_base import check_folder
+    from mafrt.models.pretrained import check_folder
 
     names = tuple(dict.fromkeys(models.values()))
     for name in names:

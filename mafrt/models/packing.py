@@ -140,6 +140,7 @@ def pack(
     """
     real, past = (real, {}) if beginnings is None else (beginnings.rest, beginnings.of_row)
     lengths = [int(length) for length in real.sum(1).tolist()]
+    # A row has one adapter, and -1 where it does not act yet, so the maximum is the adapter.
     owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     steps = real.shape[1]
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
@@ -149,6 +150,7 @@ def pack(
         # With an adapter per token, rows of different adapters may begin alike: with tokens that have none.
         keys, groups = ids, owner
         if index.dim() == 2:
+            # One number for token and adapter: rows are then compared as plain lists.
             keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
         tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
         families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared)
@@ -211,6 +213,7 @@ def _families(
     tokens: Sequence[Sequence[int]], owner: Sequence[int], least: int
 ) -> tuple[list[list[int]], dict[int, int]]:
     """Rows that share a beginning, and its length by the first row of each family."""
+    # In lexical order the rows that share the longest beginning are neighbours.
     order = sorted((row for row in range(len(tokens)) if tokens[row]), key=lambda row: (owner[row], tokens[row]))
     families: list[list[int]] = []
     prefix: dict[int, int] = {}
@@ -220,6 +223,7 @@ def _families(
         if last is not None and owner[last] == owner[row]:
             # The last token of a row stays its own, so that no row is without a suffix.
             both = min(_common(tokens[last], tokens[row]), len(tokens[row]) - 1, len(tokens[last]) - 1)
+            # The prefix of a family only shrinks as rows join it.
             both = min(both, prefix.get(families[-1][0], both))
             grown = size + len(tokens[row]) - both
             if both >= max(least, min(len(tokens[last]), len(tokens[row])) / 2) and grown <= MOST_TOKENS:

@@ -16,30 +16,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
-from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
 from mafrt.models import logprobs, peft_format
+from mafrt.models.adapter_routing import AdapterRouting, LoraContext, route_adapters
 from mafrt.models.invocation import active_from, invocation_of
-from mafrt.models.multi_lora import (
-    AdapterRouting,
-    LoraContext,
-    StackedLoRALinear,
-    route_adapters,
-    set_checkpointing,
-)
+from mafrt.models.multi_lora import StackedLoRALinear, set_checkpointing
 from mafrt.models.packed_attention import packed_attention
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.peft_format import AdapterShape, matches
+from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
 
 PACKED = "mafrt_packed"
 """Name of `packed_attention` among transformers' attention implementations."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -103,50 +96,15 @@ class SharedBase:
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
         Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        from mafrt.models.quantization import keep_differentiable, quantisation
-
-        require_base(name_or_path)
-        path = str(base_folder(name_or_path) or name_or_path)
-        check_folder(name_or_path, path)
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
-        quantised = quantisation(bits, device) if bits else {}
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
-                attn_implementation=attn_implementation,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                **quantised,
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(
-                f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
-                "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
-            ) from None
-        model, info = loaded
-        if lacking := sorted(info["missing_keys"]):
-            raise ModelError(
-                f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
-                "expected all weights of a causal language model; take another copy, or a model with a language head"
-            )
-        # A damaged download would otherwise show only as NaN losses, long after loading.
-        for name, parameter in model.named_parameters():
-            if parameter.is_floating_point() and not parameter.isfinite().all():
-                raise ModelError(
-                    f"the model {name_or_path!r} is damaged: found NaN or infinity in {name}, expected finite weights; "
-                    "take another copy"
-                )
-        if bits:
-            keep_differentiable(model)
-        # bitsandbytes places quantised layers itself and may refuse a later move.
-        return cls(model if bits else model.to(device), tokenizer, path)
+        model, tokenizer, path = load_pretrained(
+            name_or_path,
+            dtype=dtype,
+            device=device,
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            bits=bits,
+        )
+        return cls(model, tokenizer, path)
 
     def shard(self, make: Callable[[], Sharding]) -> None:
         """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""
@@ -231,6 +189,7 @@ class SharedBase:
         """Token ids that end a generation: the model's and the tokenizer's."""
         ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
+        # Models differ in where they name their end tokens; chat models often in the generation config only.
         for holder in (generation, self.config, self.tokenizer):
             value = getattr(holder, "eos_token_id", None)
             if value is not None:
@@ -427,6 +386,7 @@ class SharedBase:
         flat_mask = attention_mask is not None and attention_mask.dim() == 2
         shares = position_ids is None
         if position_ids is None and attention_mask is not None and flat_mask:
+            # Rows that are padded on the left count from their first real token.
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
@@ -562,21 +522,3 @@ def _use_packed_attention(model: Any) -> bool:
     ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
     model.config._attn_implementation = PACKED
     return True
-
-
-def check_folder(name: str, path: str) -> None:
-    """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"the folder {path} holds no config.json; expected a Hugging Face model folder")
-        if not any((folder / file).is_file() for file in TOKENIZER_FILES):
-            raise ModelError(
-                f"the folder {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} beside the model"
-            )
-    elif folder.exists():
-        raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
-    elif path == str(TEACHING_BASE):
-        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/make_base.py")
-    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ModelError(f"found no model folder {name}; expected one that exists, or a Hugging Face model id")

@@ -76,11 +76,13 @@ def play_together(
         own["stats"] = {name: getattr(stats, name) for name in _COUNTS}
         own["last_error"] = None if stats.last_error is None else str(stats.last_error)
     except MafrtError as error:
+        # The other processes wait in `gather`, so the error has to travel through it.
         own["error"] = packed_error(error)
     parts = processes.gather({**own, "drawn": starts.drawn, "rounds": starts.rounds})
     for part in parts:
         if "error" in part:
             raise unpacked_error(part["error"])
+    # A process whose slots had enough earlier has drawn fewer tasks than another.
     starts.drawn = max(part["drawn"] for part in parts)
     starts.rounds = max(part["rounds"] for part in parts)
     together = PlayStats()

@@ -72,7 +72,9 @@ class Live:
         for agent, reward in rewards.items():
             turn = self.last_turn.get(agent)
             if turn is not None:
+                # None means that nothing was paid, which is not the same as a reward of 0.
                 turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+            # A reward of 0 loses nothing, so environments may name all agents in every step.
             elif reward:
                 name = self.env.class_name
                 raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")

@@ -97,6 +97,7 @@ class Player:
 
     def cast(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""
+        # A shallow copy: engine, tokenizers and their caches stay shared.
         twin = copy.copy(self)
         twin.adapters = adapters
         return twin
@@ -129,6 +130,7 @@ class Player:
         Raises:
             EnvError: more than two episodes, and more than the share `max_lost`, were lost (`PlayStats.give_up`).
         """
+        # A resumed run has no transcripts of earlier calls, so none may carry over into this one.
         engines.forget(self.engine)
         # All slots start before the first generation, so the first batch is as wide as the following ones.
         stretch = Stretch(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
@@ -144,6 +146,7 @@ class Player:
     def _start(self, stretch: Stretch) -> list[Live]:
         """Reset the idle slots to their next starts, and to the ones after them where an episode is lost."""
         begun: list[Live] = []
+        # Repeats, since a reset that fails makes its slot idle again.
         while stretch.idle:
             idle, stretch.idle = stretch.idle, []
             nexts = [(slot, stretch.next_start(slot.number, slot.finished)) for slot in idle]
@@ -260,6 +263,7 @@ class Player:
         item.record(answers)
         try:
             if isinstance(result, EnvError):
+                # Raised here, so that one place discards a lost episode, whatever lost it.
                 raise result
             over = result.terminated or result.truncated
             if not over:
@@ -294,6 +298,7 @@ class Player:
             prompt_ids=ids,
             adapter=self.adapters[agent],
             sampling=sampling,
+            # From the place in the episode, not from a generator: batches of any width sample the same tokens.
             seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
         )
 

@@ -49,6 +49,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
     """
     messages = messages_of(system, observation, at)
     if getattr(tokenizer, "chat_template", None):
+        # The template has already written the special tokens.
         return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
     # The schemas of tools stand in the lines like any other message.
     text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
@@ -82,14 +83,17 @@ def _rendered(tokenizer: Any, messages: list[Message]) -> str:
 
     try:
         text = _template(tokenizer, messages)
+        # Some templates write tool messages as JSON, with its escapes.
         if all(output in text or json.dumps(output)[1:-1] in text for output in outputs):
             return text
+    # Templates refuse a role that they do not know by raising.
     except (TemplateError, KeyError, TypeError):
         pass
     plain: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
             message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        # Many templates demand that user and assistant alternate.
         if plain and plain[-1]["role"] == message["role"] == "user":
             message = {"role": "user", "content": f"{plain.pop()['content']}\n{message['content']}"}
         plain.append(message)

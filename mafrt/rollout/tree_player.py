@@ -78,6 +78,7 @@ class TreePlayer(Player):
     def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The alternative of each agent that is carried on, by key of the live item."""
         wide = [
+            # The first alternative is the sample that plain play would draw.
             replace(request, seed=seed_of(request.seed, "alternative", number) if number else request.seed)
             for _, _, request in asked
             for number in range(self.samples)
@@ -137,6 +138,7 @@ class TreePlayer(Player):
         sound = self._stepped(trial, result)
         stats.tree_errors += not sound
         [turn] = [turn for turn in fork.episode.turns if turn.agent == agent]
+        # The turns of the others were needed to step the fork; a branch teaches its own alternative only.
         turn.turn, fork.episode.turns = position, [turn]
         fork.env.close()
         return sound
@@ -167,6 +169,7 @@ class TreePlayer(Player):
         best = []
         for some in trials:
             # An unknown score is never better than a known one; where none is known, the first is as good as any.
+            # The number is negative, so that of equal scores the first is carried on.
             known = [(score, -trial.number) for trial in some if (score := next(scores)[0]) is not None]
             number = -max(known)[1] if known else 0
             best.append(number)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.atomic_files import write_atomic
-from mafrt.storage.run_dir import json_safe
+from mafrt.storage.json_lines import json_safe
 
 SUMMARY = "summary.json"
 

@@ -9,20 +9,17 @@ same `metrics.jsonl` and `episodes.jsonl`, byte for byte, as one that was never 
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mafrt.core import atomic_files
-from mafrt.core.errors import CheckpointError, ConfigError
-from mafrt.core.reading import parse_yaml, read_text
-from mafrt.core.types import Episode, Evidence, Scored
+from mafrt.core.errors import ConfigError
 from mafrt.storage import checkpoint, transcript_files
+from mafrt.storage.args_file import ARGS, plain, read_args, write_args
+from mafrt.storage.json_lines import JsonLines, keep_until, lines_until
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -30,14 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ARGS = "args.yaml"
 LINE_FILES = ("metrics", "evaluations", "episodes", "timings")
 
-_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 _NOT_SETTINGS = frozenset({"load_path", "config"})
-_SECRET = re.compile(r"(api_?key|secret|password|_token)$", re.IGNORECASE)
-# Legal inside JSON strings, but `str.splitlines` of a reader would cut the line there.
-_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class RunDir:
@@ -122,7 +114,7 @@ class RunDir:
             keep_until(self.path / f"{name}.jsonl", _last_line(name, step))
         transcript_files.drop_after(self.path, step)
         before = read_args(self.path / ARGS) if (self.path / ARGS).is_file() else {}
-        args = _plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
+        args = plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
         changed = sorted(name for name in {*before, *args} if before.get(name) != args.get(name))
         if changed:
             kept = f"args.until_{max(step, 0):06d}.yaml"
@@ -137,7 +129,7 @@ class RunDir:
             if (source / f"{name}.jsonl").is_file():
                 with open(self.path / f"{name}.jsonl", "wb") as file:
                     file.writelines(
-                        line for line, keep in _lines(source / f"{name}.jsonl", _last_line(name, step)) if keep
+                        line for line, keep in lines_until(source / f"{name}.jsonl", _last_line(name, step)) if keep
                     )
         transcript_files.copy_until(source, self.path, step)
 
@@ -156,189 +148,9 @@ class RunDir:
         self.close()
 
 
-class JsonLines:
-    """A file of JSON lines that is only ever appended to, durably, and never left with half a line by an error."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] | None = None
-
-    def append(self, iteration: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write the records of one iteration, each as `{"iteration": N, ...}`, and wait until they are on disk.
-
-        Values that are not finite become null. Raises CheckpointError if the disk refuses; nothing is written then.
-        """
-        data = b"".join(encode_line({"iteration": iteration, **record}) for record in records)
-        if self._file is None:
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open for the whole run)
-            atomic_files.fsync(self.path.parent)
-        end = os.fstat(self._file.fileno()).st_size
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            os.ftruncate(self._file.fileno(), end)
-            raise CheckpointError(
-                f"cannot append to {self.path}: {error}; free some space, then go on with --load_path"
-            ) from error
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def encode_line(record: Mapping[str, Any]) -> bytes:
-    """One JSON line, readable (not ASCII-only) and safe for readers that split at Unicode line breaks."""
-    text = json.dumps(json_safe(record), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which a model can write
-        return json.dumps(json_safe(record), allow_nan=False).encode() + b"\n"
-
-
-def json_safe(value: Any) -> Any:
-    """`value` in JSON types: non-finite floats become None, unknown types their `str`."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [
-            json_safe(entry) for entry in (sorted(value, key=str) if isinstance(value, (set, frozenset)) else value)
-        ]
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy or torch
-        return json_safe(value.item())
-    return str(value)
-
-
-def episode_record(episode: Episode, *, tokens: bool = False) -> dict[str, Any]:
-    """An episode as `episodes.jsonl` holds it: turns, rewards and verdicts; token ids only if asked for."""
-    turns = []
-    for turn in episode.turns:
-        record: dict[str, Any] = {
-            "agent": turn.agent,
-            "turn": turn.turn,
-            "env_step": turn.env_step,
-            "text": turn.text,
-            "stop": turn.stop,
-            "tokens": len(turn.action_ids),
-            "prompt_tokens": len(turn.prompt_ids),
-            "adapter_version": turn.adapter_version,
-            "reward": turn.reward,
-        }
-        if tokens:
-            record |= {"prompt_ids": turn.prompt_ids, "action_ids": turn.action_ids}
-        if turn.evidence is not None:
-            record["evidence"] = _evidence_record(turn.evidence)
-        if turn.coach is not None:
-            scored = isinstance(turn.coach, Scored)
-            record["coach"] = vars(turn.coach) if scored else {"unscored": turn.coach.why}  # type: ignore[union-attr]
-        if turn.advantages:
-            record["advantage"] = sum(turn.advantages) / len(turn.advantages)
-        turns.append(record)
-    record = {"id": episode.id, "group": episode.group, "outcome": episode.outcome, "turns": turns}
-    if episode.branches:
-        # Alternatives of a tree were not played on, so they stand apart from the turns.
-        others = [branch for branch in episode.branches if not branch.info.get("carried")]
-        record["alternatives"] = [
-            {**alternative, "outcome": branch.outcome}
-            for branch in others
-            for alternative in episode_record(branch, tokens=tokens)["turns"]
-        ]
-    return {**record, "info": episode.info}
-
-
-def _evidence_record(evidence: Evidence) -> dict[str, Any]:
-    """Only the fields that the environment gave; `recorded.evidence_of` reads it back."""
-    record: dict[str, Any] = {}
-    if evidence.tool_output is not None:
-        record["tool_output"] = evidence.tool_output
-    if evidence.rules is not None:
-        record["rules"] = vars(evidence.rules)
-    if evidence.facts:
-        record["facts"] = evidence.facts
-    return record
-
-
-# --------------------------------------------------------------------------------------------------------- settings
-
-
-def write_args(path: Path, args: Mapping[str, Any]) -> None:
-    """Write settings as YAML, atomically. Raises ConfigError for a value that looks like a secret."""
-    import yaml
-
-    for name, value in args.items():
-        if value and isinstance(value, str) and _SECRET.search(name):
-            raise ConfigError(
-                f"setting {name!r} looks like a secret, and {path} is no place for one; use the environment"
-            )
-    data = yaml.safe_dump(_plain(args), sort_keys=False, allow_unicode=True)
-    atomic_files.write_atomic(path, data.encode())
-
-
-def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read settings that `write_args` wrote. Raises ConfigError."""
-    import yaml
-
-    try:
-        args = parse_yaml(read_text(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as settings: {' '.join(str(error).split())}") from error
-    if args is not None and not isinstance(args, dict):
-        raise ConfigError(f"{path} holds a {type(args).__name__}; expected `name: value` lines")
-    return args or {}
-
-
-def _plain(value: Any) -> Any:
-    """Only types that `yaml.safe_dump` knows: tuples as lists, paths as text. Infinity stays, it may be a setting."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
-
-
-# ---------------------------------------------------------------------------------------------------------- history
-
-
 def _last_line(name: str, step: int) -> int:
     """The last iteration whose lines stay. The team of `step_N` is evaluated after its checkpoint is written."""
     return step - 1 if name == "evaluations" else step
-
-
-def keep_until(path: Path, step: int) -> None:
-    """Drop the lines after iteration `step` from a file of JSON lines, and half a line at the end if there is one.
-
-    Only lines that `JsonLines` wrote are known: the iteration is read off their first bytes.
-    """
-    if not path.is_file():
-        return
-    kept = holes = 0
-    is_prefix = True
-    for line, keep in _lines(path, step):
-        kept += len(line) if keep else 0
-        is_prefix = is_prefix and not (keep and holes)
-        holes += not keep
-    if is_prefix:
-        with open(path, "rb+") as file:
-            file.truncate(kept)
-            os.fsync(file.fileno())
-        return
-    atomic_files.write_atomic(path, b"".join(line for line, keep in _lines(path, step) if keep))
-
-
-def _lines(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
-    """(line, whether it is whole and of an iteration up to `step`)."""
-    with open(path, "rb") as file:
-        for line in file:
-            prefix = _ITERATION.match(line)
-            whole = prefix and line.endswith(b"}\n") and b"\0" not in line
-            yield line, bool(whole and prefix and int(prefix[1]) <= step)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path | None:

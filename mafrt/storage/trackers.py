@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from mafrt.core.errors import MissingExtraError
-from mafrt.storage.run_dir import ARGS, RunDir, read_args
+from mafrt.storage.args_file import ARGS, read_args
+from mafrt.storage.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 

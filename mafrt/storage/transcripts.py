@@ -17,7 +17,8 @@ from typing import Any
 from mafrt.config.team import Team
 from mafrt.core import atomic_files
 from mafrt.core.types import Episode, Turn
-from mafrt.storage.run_dir import encode_line, episode_record
+from mafrt.storage.episode_lines import episode_record
+from mafrt.storage.json_lines import encode_line
 from mafrt.storage.transcript_files import FORMAT, Kind, file_name
 
 log = logging.getLogger(__name__)

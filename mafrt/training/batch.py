@@ -50,6 +50,7 @@ class Batch:
 
     def scatter(self, values: Tensor) -> list[list[float]]:
         """The inverse of `gather`: one list per turn from [N]."""
+        # One transfer for all rows: each would make the host wait for the device.
         return [part.tolist() for part in values.detach().float().cpu().split([len(t.action_ids) for t in self.turns])]
 
 
@@ -113,6 +114,7 @@ def split(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = N
     groups: list[list[int]] = []
     for row in by_length(turns, rows):
         width = len(turns[row].prompt_ids) + len(turns[row].action_ids)
+        # Shortest first, so the turn that joins is the longest of its group and sets the padded width.
         if groups and (len(groups[-1]) + 1) * width <= max_tokens:
             groups[-1].append(row)
         else:

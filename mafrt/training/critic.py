@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mafrt.algorithms.losses import value_loss
-from mafrt.config.algorithm import ValueHeadSettings
+from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
@@ -110,6 +110,7 @@ class Critic:
             for turn, ids in zip(episode.turns, episode_prompts, strict=True)
             if self._reads(turn)
         ]
+        # The central prompts are not those that the agents saw, so the reference takes a pass of its own.
         features = Features(turns, self._pass(turns, prompts, temperatures, values=True, reference=False))
         if reference:
             self._pass(turns, own, temperatures, values=False, reference=True)
@@ -147,6 +148,7 @@ class Critic:
             if values:
                 hidden = states[batch.predict]
                 pieces = hidden.split([len(turn.action_ids) for turn in batch.turns])
+                # The head is float32 whatever the precision of the base.
                 token_values = batch.scatter(self.head(hidden.float()))
                 for index, turn_values, piece in zip(indices, token_values, pieces, strict=True):
                     rows[index].values = turn_values
@@ -175,6 +177,7 @@ class Critic:
         x, here = self._rows(pairs, count)
         bad = torch.zeros(len(returns), device=device)
         bad[here] = 1.0 - torch.isfinite(x).all(-1).float()
+        # Only the process that holds a row sees that it is not finite, and all have to leave it out.
         processes.sum([bad])
         sound = torch.isfinite(returns) & torch.isfinite(old) & (bad == 0)
         # Rows are numbered over all processes, so mini-batches do not depend on the number of processes.
@@ -209,6 +212,7 @@ class Critic:
                 if torch.isfinite(norm):
                     self.optimizer.step()
                     norms.append(norm.item())
+                # The first pass shows the error before the head has fitted this batch.
                 if epoch == 0:
                     first.append(loss.detach())
         processes.sum(first)

@@ -259,12 +259,14 @@ class Learner:
 
         mini_batch = [turns[row] for row in rows]
         for name, rate in scaled_rates(rates, mini_batch, owner, self.learn.lr_follows_signal).items():
+            # Set for every step, since schedule, slowdown and share of turns with a signal all change it.
             for group in self.optimizers[name].param_groups:
                 group["lr"] = rate
         kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
         silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
         passing = [row for row in rows if has_signal(turns[row])] if silent else rows
         denominators = {name: LossDenominators() for name in adapters}
+        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
         for turn in mini_batch:
             denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
             denominator.tokens += len(turn.action_ids)
@@ -294,6 +296,7 @@ class Learner:
         spoke = [name for name in adapters if denominators[name].turns]
         for name, norm in self.steps.step(spoke).items():
             if torch.isfinite(norm):
+                # With a gradient of exactly 0 no step was made, so the weights and what is cached of them still hold.
                 if norm > 0.0:
                     self.base.bump(name)
                 metrics.add_norm(name, norm)
@@ -354,6 +357,7 @@ class Learner:
     def _roll_back(self, name: str, weights: list[Tensor]) -> None:
         for parameter, value in zip(self.base.adapter_parameters(name), weights, strict=True):
             parameter.copy_(value)
+        # Its moments were computed from the values that are not finite.
         self.steps.forget(name)
         self.base.bump(name)
         log.error("Adapter %s had weights that are not finite; it was rolled back to its last finite weights.", name)

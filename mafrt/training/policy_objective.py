@@ -149,6 +149,7 @@ class PolicyLoss:
                 )
             )
             part.metrics.add(name, "policy", stats)
+            # Entropy and KL are terms of tokens, at action level too, so their mean is over tokens.
             extra, stats = entropy_loss(part.entropy[at], coef=settings.entropy_coef, denominator=count.tokens)
             part.metrics.add(name, "entropy", stats)
             loss = loss + extra

@@ -70,8 +70,10 @@ def step_kl(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]])
         before: log-probabilities of each turn's action tokens under the policy that sampled them.
         after: the same under the policy after the step.
     """
+    # In float64: after a small step the terms are differences of nearly equal numbers.
     old = torch.tensor([value for row in before for value in row], dtype=torch.float64)
     new = torch.tensor([value for row in after for value in row], dtype=torch.float64)
+    # A ratio of e^10 already says that the step was far too large, and its term stays finite.
     gap = (new - old).clamp(-10, 10)
     return float((gap.exp() - 1 - gap).mean()) if len(gap) else 0.0
 
@@ -92,6 +94,8 @@ def shrink(
     for _ in range(TRIES):
         if kl <= limit:
             return kl, scale
+        # At least a tenth less, so that the tries come to an end; at most down to a tenth, since the square holds for
+        # small steps only.
         scale *= min(0.9, max(0.1, 0.9 * math.sqrt(limit / kl)))
         for parameter, was, step in zip(parameters, before, whole, strict=True):
             parameter.copy_(was + scale * step)
@@ -100,6 +104,7 @@ def shrink(
         return kl, scale
     for parameter, was in zip(parameters, before, strict=True):
         parameter.copy_(was)
+    # Measured again: `measure` also tells the base that the weights have changed back.
     return measure(), 0.0
 
 

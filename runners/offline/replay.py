@@ -71,7 +71,7 @@ def read_episodes(run: str | Path, team: Team | None) -> Episodes:
 
 
 def evidence_of(where: str, turn: Mapping[str, Any]) -> Evidence | None:
-    """Evidence of a turn as `run_dir.episode_record` wrote it; None if there is none. Raises DataError."""
+    """Evidence of a turn as `episode_record` wrote it; None if there is none. Raises DataError."""
     record = turn.get("evidence")
     if record is None:
         return None

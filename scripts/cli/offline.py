@@ -18,7 +18,7 @@ from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
 from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, go_on, is_same
-from mafrt.storage.run_dir import ARGS, read_args
+from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:

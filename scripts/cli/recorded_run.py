@@ -12,7 +12,7 @@ from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import base_folder, shipped
 from mafrt.scripts.cli.prepared_run import PreparedRun
-from mafrt.storage.run_dir import ARGS, read_args
+from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
 
 if TYPE_CHECKING:

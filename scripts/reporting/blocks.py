@@ -14,7 +14,7 @@ from typing import Any
 
 from mafrt.core.text import clean_text
 from mafrt.scripts.reporting.episodes import Recorded
-from mafrt.storage.run_dir import json_safe
+from mafrt.storage.json_lines import json_safe
 
 BLOCK_BYTES = 192 * 1024
 """Size of a block before compression, unless one episode alone is larger."""

@@ -19,8 +19,8 @@ from mafrt.scripts.reporting.blocks import Blocks, compressed
 from mafrt.scripts.reporting.episodes import read_episodes, selection
 from mafrt.scripts.reporting.findings import findings_of
 from mafrt.scripts.reporting.run_data import RunData, Table, same_but_seed
+from mafrt.storage.json_lines import json_safe
 from mafrt.storage.metrics import explain
-from mafrt.storage.run_dir import json_safe
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.text import error_line
-from mafrt.storage.run_dir import ARGS, read_args
+from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 MOST_POINTS = 1500

@@ -62,10 +62,12 @@ class KVLayer(CacheLayerMixin):
 
     def _grow(self, needed: int, key_like: Tensor, value_like: Tensor) -> None:
         if self.keys is not None:
+            # Doubling keeps all copies of a generation together proportional to its length.
             self.capacity = max(needed, 2 * self.capacity)
         self.capacity = max(needed, self.capacity)
         old = (self.keys, self.values)
         self.keys, self.values = (
+            # Left unfilled: the views end at `used`, so nothing beyond it is read.
             like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
             for like in (key_like, value_like)
         )

@@ -128,6 +128,7 @@ class RunningBatch:
         self._owner, self._prompts = [owner[place] for place in order], prompts
         self._logits = torch.cat((self._logits, logits))[torch.tensor(order, device=logits.device)]
         self._live = list(range(len(self.rows)))
+        # The new sampler skips the uniforms that each row has used, so samples do not depend on who joined when.
         self._sampler, self._step = self._new_sampler(), 0
         self._decoder = None
 

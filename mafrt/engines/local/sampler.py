@@ -50,6 +50,7 @@ def check_sampling(params: SamplingParams) -> None:
 
 def draw_uniforms(seed: int, count: int) -> Tensor:
     """`[count]` float32 in [0, 1), a function of `seed` alone; a longer draw begins with the shorter one."""
+    # On the CPU, since other devices draw other numbers from the same seed.
     generator = torch.Generator().manual_seed(seed % 2**63)
     return torch.rand(count, generator=generator)
 
@@ -123,6 +124,7 @@ class Sampler:
         Raises:
             NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
         """
+        # Half precisions are too coarse for a cumulative sum over a vocabulary.
         logits = logits.float()
         if self._all_greedy:
             best, ids = logits.max(1)
@@ -140,6 +142,7 @@ class Sampler:
         self._check(total)
         # Rounding may lift u * total to the total, beyond the last token that has a probability.
         target = torch.minimum(self.uniforms[step].unsqueeze(1) * total, torch.nextafter(total, total.new_zeros(())))
+        # From the right: a uniform on an edge takes the next token, so none without probability is drawn.
         ids = torch.searchsorted(cumulative, target, right=True)
         logprobs = probs.gather(1, ids).div_(total).log_().squeeze(1)
         ids = ids.squeeze(1)

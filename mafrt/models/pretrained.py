@@ -1,0 +1,94 @@
+"""Loading of a Hugging Face model and its tokenizer, with one sentence for each way in which that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+
+from mafrt.core.errors import ModelError
+from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def load_pretrained(
+    name_or_path: str,
+    *,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    attn_implementation: str,
+    trust_remote_code: bool,
+    bits: Literal[4, 8] | None,
+) -> tuple[Any, Any, str]:
+    """(model, tokenizer, path or hub id); arguments and errors as of `SharedBase.load`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from mafrt.models.quantization import keep_differentiable, quantisation
+
+    require_base(name_or_path)
+    path = str(base_folder(name_or_path) or name_or_path)
+    check_folder(name_or_path, path)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
+    quantised = quantisation(bits, device) if bits else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
+            attn_implementation=attn_implementation,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **quantised,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
+            "config.json, weights and tokenizer, or a Hugging Face model id that can be reached from here"
+        ) from None
+    model, info = loaded
+    _check_weights(name_or_path, model, info["missing_keys"])
+    if bits:
+        keep_differentiable(model)
+    # bitsandbytes places quantised layers itself and may refuse a later move.
+    return model if bits else model.to(device), tokenizer, path
+
+
+def _check_weights(name_or_path: str, model: Any, missing: Collection[str]) -> None:
+    """ModelError for weights that are missing or not finite."""
+    if lacking := sorted(missing):
+        raise ModelError(
+            f"the model {name_or_path!r} is incomplete: found no {lacking[0]} ({len(lacking)} tensors missing), "
+            "expected all weights of a causal language model; take another copy, or a model with a language head"
+        )
+    # A damaged download would otherwise show only as NaN losses, long after loading.
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            raise ModelError(
+                f"the model {name_or_path!r} is damaged: found NaN or infinity in {name}, expected finite weights; "
+                "take another copy"
+            )
+
+
+def check_folder(name: str, path: str) -> None:
+    """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"the folder {path} holds no config.json; expected a Hugging Face model folder")
+        if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelError(
+                f"the folder {path} holds no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} beside the model"
+            )
+    elif folder.exists():
+        raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
+    elif path == str(TEACHING_BASE):
+        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/make_base.py")
+    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"found no model folder {name}; expected one that exists, or a Hugging Face model id")

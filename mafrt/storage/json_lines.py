@@ -1,0 +1,108 @@
+"""Files of JSON lines: append durably, encode safely, and drop lines after an iteration."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from mafrt.core import atomic_files
+from mafrt.core.errors import CheckpointError
+
+_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+# Legal inside JSON strings, but `str.splitlines` of a reader would cut the line there.
+_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+class JsonLines:
+    """A file of JSON lines that is only ever appended to, durably, and never left with half a line by an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def append(self, iteration: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the records of one iteration, each as `{"iteration": N, ...}`, and wait until they are on disk.
+
+        Values that are not finite become null. Raises CheckpointError if the disk refuses; nothing is written then.
+        """
+        data = b"".join(encode_line({"iteration": iteration, **record}) for record in records)
+        if self._file is None:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open for the whole run)
+            atomic_files.fsync(self.path.parent)
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), end)
+            raise CheckpointError(
+                f"cannot append to {self.path}: {error}; free some space, then go on with --load_path"
+            ) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """One JSON line, readable (not ASCII-only) and safe for readers that split at Unicode line breaks."""
+    text = json.dumps(json_safe(record), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which a model can write
+        return json.dumps(json_safe(record), allow_nan=False).encode() + b"\n"
+
+
+def json_safe(value: Any) -> Any:
+    """`value` in JSON types: non-finite floats become None, unknown types their `str`."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [
+            json_safe(entry) for entry in (sorted(value, key=str) if isinstance(value, (set, frozenset)) else value)
+        ]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy or torch
+        return json_safe(value.item())
+    return str(value)
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop the lines after iteration `step` from a file of JSON lines, and half a line at the end if there is one.
+
+    Only lines that `JsonLines` wrote are known: the iteration is read off their first bytes.
+    """
+    if not path.is_file():
+        return
+    kept = holes = 0
+    is_prefix = True
+    for line, keep in lines_until(path, step):
+        kept += len(line) if keep else 0
+        is_prefix = is_prefix and not (keep and holes)
+        holes += not keep
+    if is_prefix:
+        with open(path, "rb+") as file:
+            file.truncate(kept)
+            os.fsync(file.fileno())
+        return
+    atomic_files.write_atomic(path, b"".join(line for line, keep in lines_until(path, step) if keep))
+
+
+def lines_until(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
+    """(line, whether it is whole and of an iteration up to `step`)."""
+    with open(path, "rb") as file:
+        for line in file:
+            prefix = _ITERATION.match(line)
+            whole = prefix and line.endswith(b"}\n") and b"\0" not in line
+            yield line, bool(whole and prefix and int(prefix[1]) <= step)
