@@ -19,7 +19,7 @@ LAUNCH_S = {"cpu": 6e-6, "cuda": 1e-5}
 """Cost of one additional small operation in seconds, by device type. Rough: it only steers wide against grouped."""
 FLOP_PER_S = {"cpu": 6e10, "cuda": 6e13}
 """Throughput of an adapter's small matrix products, by device type."""
-BLOCK_TOKENS = {"cpu": 192}
+BLOCK_TOKENS = {"cpu": 512}
 """Max tokens per block of a layer's forward, so that its operands stay in the CPU cache; by device type."""
 
 
@@ -29,6 +29,15 @@ class Segment(NamedTuple):
     adapter: int
     start: int
     stop: int
+
+
+class Run(NamedTuple):
+    """Tokens `start:stop` of one adapter."""
+
+    start: int
+    stop: int
+    pairs: tuple[tuple[int, int, float], ...]
+    """(layer, position of its A among the pairs, scaling) of the layers that the adapter targets; B follows A"""
 
 
 class Piece(NamedTuple):
@@ -67,6 +76,10 @@ class AdapterRouting:
     train: frozenset[int] | None = None
     pieces: dict[Layout, list[Piece]] = field(default_factory=dict)
     """Cached pieces, shared by layers of equal layout."""
+    runs: dict[tuple[Layout, ...], list[Run]] = field(default_factory=dict)
+    """Cached runs of siblings, shared by siblings of equal layouts."""
+    ahead: dict[object, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By layer: its input and its output, where it was computed with a sibling and was not called yet."""
 
     def learns(self, adapter: int) -> bool:
         return self.train is None or adapter in self.train
@@ -158,3 +171,22 @@ class LoraContext:
                 del self._routings[thread]
             else:
                 self._routings[thread] = before
+
+
+def runs_of(segments: Sequence[Segment], layouts: Sequence[Layout]) -> list[Run]:
+    """The segments, those of one adapter joined, with the places of the adapter's pairs among all layers' tensors."""
+    pairs: dict[int, list[tuple[int, int, float]]] = {}
+    place = 0
+    for number, layout in enumerate(layouts):
+        for adapter, _, scaling in layout:
+            pairs.setdefault(adapter, []).append((number, place, scaling))
+            place += 2
+    runs: list[Run] = []
+    last = None
+    for adapter, start, stop in segments:
+        if runs and adapter == last:
+            runs[-1] = runs[-1]._replace(stop=stop)
+        else:
+            runs.append(Run(start, stop, tuple(pairs.get(adapter, ()))))
+        last = adapter
+    return runs

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece
+from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
+from mafrt.models.lora_siblings import Frozen, linear_siblings
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
 # libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
@@ -170,6 +171,8 @@ class StackedLoRALinear(nn.Module):
         self.ranks: dict[int, int] = {}
         self.scalings: dict[int, float] = {}
         self._fused: tuple[tuple[object, ...], Tensor, Tensor] | None = None
+        self.siblings: tuple[StackedLoRALinear, ...] = (self,)
+        """layers that the model gives the same input, this one among them"""
 
     @property
     def weight(self) -> Any:
@@ -199,12 +202,13 @@ class StackedLoRALinear(nn.Module):
         routing = self.context.routing
         if routing is None:
             return self.base_layer(x)
+        if torch.is_grad_enabled() and self._goes_together(routing):
+            return self._together(routing, x)
         pieces, params = self._pieces(routing, x)
         if not pieces:
             return self.base_layer(x)
         flat = x.reshape(-1, self.in_features)
-        if flat.shape[0] != routing.rows * routing.steps:
-            raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {routing.rows} x {routing.steps}")
+        _refuse_other_number(flat, routing)
         plain = type(self.base_layer) is nn.Linear and not self.context.sharded
         weight, bias = (self.weight, self.bias) if plain else (None, None)
         if torch.is_grad_enabled():
@@ -218,6 +222,37 @@ class StackedLoRALinear(nn.Module):
             out = flat.new_empty(len(flat), self.out_features) if plain else self.base_layer(flat)
             _forward(flat, out, weight, bias, pieces, _as(params, x.dtype))
         return out.view(*x.shape[:-1], self.out_features)
+
+    def _goes_together(self, routing: AdapterRouting) -> bool:
+        """Whether the layer is computed with its siblings."""
+        if routing.wide or routing.order is not None or self.context.sharded:
+            return False
+        return all(type(layer.base_layer) is nn.Linear for layer in self.siblings)
+
+    def _together(self, routing: AdapterRouting, x: Tensor) -> Tensor:
+        """The layer's output, computed with those of its siblings or kept from a sibling's call with the same input."""
+        given, out = routing.ahead.pop(self, (None, None))
+        if given is x and out is not None:
+            return out
+        flat = x.reshape(-1, self.in_features)
+        _refuse_other_number(flat, routing)
+        layouts = tuple(
+            tuple((k, layer.ranks[k], layer.scalings[k]) for k in routing.present if k in layer.pairs)
+            for layer in self.siblings
+        )
+        if layouts not in routing.runs:
+            routing.runs[layouts] = runs_of(routing.segments, layouts)
+        pairs = [
+            p if routing.learns(k) else p.detach()
+            for layer, layout in zip(self.siblings, layouts, strict=True)
+            for k, _, _ in layout
+            for p in layer.pairs[k]
+        ]
+        frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
+        outs = linear_siblings(flat, frozen, routing.runs[layouts], pairs)
+        for layer, result in zip(self.siblings, outs, strict=True):
+            routing.ahead[layer] = (x, result.view(*x.shape[:-1], layer.out_features))
+        return routing.ahead.pop(self)[1]
 
     def _pieces(self, routing: AdapterRouting, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
         """Pieces of this layer for the routing's segments, and the adapters' tensors A_0, B_0, A_1, B_1, ..."""
@@ -251,6 +286,24 @@ class StackedLoRALinear(nn.Module):
             b = torch.cat([self.pairs[k][1] for k in here], 1).to(dtype)
             self._fused = fused = (key, a, b)
         return [fused[1], fused[2]]
+
+
+def _refuse_other_number(flat: Tensor, routing: AdapterRouting) -> None:
+    if flat.shape[0] != routing.rows * routing.steps:
+        raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {routing.rows} x {routing.steps}")
+
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one parent that models give the same input; a layer called with another input is computed again."""
+
+
+def link_siblings(layers: Mapping[str, StackedLoRALinear]) -> None:
+    """Tell each layer, by its path, which others of its parent read the same input."""
+    for path, layer in layers.items():
+        parent, _, child = path.rpartition(".")
+        names = next((names for names in SIBLINGS if child in names), (child,))
+        group = (layers.get(f"{parent}.{name}" if parent else name) for name in names)
+        layer.siblings = tuple(sibling for sibling in group if sibling is not None)
 
 
 def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> None:

@@ -24,7 +24,7 @@ from mafrt.core.errors import ConfigError, ModelError
 from mafrt.models import logprobs, peft_format
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, route_adapters
 from mafrt.models.invocation import active_from, invocation_of
-from mafrt.models.multi_lora import StackedLoRALinear, set_checkpointing
+from mafrt.models.multi_lora import StackedLoRALinear, link_siblings, set_checkpointing
 from mafrt.models.packed_attention import packed_attention
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.peft_format import AdapterShape, matches
@@ -290,6 +290,7 @@ class SharedBase:
                 self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
                 setattr(holder, child, self._layers[path])
             self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
+        link_siblings(self._layers)
         self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
         self._drop_caches()

@@ -1,0 +1,97 @@
+"""Linear layers that read the same input (query, key and value; gate and up) with their adapters, as one operation.
+
+The adapters' A of all layers are one product with the input, forward and backward, and the input's gradient is summed
+by the matrix products themselves. The results are those of the layers one by one, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mafrt.models.adapter_routing import Run
+
+
+class Frozen(NamedTuple):
+    """A frozen linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def linear_siblings(
+    x: Tensor, layers: Sequence[Frozen], runs: Sequence[Run], pairs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """`x W^T + b` plus the adapters of every layer: `[tokens, in]` -> `[tokens, out]` each.
+
+    Args:
+        x: the input that the layers share.
+        layers: the frozen layers.
+        runs: cover all tokens in order.
+        pairs: A `[r, in]` and B `[out, r]` in turn, of all layers and adapters; they and `x` get gradients.
+    """
+    return _LinearSiblings.apply(x, layers, runs, *pairs)
+
+
+def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """`[sum of ranks, in]`: the scaled A of a run's layers."""
+    return torch.cat([pairs[a] if scale == 1.0 else pairs[a] * scale for _, a, scale in run.pairs]).to(dtype)
+
+
+class _LinearSiblings(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, layers: Sequence[Frozen], runs: Sequence[Run], *pairs: Tensor
+    ) -> tuple[Tensor, ...]:
+        outs = [F.linear(x, layer.weight, layer.bias) for layer in layers]
+        inner = []
+        for run in runs:
+            if not run.pairs:
+                continue
+            part = x[run.start : run.stop]
+            inner.append(torch.mm(_downs(run, pairs, x.dtype), part.t()))
+            own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
+            for (number, a, _), h in zip(run.pairs, own, strict=True):
+                outs[number][run.start : run.stop].addmm_(h.t(), pairs[a + 1].to(x.dtype).t())
+        ctx.save_for_backward(x, *inner, *pairs)
+        ctx.layers, ctx.runs = layers, runs
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *rest = ctx.saved_tensors
+        want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
+        inner, pairs = iter(rest[: len(rest) - len(want)]), rest[len(rest) - len(want) :]
+        grad_x = torch.mm(grads[0], ctx.layers[0].weight) if want_x else None
+        if grad_x is not None:
+            for layer, grad in zip(ctx.layers[1:], grads[1:], strict=True):
+                grad_x.addmm_(grad, layer.weight)
+        found: list[Tensor | None] = [None] * len(pairs)
+        for run in ctx.runs:
+            if not run.pairs:
+                continue
+            part = slice(run.start, run.stop)
+            onto = [grads[number][part] for number, _, _ in run.pairs]
+            across = [pairs[a + 1].to(x.dtype).t() @ own.t() for (_, a, _), own in zip(run.pairs, onto, strict=True)]
+            ranks, both = [len(a) for a in across], torch.cat(across)
+            if any(want[a] for _, a, _ in run.pairs):
+                downs = torch.mm(both, x[part]).split(ranks)
+                for (_, a, scale), down in zip(run.pairs, downs, strict=True):
+                    _add(found, a, down * scale, pairs[a], want[a])
+            for (_, a, _), kept, own in zip(run.pairs, next(inner).split(ranks), onto, strict=True):
+                if want[a + 1]:
+                    _add(found, a + 1, torch.mm(kept, own).t(), pairs[a + 1])
+            if grad_x is not None:
+                grad_x[part].addmm_(both.t(), _downs(run, pairs, x.dtype))
+        return grad_x, None, None, *found
+
+
+def _add(found: list[Tensor | None], place: int, grad: Tensor, like: Tensor, want: bool = True) -> None:
+    """Add to the gradient of one tensor, in its own precision."""
+    if want:
+        before, grad = found[place], grad.to(like.dtype)
+        found[place] = grad if before is None else before + grad

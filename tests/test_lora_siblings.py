@@ -1,0 +1,62 @@
+"""Layers that read the same input are computed together, with the results of the layers one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_models import ALL, add_random_adapter, tiny_base
+
+from mafrt.models import adapter_routing, multi_lora
+
+
+def grads(base, train, index):
+    """Hidden states of a batch and the adapters' gradients."""
+    names = list(base.adapters)
+    for name in names:
+        for parameter in base.adapter_parameters(name):
+            parameter.grad = None
+    ids = torch.arange(len(index) * 9).view(len(index), 9) % 80 + 5
+    hidden = base.forward(ids, torch.ones_like(ids), index, train=train)
+    (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum().backward()
+    return hidden.detach(), [p.grad for name in names for p in base.adapter_parameters(name)]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])  # with and without biases
+def test_results_are_those_of_the_layers_one_by_one(kind, monkeypatch):
+    base = tiny_base(kind)
+    base.form = "grouped"  # so small a batch would take the wide form
+    add_random_adapter(base, "all", 3, 5.0, ALL, seed=0)
+    add_random_adapter(base, "some", 2, 8.0, ("q_proj", "v_proj", "up_proj"), seed=1)
+    add_random_adapter(base, "frozen", 2, 4.0, ALL, seed=2)
+    index, train = torch.tensor([0, 1, 2, -1, 0, 1]), ["all", "some"]
+    calls = []
+    together = multi_lora.linear_siblings
+    monkeypatch.setattr(
+        multi_lora, "linear_siblings", lambda x, layers, *rest: calls.append(len(layers)) or together(x, layers, *rest)
+    )
+    found = grads(base, train, index)
+    # Per decoder layer: query, key and value; output; gate and up; down.
+    assert sorted(calls) == sorted(2 * [3, 1, 2, 1])
+    monkeypatch.setattr(multi_lora.StackedLoRALinear, "_goes_together", lambda self, routing: False)
+    expected = grads(base, train, index)
+    assert len(calls) == 8
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    for own, theirs in zip(found[1], expected[1], strict=True):
+        assert (own is None) == (theirs is None)
+        if own is not None:
+            assert float((own - theirs).abs().max()) <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def test_a_layer_that_gets_another_input_is_computed_for_it():
+    base = tiny_base()
+    add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
+    attention = base.inner.layers[0].self_attn
+    x, other = torch.randn(4, 32), torch.randn(4, 32)
+    routing = adapter_routing.route_adapters(
+        torch.tensor([0]), 1, 4, ranks=[2], width=64, device=torch.device("cpu"), form="grouped"
+    )
+    with base.context.use(routing):
+        attention.q_proj(x)
+        found = attention.k_proj(other)
+    with base.context.use(routing), torch.no_grad():
+        torch.testing.assert_close(found.detach(), attention.k_proj(other), atol=1e-5, rtol=1e-5)
