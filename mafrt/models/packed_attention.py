@@ -23,7 +23,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Hugging Face's `sdpa` attention, block by block where the batch is packed.
 
-    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`.
+    `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`. The
+    layer's `sliding_window` (tokens that a query may attend to, itself included) is an argument as for all
+    implementations.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -38,6 +40,7 @@ def packed_attention(
     # The kernels of a CPU are called directly; attention with anything else to it goes the general way.
     plain = not kwargs.get("dropout") and kwargs.get("position_bias") is None and value.shape[-1] == key.shape[-1]
     direct = query.device.type == "cpu" and plain
+    window = kwargs.get("sliding_window")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
@@ -50,19 +53,39 @@ def packed_attention(
     for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
         if block.family is not None:
             kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
-            if direct:
+            if direct and not _hides(window, block.family.shared + block.family.rests.shape[1]):
                 past = None if kept is None else (kept[0][:, block.family.past], kept[1][:, block.family.past])
                 out.append(family_attention(parts[0], parts[1], parts[2], block.family, scale, past))
             else:
-                out.append(_within_family(block.family, parts, attend, kept))
+                out.append(_within_family(block.family, parts, attend, kept, window))
             continue
         q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
-        out.append(attend(q, k, v, None).flatten(0, 1))
+        out.append(attend(q, k, v, _within_window(window, block.length, 0, q.device)).flatten(0, 1))
     return torch.cat(out).unsqueeze(0), None
 
 
+def _hides(window: int | None, length: int) -> bool:
+    """Whether a window hides anything in sequences of this length."""
+    return window is not None and length > window
+
+
+def _within_window(window: int | None, length: int, first: int, device: torch.device) -> Tensor | None:
+    """`[length, first + length]`: the tokens that those from `first` on may attend to; None where no window hides any.
+
+    True: visible.
+    """
+    if window is None or not _hides(window, first + length):
+        return None
+    ones = torch.ones(length, first + length, dtype=torch.bool, device=device)
+    return ones.tril(first).triu(first - window + 1)
+
+
 def _within_family(
-    family: Family, parts: Sequence[Tensor], attend: Callable[..., Tensor], kept: tuple[Tensor, Tensor] | None
+    family: Family,
+    parts: Sequence[Tensor],
+    attend: Callable[..., Tensor],
+    kept: tuple[Tensor, Tensor] | None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of a family's queries, keys and values, `[heads, N, head_dim]` each: `[N, heads, head_dim]`.
 
@@ -72,7 +95,8 @@ def _within_family(
     done: list[Tensor] = []
     if kept is None:
         beginning, parts = [p[:, : family.shared] for p in parts], [p[:, family.shared :] for p in parts]
-        done.append(attend(*(part.unsqueeze(0) for part in beginning), None)[0])
+        mask = _within_window(window, family.shared, 0, parts[0].device)
+        done.append(attend(*(part.unsqueeze(0) for part in beginning), mask)[0])
         common = beginning[1:]
     else:
         common = [part[:, family.past] for part in kept]
@@ -82,4 +106,6 @@ def _within_family(
         torch.cat((part.unsqueeze(0).expand(len(own), -1, -1, -1), own), 2)
         for part, own in zip(common, others, strict=True)
     )
-    return torch.cat((*done, attend(queries, keys, values, family.mask)[family.real]))
+    seen = _within_window(window, family.rests.shape[1], family.shared, queries.device)
+    seen = family.mask if seen is None else seen
+    return torch.cat((*done, attend(queries, keys, values, seen)[family.real]))

@@ -265,13 +265,17 @@ def _check(args: argparse.Namespace, ours: Ours, trl: Trl, count: int) -> None:
     )["input_ids"]
     if theirs not in [list(turn.prompt_ids) for turn in turns]:
         raise _measure.Disagreement("TRL's prompt is none of ours; not timed")
-    # In bfloat16 both round, each in its own order.
     ids = torch.tensor([[*turns[0].prompt_ids, *turns[0].action_ids]], device=args.device)
     with torch.no_grad():
         hidden = ours.base.forward(ids, None, torch.tensor([-1]))
         mine = ours.base.logits(hidden).float().log_softmax(-1)
         other = trl.trainer.model(input_ids=ids).logits.float().log_softmax(-1)
-    _measure.agree("log-probs", mine, other, tolerance=1e-2 if args.dtype == "float32" else 1.0)
+    if args.dtype == "float32":
+        _measure.agree("log-probs", mine, other, tolerance=1e-2)
+    else:
+        # Both round, each in its own order: single rare tokens differ by some nats, as each does from float32.
+        mean = (mine - other).abs().mean()
+        _measure.agree("mean of the log-probs' differences", mean, torch.zeros_like(mean), tolerance=0.25)
 
 
 def _line(row: dict[str, Any]) -> str:
