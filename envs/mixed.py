@@ -110,7 +110,7 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
     Raises:
         ConfigError: an empty part, a weight that is no number above 0, or two sets of one name.
     """
-    found: dict[str, tuple[str, float | None]] = {}
+    sets: dict[str, tuple[str, float | None]] = {}
     for part in text.split(","):
         source, at, given = part.strip().partition("@")
         try:
@@ -120,10 +120,10 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
         if not source or (weight is not None and not (math.isfinite(weight) and weight > 0)):
             raise ConfigError(f"{text!r} holds {part!r}; expected NAME or NAME@WEIGHT with a weight above 0.")
         name = re.sub(r"[^\w.-]+", "_", PurePath(source).stem if "/" in source or "." in source else source)
-        if name in found:
+        if name in sets:
             raise ConfigError(f"{text!r} holds two sets called {name!r}; give them different names.")
-        found[name] = (source, weight)
-    return found
+        sets[name] = (source, weight)
+    return sets
 
 
 def weights_of(sets: Mapping[str, tuple[str, float | None]]) -> dict[str, float] | None:

@@ -44,15 +44,15 @@ def number(values: Sequence[float]) -> Number:
 def numbers(evaluation: Evaluation) -> dict[str, Number]:
     """avg@k, pass@k, the greedy score, and the score of each agent whose answers are graded."""
     k, scores = evaluation.samples, list(evaluation.scores.values())
-    found: dict[str, Number] = {}
+    by_name: dict[str, Number] = {}
     if scores:
-        found[f"avg@{k}"] = number([statistics.fmean(each) for each in scores])
-        found[f"pass@{k}"] = number([float(max(each) >= SOLVED) for each in scores])
+        by_name[f"avg@{k}"] = number([statistics.fmean(each) for each in scores])
+        by_name[f"pass@{k}"] = number([float(max(each) >= SOLVED) for each in scores])
     if evaluation.greedy_scores:
-        found["greedy"] = number(list(evaluation.greedy_scores.values()))
+        by_name["greedy"] = number(list(evaluation.greedy_scores.values()))
     for agent, values in agent_scores(evaluation.episodes).items():
-        found[f"agent/{agent}"] = number(values)
-    return found
+        by_name[f"agent/{agent}"] = number(values)
+    return by_name
 
 
 def agent_scores(episodes: Sequence[Episode]) -> dict[str, list[float]]:
@@ -98,8 +98,8 @@ def counted(episodes: Sequence[Episode]) -> list[Episode]:
 
 def answers_of(episode: Episode) -> Mapping[str, Mapping[str, Any]]:
     """Agent -> key and score of its answer."""
-    found: Mapping[str, Mapping[str, Any]] = episode.info.get("answers", {})
-    return found
+    answers: Mapping[str, Mapping[str, Any]] = episode.info.get("answers", {})
+    return answers
 
 
 def episode_lines(episodes: Sequence[Episode], prompts: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -142,12 +142,12 @@ class HeldOutGuard:
 
         if not path.is_file():
             return
-        found = load_tensors(path)
+        tensors = load_tensors(path)
         try:
-            if found["weights"].keys() not in (set(), set(self.adapters)):
-                raise ValueError(f"it holds the adapters {', '.join(found['weights'])}")
-            self.iteration, self.scores, self.weights = found["iteration"], found["scores"], found["weights"]
-            self.falls, self.learner.slowdown = int(found["falls"]), float(found["slowdown"])
+            if tensors["weights"].keys() not in (set(), set(self.adapters)):
+                raise ValueError(f"it holds the adapters {', '.join(tensors['weights'])}")
+            self.iteration, self.scores, self.weights = tensors["iteration"], tensors["scores"], tensors["weights"]
+            self.falls, self.learner.slowdown = int(tensors["falls"]), float(tensors["slowdown"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{path} does not hold the best weights of this team ({error})") from error
 
@@ -155,10 +155,10 @@ class HeldOutGuard:
         """Write the best adapters to `RUN_DIR/best`, replacing what was there by renames."""
         if self.iteration is None:
             return
-        found = {"iteration": self.iteration, "score": self.score}
+        best = {"iteration": self.iteration, "score": self.score}
         target = run_dir / BEST
         try:
-            if json.loads((target / "best.json").read_text(encoding="utf-8")) == found:
+            if json.loads((target / "best.json").read_text(encoding="utf-8")) == best:
                 return
         except (OSError, ValueError):
             pass  # none yet, or one that is damaged
@@ -171,7 +171,7 @@ class HeldOutGuard:
                 record = base.records[name]
                 layers: Any = {path: tuple(state[key] for key in peft_format.keys(path)) for path in record.layers}
                 peft_format.save(fresh / name, record, layers, base_name=base.name, linear_paths=base.linear_paths())
-            (fresh / "best.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+            (fresh / "best.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
             old = run_dir / f".{BEST}-old"
             shutil.rmtree(old, ignore_errors=True)

@@ -46,14 +46,14 @@ class League:
 
         if not path.is_file():
             raise CheckpointError(f"{path} is missing, so this run had no league; leave --league out.")
-        found: Mapping[str, Any] = load_tensors(path)
-        if found.keys() != set(self.schedule.members):
+        saved: Mapping[str, Any] = load_tensors(path)
+        if saved.keys() != set(self.schedule.members):
             raise CheckpointError(
-                f"{path} holds a league of {len(found)}, and --league asks for {len(self.schedule.members)}; give the "
+                f"{path} holds a league of {len(saved)}, and --league asks for {len(self.schedule.members)}; give the "
                 "run's own size."
             )
         try:
-            for name, state in found.items():
+            for name, state in saved.items():
                 self.base.load_adapter_state(name, state)
         except (AttributeError, TypeError, KeyError) as error:
             raise CheckpointError(f"{path} does not hold adapters ({error}).") from error

@@ -175,11 +175,11 @@ class PreferenceUpdater:
             order = permutation(len(pairs), self.config.run.seed, "pairs", iteration, epoch)
             size = -(-len(order) // learn.num_mini_batch)
             for start in range(0, len(order), size):
-                found = self.records.step([pairs[place] for place in order[start : start + size]], iteration)
+                step_metrics = self.records.step([pairs[place] for place in order[start : start + size]], iteration)
                 for name in COUNTS:
-                    counts[name] += found.pop(name, 0.0)
+                    counts[name] += step_metrics.pop(name, 0.0)
                 if epoch == 0:
-                    first.append(found)
-        names = sorted({name for found in first for name in found})
-        values = {name: [found[name] for found in first if name in found] for name in names}
+                    first.append(step_metrics)
+        names = sorted({name for step_metrics in first for name in step_metrics})
+        values = {name: [step_metrics[name] for step_metrics in first if name in step_metrics] for name in names}
         return counts | {name: sum(some) / len(some) for name, some in values.items()}

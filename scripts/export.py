@@ -164,11 +164,11 @@ def chat_template(base: str) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(str(base_folder(base) or base)).chat_template
+        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base)).chat_template
     except (OSError, ValueError) as error:
         print(f"The chat template is left out: the tokenizer of {base} cannot be loaded ({type(error).__name__}).")
         return None
-    return found if isinstance(found, str) else None
+    return template if isinstance(template, str) else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

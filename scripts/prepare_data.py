@@ -53,12 +53,12 @@ def dapo_math(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str
     """Problems and answers of DAPO-Math, without the template around each problem and without repetitions."""
     from mafrt.envs.math.tasks import load_tasks
 
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for path in paths:
         for task in load_tasks(path):
             problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", task.problem)).strip()
-            found.setdefault(problem, {"problem": problem, "answer": task.answer})
-    return list(found.values()), []
+            records.setdefault(problem, {"problem": problem, "answer": task.answer})
+    return list(records.values()), []
 
 
 def questions(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -66,9 +66,9 @@ def questions(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str
     from mafrt.envs.search.questions import load_questions, passages_of
 
     read = [question for path in paths for question in load_questions(path)]
-    found = {q.text: {"question": q.text, "golden_answers": list(q.answers), **q.meta} for q in read}
+    records = {q.text: {"question": q.text, "golden_answers": list(q.answers), **q.meta} for q in read}
     passages = [{"id": str(n), "title": p.title, "text": p.text} for n, p in enumerate(passages_of(read))]
-    return list(found.values()), passages
+    return list(records.values()), passages
 
 
 def prepare(argv: Sequence[str]) -> int:

@@ -76,8 +76,8 @@ def run_folders(names: Sequence[str]) -> list[Path]:
     folders = [Path(name).expanduser() for name in names]
     for folder in folders:
         if not folder.is_dir():
-            found = "is a file" if folder.exists() else "does not exist"
-            raise ConfigError(f"{folder} {found}; give a run folder, such as one in runs/.")
+            problem = "is a file" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder} {problem}; give a run folder, such as one in runs/.")
     return folders
 
 

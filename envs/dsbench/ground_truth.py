@@ -153,10 +153,10 @@ def _numbers(table: pandas.DataFrame, metric: Metric, where: str) -> Array:
         if bad is not None:
             raise DataError(f"the {where} hold {bad!r} in {name!r}, where {metric.name} takes numbers")
         columns.append(values)
-    found = np.array(columns, dtype=float).T
-    if metric.least is not None and (found < metric.least).any():
-        raise DataError(f"the {where} hold {found.min():g}, but {metric.name} takes numbers from {metric.least:g} on")
-    return found
+    numbers = np.array(columns, dtype=float).T
+    if metric.least is not None and (numbers < metric.least).any():
+        raise DataError(f"the {where} hold {numbers.min():g}, but {metric.name} takes numbers from {metric.least:g} on")
+    return numbers
 
 
 def _codes(table: pandas.DataFrame, classes: Sequence[Sequence[str]], metric: Metric) -> Array:

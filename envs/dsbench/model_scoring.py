@@ -21,7 +21,7 @@ def score_predictions() -> dict[str, Any]:
     import numpy as np
 
     answers = Answers.from_json(Path("answers.json").read_bytes())
-    ids = [str(one) for one in parse_table(Path("test.csv").read_bytes())[answers.id_column]]
+    ids = [str(cell) for cell in parse_table(Path("test.csv").read_bytes())[answers.id_column]]
     guess = np.load("guess.npy", allow_pickle=False)
     chances = np.load("chances.npy", allow_pickle=False) if Path("chances.npy").exists() else None
     columns = handed_in(answers, guess, chances)

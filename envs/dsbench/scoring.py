@@ -155,7 +155,7 @@ def _refuse_single_column(answers: Answers) -> None:
 def _numbers(table: pandas.DataFrame, columns: Sequence[str], least: float | None = None) -> Array:
     import numpy as np
 
-    found = []
+    numbers = []
     for name in columns:
         values = [number(cell) for cell in table[name]]
         bad = next((i for i, value in enumerate(values) if value is None or not np.isfinite(value)), None)
@@ -164,22 +164,22 @@ def _numbers(table: pandas.DataFrame, columns: Sequence[str], least: float | Non
         low = min(value for value in values if value is not None)
         if least is not None and low < least:
             raise TableError(f"has {low:g} in {name!r}; expected numbers from {least:g} on")
-        found.append(values)
-    return np.array(found, dtype=float).T
+        numbers.append(values)
+    return np.array(numbers, dtype=float).T
 
 
 def _likelihoods(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -> Array:
     """Numbers; or the classes themselves where they are words: certain, then."""
     import numpy as np
 
-    found = []
+    numbers = []
     for name, classes in zip(columns, answers.classes, strict=True):
         labels = [label(cell) for cell in table[name]]
         if set(labels) <= set(classes) and any(number(one) is None for one in classes):
-            found.append(np.array([classes.index(one) for one in labels], dtype=float))
+            numbers.append(np.array([classes.index(one) for one in labels], dtype=float))
         else:
-            found.append(_numbers(table, [name])[:, 0])
-    return np.stack(found, axis=1)
+            numbers.append(_numbers(table, [name])[:, 0])
+    return np.stack(numbers, axis=1)
 
 
 def _check_probabilities(given: Array, columns: Sequence[str]) -> None:
@@ -192,7 +192,7 @@ def _labels(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -
     """Codes of the classes, -1 for a label that is none; the values themselves for an ordinal metric."""
     import numpy as np
 
-    found = []
+    labelled = []
     for name, classes in zip(columns, answers.classes, strict=True):
         labels = [label(cell) for cell in table[name]]
         if set(classes) == {"False", "True"}:
@@ -205,12 +205,12 @@ def _labels(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -
             bad = next((c for c, v in zip(labels, values, strict=True) if v is None or not _within(v, low, high)), None)
             if bad is not None:
                 raise TableError(f"has {_brief(bad)} in {name!r}; expected whole numbers from {low} to {high}")
-            found.append([int(value) for value in values if value is not None])
+            labelled.append([int(value) for value in values if value is not None])
             continue
         if strange is not None and not any(cell in known for cell in labels):
             raise TableError(f"has no class of {name!r} but {_brief(strange)}; the classes are {shown(classes)}")
-        found.append([known.get(cell, -1) for cell in labels])
-    return np.array(found, dtype=int).T
+        labelled.append([known.get(cell, -1) for cell in labels])
+    return np.array(labelled, dtype=int).T
 
 
 def _within(value: float, low: int, high: int) -> bool:

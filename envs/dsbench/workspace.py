@@ -316,7 +316,7 @@ def _shape(answer: Any) -> FileSummary:
 
     def texts(key: str) -> tuple[str, ...]:
         value = answer.get(key)
-        return tuple(readable_name(str(one))[:60] for one in value[:40]) if isinstance(value, list) else ()
+        return tuple(readable_name(str(name))[:60] for name in value[:40]) if isinstance(value, list) else ()
 
     return FileSummary(
         answer["kind"][:40],

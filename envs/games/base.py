@@ -77,8 +77,8 @@ def play(game: Game, player: Player, seed: int) -> float:
 
 def baseline_scores(game: Game, episodes: int = 200, seed: int = 1) -> dict[str, float]:
     """Player -> mean outcome over `episodes` instances of the game's split."""
-    found: dict[str, float] = {}
+    by_player: dict[str, float] = {}
     for player in PLAYERS:
         scores = [play(game, player, seed + number) for number in range(episodes)]
-        found[player] = sum(scores) / episodes
-    return found
+        by_player[player] = sum(scores) / episodes
+    return by_player

@@ -72,8 +72,8 @@ class Haggle(Game):
         """The split with the largest sum of points, from the view of `ann`; of several, the most even one."""
 
         def worth(split: Split) -> tuple[int, int]:
-            mine, other = self.points("ann", split), self.points("ben", self.rest(split))
-            return mine + other, -abs(mine - other)
+            own, other = self.points("ann", split), self.points("ben", self.rest(split))
+            return own + other, -abs(own - other)
 
         return max(product(*(range(count + 1) for count in self.things)), key=worth)
 
@@ -124,9 +124,9 @@ class Haggle(Game):
         if player == "constant":
             return "accept" if self.last is not None else "1 1 1"
         if player == "optimal":
-            mine = self.best() if agent == "ann" else self.rest(self.best())
-            agreed = self.last is not None and self.rest(self.last) == mine
-            return "accept" if agreed else " ".join(map(str, mine))
+            own_share = self.best() if agent == "ann" else self.rest(self.best())
+            agreed = self.last is not None and self.rest(self.last) == own_share
+            return "accept" if agreed else " ".join(map(str, own_share))
         if self.last is not None and rng.random() < 0.5:
             return "accept"
         return " ".join(str(rng.randint(0, count)) for count in self.things)

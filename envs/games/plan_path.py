@@ -50,16 +50,16 @@ class PlanPath(Game):
 
     def route(self, start: Place) -> list[str] | None:
         """The shortest route from `start` to the goal, by name of the steps; None if there is none."""
-        found: dict[Place, list[str]] = {start: []}
+        paths: dict[Place, list[str]] = {start: []}
         queue = deque([start])
         while queue:
             place = queue.popleft()
             if place == self.goal:
-                return found[place]
+                return paths[place]
             for name in STEPS:
                 there = self._after(place, name)
-                if there not in found:
-                    found[there] = [*found[place], name]
+                if there not in paths:
+                    paths[there] = [*paths[place], name]
                     queue.append(there)
         return None
 

@@ -92,11 +92,11 @@ class ProposeSolve(Game):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "proposer" in actions:
-            found = read_task(actions["proposer"], self.given)
-            if found is None:
+            proposed = read_task(actions["proposer"], self.given)
+            if proposed is None:
                 measures = {"valid": 0.0, "solved": 0.0}
                 return StepResult({}, {"proposer": 0.0}, True, False, {"measures": measures})
-            self.parts = found
+            self.parts = proposed
             return StepResult(self._asked(), {}, False, False, {})
         numbers = _ANSWER.findall(actions["solver"])
         right = bool(numbers) and len(numbers[-1]) < 20 and int(numbers[-1]) == value(self.parts)

@@ -27,8 +27,8 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 def heard(text: str) -> str:
     """The first word of a scout's text as the guesser sees it; `nothing` for none, or for one that names a number."""
-    found = _WORD.search(text)
-    word = found[0][:LONGEST_WORD].lower() if found else SILENCE
+    match = _WORD.search(text)
+    word = match[0][:LONGEST_WORD].lower() if match else SILENCE
     return SILENCE if word in NUMBER_WORDS else word
 
 
@@ -65,10 +65,10 @@ class Referential(Game):
             self.signal = heard(actions["scout"])
             seen = f"The scout said {self.signal}. Pick one number: {', '.join(map(str, self.choices))}."
             return StepResult({"guesser": seen}, {}, False, False, {})
-        found = _NUMBER.search(actions["guesser"])
+        match = _NUMBER.search(actions["guesser"])
         # Silence loses, or saying nothing would cost no more than a word that means nothing.
-        right = float(self.signal != SILENCE and found is not None and found[0] == str(self.target))
-        valid = float(self.signal != SILENCE and found is not None and found[0] in map(str, self.choices))
+        right = float(self.signal != SILENCE and match is not None and match[0] == str(self.target))
+        valid = float(self.signal != SILENCE and match is not None and match[0] in map(str, self.choices))
         return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}})
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:

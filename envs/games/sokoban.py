@@ -62,16 +62,16 @@ class Sokoban(Game):
 
     def solution(self, walker: Place, box: Place) -> list[str] | None:
         """The shortest moves that bring the box to its target; None if there are none."""
-        found: dict[tuple[Place, Place], list[str]] = {(walker, box): []}
+        paths: dict[tuple[Place, Place], list[str]] = {(walker, box): []}
         queue = deque([(walker, box)])
         while queue:
             state = queue.popleft()
             if state[1] == self.target:
-                return found[state]
+                return paths[state]
             for step in STEPS:
                 following = self.after(*state, step)
-                if following not in found:
-                    found[following] = [*found[state], step]
+                if following not in paths:
+                    paths[following] = [*paths[state], step]
                     queue.append(following)
         return None
 

@@ -35,12 +35,12 @@ def solutions(grid: Grid, most: int = 2) -> list[Grid]:
     if not empty:
         return [grid]
     cell = min(empty, key=lambda place: len(free(grid, place)))
-    found: list[Grid] = []
+    solved: list[Grid] = []
     for digit in free(grid, cell):
-        found += solutions((*grid[:cell], digit, *grid[cell + 1 :]), most - len(found))
-        if len(found) >= most:
+        solved += solutions((*grid[:cell], digit, *grid[cell + 1 :]), most - len(solved))
+        if len(solved) >= most:
             break
-    return found
+    return solved
 
 
 class Sudoku(Game):
@@ -96,16 +96,16 @@ class Sudoku(Game):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "chooser" in actions:
-            numbers = [int(found) for found in _DIGIT.findall(actions["chooser"])[:2]]
+            numbers = [int(digit) for digit in _DIGIT.findall(actions["chooser"])[:2]]
             self.cell = 4 * (numbers[0] - 1) + numbers[1] - 1 if len(numbers) == 2 else -1
             if self.cell < 0 or self.grid[self.cell]:
                 return self._end()
             seen = f"{self.drawing(self.cell)}\nWhich digit from 1 to 4 stands at the question mark?"
             return StepResult({"filler": seen}, {}, False, False, {})
-        found = _DIGIT.search(actions["filler"])
-        if found is None or int(found[0]) != self.solution[self.cell]:
+        digit = _DIGIT.search(actions["filler"])
+        if digit is None or int(digit[0]) != self.solution[self.cell]:
             return self._end()
-        self.grid = (*self.grid[: self.cell], int(found[0]), *self.grid[self.cell + 1 :])
+        self.grid = (*self.grid[: self.cell], int(digit[0]), *self.grid[self.cell + 1 :])
         self.right += 1
         return StepResult(self.start(), {}, False, False, {}) if 0 in self.grid else self._end()
 

@@ -122,8 +122,8 @@ class TicTacToe(Game):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         [(seat, said)] = actions.items()
-        found = _NUMBER.search(said)
-        cell = int(found[0]) - 1 if found is not None and len(found[0]) == 1 else -1
+        match = _NUMBER.search(said)
+        cell = int(match[0]) - 1 if match is not None and len(match[0]) == 1 else -1
         if cell not in free_cells(self.board):
             return self._over({seat: -1.0}, None, legal=False)
         self.board = after(self.board, cell)

@@ -110,10 +110,10 @@ def _last_line(output: bytes) -> Any:
     """The last line of the output as JSON; None if it is none."""
     lines = output.decode("utf-8", "replace").strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else None
+        reward = json.loads(lines[-1]) if lines else None
     except ValueError:
         return None
-    return found if isinstance(found, (int, float, dict)) else None
+    return reward if isinstance(reward, (int, float, dict)) else None
 
 
 def start_error(error: str) -> EnvError:

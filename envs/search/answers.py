@@ -27,8 +27,8 @@ def normalize(text: str) -> str:
 def given_answer(text: str) -> str | None:
     """The content of the last `<answer>` tag, else of the last `\\boxed{}`, else None."""
     tagged = _TAGGED.findall(text)
-    found = tagged[-1] if tagged else boxed(text)
-    return found.strip() or None if found is not None else None
+    answer = tagged[-1] if tagged else boxed(text)
+    return answer.strip() or None if answer is not None else None
 
 
 def exact_match(given: str, golden: Sequence[str]) -> float:

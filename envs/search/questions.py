@@ -47,7 +47,7 @@ def load_questions(
 
     `problem_field`, `answer_field`: names of the fields, where they have other ones than usual.
     """
-    found = []
+    questions = []
     name, asked = Path(source).stem, problem_field or "question"
     for number, (here, record) in enumerate(_records(source)):
         text = record.get(asked)
@@ -59,23 +59,23 @@ def load_questions(
             raise DataError(f"{here}: no answer found; {_keys(record)}, expected one of {fields} with a text or a list")
         meta = {key: record[key] for key in ("type", "level") if isinstance(record.get(key), str)}
         passages = tuple(_context(here, record.get("context")))
-        found.append(Question(f"{name}:{number}", text.strip(), answers, meta, passages))
-    if not found:
+        questions.append(Question(f"{name}:{number}", text.strip(), answers, meta, passages))
+    if not questions:
         raise DataError(f"{source}: holds no questions; expected records with 'question' and an answer")
-    return tuple(found)
+    return tuple(questions)
 
 
 def load_corpus(source: str | Path) -> tuple[Passage, ...]:
     """All passages of a file. Raises DataError."""
-    found = []
+    passages = []
     for number, (here, record) in enumerate(_records(source)):
         text = next((record[name] for name in TEXT_FIELDS if isinstance(record.get(name), str)), "")
         if not text.strip():
             raise DataError(f"{here}: no passage found; {_keys(record)}, expected a text in {', '.join(TEXT_FIELDS)}")
-        found.append(Passage.of(record.get("id", number), record.get("title"), text))
-    if not found:
+        passages.append(Passage.of(record.get("id", number), record.get("title"), text))
+    if not passages:
         raise DataError(f"{source}: holds no passages; expected records with one of {', '.join(TEXT_FIELDS)}")
-    return tuple(found)
+    return tuple(passages)
 
 
 def passages_of(questions: Sequence[Question]) -> tuple[Passage, ...]:

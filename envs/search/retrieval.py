@@ -80,10 +80,10 @@ class Bm25:
         return self._tokenize(texts, stopwords="en", show_progress=False)
 
     def search(self, query: str, topk: int) -> list[tuple[Passage, float]]:
-        found, scores = self._index.retrieve(
+        documents, scores = self._index.retrieve(
             self._words([query]), k=min(topk, len(self.passages)), show_progress=False, n_threads=0
         )
-        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        pairs = zip(documents[0].tolist(), scores[0].tolist(), strict=True)
         return [(self.passages[number], score) for number, score in pairs if score > 0]
 
 

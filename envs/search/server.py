@@ -34,10 +34,12 @@ def retrieve(index: Bm25, body: Any, topk: int) -> dict[str, Any]:
         raise ValueError(f"'topk' must be a whole number in 1..{MOST_TOPK}, found {brief(most)}")
     if not isinstance(scored, bool):
         raise ValueError(f"'return_scores' must be true or false, found {brief(scored)}")
-    found = [index.search(query, most) for query in queries]
+    results = [index.search(query, most) for query in queries]
     if not scored:
-        return {"result": [[passage.document() for passage, _ in hits] for hits in found]}
-    return {"result": [[{"document": passage.document(), "score": score} for passage, score in hits] for hits in found]}
+        return {"result": [[passage.document() for passage, _ in hits] for hits in results]}
+    return {
+        "result": [[{"document": passage.document(), "score": score} for passage, score in hits] for hits in results]
+    }
 
 
 def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:

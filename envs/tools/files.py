@@ -73,7 +73,7 @@ def file_tools() -> list[Tool]:
 
 def read_folder(folder: str) -> dict[str, bytes]:
     """The regular files below a folder, links left out. Raises ConfigError for a folder that cannot be used."""
-    root, found = Path(folder).expanduser(), {}
+    root, files = Path(folder).expanduser(), {}
     if not root.is_dir():
         raise ConfigError(f"files:{folder}: there is no such folder.")
     for place, _, names in os.walk(root):
@@ -82,8 +82,8 @@ def read_folder(folder: str) -> dict[str, bytes]:
             if path.is_symlink() or not path.is_file():
                 continue
             try:
-                found[path.relative_to(root).as_posix()] = read_file(path, most_mib=QUOTA_MIB)
-                keep(found)
+                files[path.relative_to(root).as_posix()] = read_file(path, most_mib=QUOTA_MIB)
+                keep(files)
             except (OSError, Failed) as error:
                 raise ConfigError(f"files:{folder}: {path.name} cannot be used ({error}).") from error
-    return found
+    return files

@@ -180,15 +180,15 @@ def server_tools(source: str) -> Sequence[Tool]:
         import mcp  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("MCP servers need a package: pip install 'mafrt[tools]'") from error
-    found: list[Tool] = []
+    listed: list[Tool] = []
     for spec in specs:
         server = McpServer(spec)
         try:
             offered = server.tools()
         except Failed as failure:
             raise ConfigError(f"mcp:{source}: {failure}") from failure
-        found += [_tool(server, each) for each in offered]
-    return found
+        listed += [_tool(server, each) for each in offered]
+    return listed
 
 
 def _tool(server: McpServer, offered: Any) -> Tool:

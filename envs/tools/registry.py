@@ -44,10 +44,10 @@ def search(source: str) -> Tool:
 
     def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
         try:
-            found = retriever.search(arguments["query"], arguments.get("topk", TOPK))
+            passages = retriever.search(arguments["query"], arguments.get("topk", TOPK))
         except EnvError as error:
             raise Failed(f"{error}.") from error
-        return "\n".join(passage.shown() for passage, _ in found) or "Nothing was found."
+        return "\n".join(passage.shown() for passage, _ in passages) or "Nothing was found."
 
     topk = {"type": "integer", "minimum": 1, "maximum": 20, "description": f"number of passages, {TOPK} by default"}
     schema = parameters({"query": ("string", "words to search for")})

@@ -163,11 +163,11 @@ class Workflow:
         By default answers are scored as answers, and other turns by the team's result. An agent whose evidence has no
         score is scored when the episode ends.
         """
-        found: dict[str, Evidence] = {}
+        by_agent: dict[str, Evidence] = {}
         for name, text in after.said[len(before.said) :]:
             if name in self.names:
-                found[name] = Evidence(rules=rules.answer(text) if name in self.answering else None)
-        return found
+                by_agent[name] = Evidence(rules=rules.answer(text) if name in self.answering else None)
+        return by_agent
 
 
 def latest(state: TaskState) -> dict[str, str]:

@@ -152,10 +152,10 @@ class TaskEnv(Env):
 
     def _evidence(self, before: TaskState, after: TaskState, ran: Any) -> dict[str, Evidence]:
         """The workflow's evidence about the latest turns; turns without a score wait for the result."""
-        found = self.workflow.evidence(before, after, ran, self.rules())
-        scored = {agent for agent, evidence in found.items() if evidence.rules is not None}
-        self.unscored = (self.unscored | found.keys()) - scored
-        return found
+        by_agent = self.workflow.evidence(before, after, ran, self.rules())
+        scored = {agent for agent, evidence in by_agent.items() if evidence.rules is not None}
+        self.unscored = (self.unscored | by_agent.keys()) - scored
+        return by_agent
 
     def _rewards(self, score: float, over: bool) -> dict[str, float]:
         if over and (paid := self.workflow.payments(self.state, self.key)) is not None:

@@ -91,7 +91,7 @@ def _add(rows: list[Row], influence: list[float], weight: float, eps: float) -> 
     centre, spread = mean(influence), max(std(influence, unbiased=True), _FLOOR) + eps
     for row, number in zip(rows, influence, strict=True):
         bonus = weight * (number - centre) / spread
-        row.turn.advantages = [one + bonus for one in row.turn.advantages or ()]
+        row.turn.advantages = [value + bonus for value in row.turn.advantages or ()]
 
 
 def _metrics(measured: list[Row], turns: int) -> dict[str, float]:

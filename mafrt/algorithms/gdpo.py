@@ -62,7 +62,7 @@ class Gdpo(GroupRelative):
         # Rounding may leave a spread of 1e-17 where a kind is constant, which must not be scaled up to 1.
         if max(values) - min(values) < 1e-9:
             return [0.0] * len(rows)
-        return [weight * one for one in relative(values, scale=True, eps=self.eps)]
+        return [weight * advantage for advantage in relative(values, scale=True, eps=self.eps)]
 
 
 def _rest(row: Row) -> float:
@@ -75,4 +75,4 @@ def _over_the_batch(sums: list[float], eps: float) -> list[float]:
     if len(sums) < 2 or max(sums) - min(sums) < _REST:
         return [0.0] * len(sums)
     centre, spread = mean(sums), std(sums, unbiased=True) + eps
-    return [(one - centre) / spread for one in sums]
+    return [(value - centre) / spread for value in sums]

@@ -125,4 +125,5 @@ def _k3(turn: Turn) -> list[float]:
     """exp(d) - d - 1 with d = log pi_ref - log pi per action token, finite ones only; empty without a reference."""
     old = turn.logprobs if turn.old_logprobs is None else turn.old_logprobs
     gaps = [ref - own for own, ref in zip(old, turn.ref_logprobs or (), strict=False)]
+    # Bounded as in the losses: one far-off token must not make the mean infinite.
     return [math.exp(min(gap, 20.0)) - gap - 1.0 for gap in gaps if math.isfinite(gap)]

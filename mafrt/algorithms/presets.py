@@ -111,9 +111,9 @@ class ReinforcePP(Reinforce, ValueHeadSettings):
         within(self, 0, 1, "gae_lambda")
         if self.critic:
             return
-        mine = {*(item.name for item in fields(ValueHeadSettings)), "gae_lambda"}
+        critic_settings = {*(item.name for item in fields(ValueHeadSettings)), "gae_lambda"}
         for item in fields(self):
-            if item.name in mine and getattr(self, item.name) != item.default:
+            if item.name in critic_settings and getattr(self, item.name) != item.default:
                 raise ConfigError(
                     f"{item.name} is a setting of the critic, and algorithm {self.name!r} has none by default; add "
                     f"--critic (critic: true), or leave {item.name} out."

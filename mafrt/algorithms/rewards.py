@@ -205,6 +205,7 @@ def _pay(
     if outcome and episode.outcome is not None and settings.outcome_weight != 0.0:
         row.outcome_reward = settings.outcome_weight * episode.outcome
         base += row.outcome_reward
+    # Rules that see tokens are paid where the turn is complete, at its last token.
     row.reward, row.token_rewards = base, {last: base}
     lost = 0
     if coached and settings.process_weight != 0.0:

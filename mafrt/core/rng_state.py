@@ -52,7 +52,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(_byte_tensor(state["torch"]))
     if state["cuda"]:
         if torch.cuda.device_count() == len(state["cuda"]):
-            torch.cuda.set_rng_state_all([_byte_tensor(one) for one in state["cuda"]])
+            torch.cuda.set_rng_state_all([_byte_tensor(saved) for saved in state["cuda"]])
         else:
             log.warning("the random states of %d GPUs do not fit here and are not restored", len(state["cuda"]))
 

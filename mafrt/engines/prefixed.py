@@ -47,10 +47,10 @@ class PrefixedEngine:
             replace(request, prompt_ids=[*request.prompt_ids, *ids])
             for request, ids in zip(requests, encoded, strict=True)
         ]
-        found = self.engine.generate(longer)
+        completions = self.engine.generate(longer)
         return [
             replace(rest, ids=ids + rest.ids, logprobs=[0.0] * len(ids) + rest.logprobs, text=text + rest.text)
-            for text, ids, rest in zip(prefixes, encoded, found, strict=True)
+            for text, ids, rest in zip(prefixes, encoded, completions, strict=True)
         ]
 
     def _prefix(self, request: Request) -> str:

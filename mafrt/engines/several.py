@@ -26,12 +26,12 @@ class SeveralEngines:
         places: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             places.setdefault(self.part_of(request.adapter), []).append(place)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         for name, engine in self.parts.items():
             own = places.get(name, [])
             if own:
-                found |= zip(own, engine.generate([requests[place] for place in own]), strict=True)
-        return [found[place] for place in range(len(requests))]
+                completions |= zip(own, engine.generate([requests[place] for place in own]), strict=True)
+        return [completions[place] for place in range(len(requests))]
 
     def rest(self) -> None:
         for engine in self.parts.values():

@@ -99,7 +99,7 @@ def find_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
 
 def marked_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
     """The calls in tags and fences, in order. One that is not closed replaces all of them: nothing is run."""
-    found: list[ToolCall | BadCall] = []
+    calls: list[ToolCall | BadCall] = []
     opened: re.Match[str] | None = None
     for mark in _MARK.finditer(text):
         fence, language, call, call_end = mark.groups()
@@ -110,15 +110,15 @@ def marked_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
                 opened = mark
         elif fence and opened[1] and not language and len(fence) >= len(opened[1]):
             if opened[2].lower() in _LANGUAGES:
-                found.append(ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]}))
+                calls.append(ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]}))
             opened = None
         elif call_end and opened[3]:
-            found.append(_from_json(text[opened.end() : mark.start()]))
+            calls.append(_from_json(text[opened.end() : mark.start()]))
             opened = None
     if opened is not None and (opened[3] or opened[2].lower() in _LANGUAGES):
         problem = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
         return [BadCall(f"Nothing was run: {problem}.")]
-    return found
+    return calls
 
 
 def code_of(call: ToolCall) -> str | BadCall:

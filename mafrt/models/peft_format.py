@@ -171,15 +171,19 @@ def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFold
 
 def _invocation(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:
     """The tokens that activate the adapter; None in plain LoRA. Raises CheckpointError for anything but token ids."""
-    found = config.get("alora_invocation_tokens")
-    if found is None:
+    invocation = config.get("alora_invocation_tokens")
+    if invocation is None:
         return None
-    if not isinstance(found, list) or not found or not all(type(token) is int and token >= 0 for token in found):
+    if (
+        not isinstance(invocation, list)
+        or not invocation
+        or not all(type(token) is int and token >= 0 for token in invocation)
+    ):
         raise CheckpointError(
-            f"{folder / CONFIG}: found alora_invocation_tokens={found!r}, expected a list of token ids; "
+            f"{folder / CONFIG}: found alora_invocation_tokens={invocation!r}, expected a list of token ids; "
             "take the checkpoint before it"
         )
-    return tuple(found)
+    return tuple(invocation)
 
 
 def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:

@@ -82,19 +82,19 @@ def fill_audits(
                     live = resumed(player, env, episode, turn.env_step, key, again)
                 except EnvError:
                     continue
-                beside = [one for one in episode.turns if one.env_step == turn.env_step and one is not turn]
-                answers = {one.agent: _recorded(player, one) for one in beside} | {turn.agent: said}
+                beside = [other for other in episode.turns if other.env_step == turn.env_step and other is not turn]
+                answers = {other.agent: _recorded(player, other) for other in beside} | {turn.agent: said}
                 tried.append(_Continuation(number, alternative, replay, live, answers))
     single = player.sampling_as(player.sampling)
-    given = {one.live.key: one.answers for one in tried}
-    gone = play_on(single, [one.live for one in tried], PlayStats(), given)
-    for one in tried:
-        one.live.env.close()
+    given = {trial.live.key: trial.answers for trial in tried}
+    gone = play_on(single, [trial.live for trial in tried], PlayStats(), given)
+    for trial in tried:
+        trial.live.env.close()
     done = 0
     for number, (_, turn) in enumerate(sample):
-        own = [one for one in tried if one.turn == number and one.live.key not in gone]
+        own = [trial for trial in tried if trial.turn == number and trial.live.key not in gone]
         if len(own) == REPLAYS * (ALTERNATIVES + 1):
-            returns = [paid(one.live.episode, reward_weight, outcome_weight) for one in own]
+            returns = [paid(trial.live.episode, reward_weight, outcome_weight) for trial in own]
             turn.audit = _audit(own, returns, turn.env_step)
             done += 1
     return {"audit_turns": float(done), "audit_lost": float(len(sample) - done)}
@@ -137,11 +137,11 @@ def _alternatives(player: Player, turns: Sequence[Turn], seed: int) -> list[list
 
 def _audit(own: Sequence[_Continuation], returns: Sequence[float], step: int) -> Audit:
     """The audit of one turn from all its continuations."""
-    mine = [value for one, value in zip(own, returns, strict=True) if one.alternative == 0]
-    theirs = [value for one, value in zip(own, returns, strict=True) if one.alternative != 0]
-    centre = sum(mine) / len(mine)
-    noise = sum((value - centre) ** 2 for value in mine) / (len(mine) - 1)
-    nexts = {(one.alternative, one.replay): _next_texts(one.live.episode, step) for one in own}
+    actual = [value for trial, value in zip(own, returns, strict=True) if trial.alternative == 0]
+    alternatives = [value for trial, value in zip(own, returns, strict=True) if trial.alternative != 0]
+    centre = sum(actual) / len(actual)
+    noise = sum((value - centre) ** 2 for value in actual) / (len(actual) - 1)
+    nexts = {(trial.alternative, trial.replay): _next_texts(trial.live.episode, step) for trial in own}
     same: list[float] = []
     other: list[float] = []
     for (alternative, replay), text in nexts.items():
@@ -150,7 +150,7 @@ def _audit(own: Sequence[_Continuation], returns: Sequence[float], step: int) ->
                 (same if alternative == second else other).append(float(text != said))
     silent = not any(nexts.values())
     influence = None if silent else sum(other) / len(other) - sum(same) / len(same)
-    return Audit(gain=centre - sum(theirs) / len(theirs), noise=noise, influence=influence)
+    return Audit(gain=centre - sum(alternatives) / len(alternatives), noise=noise, influence=influence)
 
 
 def _next_texts(episode: Episode, step: int) -> tuple[str, ...]:

@@ -71,11 +71,11 @@ def _next_without(turn: Turn, turns: Sequence[Turn]) -> tuple[Turn, Observation]
 def _without(observation: Observation, text: str) -> Observation | None:
     """The observation with the last occurrence of `text` taken out; None if it does not show it."""
     if isinstance(observation, str):
-        before, found, behind = observation.rpartition(text)
-        return before + behind if found else None
+        before, match, behind = observation.rpartition(text)
+        return before + behind if match else None
     for number in range(len(observation) - 1, -1, -1):
-        before, found, behind = observation[number]["content"].rpartition(text)
-        if found:
+        before, match, behind = observation[number]["content"].rpartition(text)
+        if match:
             changed = {**observation[number], "content": before + behind}
             return [*observation[:number], changed, *observation[number + 1 :]]
     return None

@@ -175,7 +175,7 @@ class Player:
             return observations, info
 
         if len(asked) < 2 or not asked[0][0].env.blocking:
-            return [reset(*one) for one in asked]
+            return [reset(*pair) for pair in asked]
         with ThreadPoolExecutor(min(len(asked), WAITING)) as pool:
             return list(pool.map(reset, *zip(*asked, strict=True)))
 

@@ -191,7 +191,7 @@ def no_score(branches: Sequence[Episode]) -> bool:
 
 def to_learn(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that credit and the update read: the branches of trees, and other episodes themselves."""
-    return [one for episode in episodes for one in (episode.branches or [episode])]
+    return [branch for episode in episodes for branch in (episode.branches or [episode])]
 
 
 def show_advantages(episodes: Sequence[Episode]) -> None:

@@ -75,12 +75,12 @@ def audits(run_dir: str | Path) -> dict[str, float]:
     """`audit_*` metrics of a run (`--audit_turns`), each its mean over the iterations that have it; empty without."""
     import json
 
-    path, found = Path(run_dir) / "metrics.jsonl", dict[str, list[float]]()
+    path, series = Path(run_dir) / "metrics.jsonl", dict[str, list[float]]()
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         for name, value in json.loads(line).items():
             if name.startswith("audit_") and "/" in name and value is not None:
-                found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+                series.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in sorted(series.items())}
 
 
 def audit_table(numbers: Mapping[str, float]) -> str:

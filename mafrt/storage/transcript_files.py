@@ -55,12 +55,12 @@ def transcript_files(run: Path) -> list[TranscriptFile]:
     folder = run / FOLDER
     if not folder.is_dir():
         return []
-    found = []
+    files = []
     for path in folder.iterdir():
         name = _NAME.fullmatch(path.name)
         if name is not None:
-            found.append(TranscriptFile(path, "train" if name[1] == "train" else "evaluation", int(name[2])))
-    return sorted(found, key=lambda file: (file.iteration, file.kind == "evaluation"))
+            files.append(TranscriptFile(path, "train" if name[1] == "train" else "evaluation", int(name[2])))
+    return sorted(files, key=lambda file: (file.iteration, file.kind == "evaluation"))
 
 
 def read_transcript(file: TranscriptFile) -> Transcript:

@@ -265,15 +265,7 @@ class Learner:
         kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
         silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
         passing = [row for row in rows if has_signal(turns[row])] if silent else rows
-        denominators = {name: LossDenominators() for name in adapters}
-        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
-        for turn in mini_batch:
-            denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
-            denominator.tokens += len(turn.action_ids)
-            denominator.turns += 1
-            denominator.policy += (
-                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
-            )
+        denominators = self._denominators(mini_batch, adapters, context)
         while True:
             self._clear(adapters)
             metrics = UpdateMetrics(adapters)
@@ -305,6 +297,21 @@ class Learner:
                 log.warning("The gradient of adapter %s is not finite; this step is skipped for it.", name)
         self._clear(adapters)
         return metrics
+
+    def _denominators(
+        self, mini_batch: Sequence[Turn], adapters: Sequence[str], context: UpdateContext
+    ) -> dict[str, LossDenominators]:
+        """Tokens and turns of each adapter in the mini-batch."""
+        denominators = {name: LossDenominators() for name in adapters}
+        # Over the whole mini-batch: turns without a signal need no pass, and are part of the mean all the same.
+        for turn in mini_batch:
+            denominator, fixed = denominators[context.adapter_of[turn.agent]], self.objective.turn_tokens
+            denominator.tokens += len(turn.action_ids)
+            denominator.turns += 1
+            denominator.policy += (
+                1 if self.objective.settings.level == "action" else fixed[turn.agent] if fixed else len(turn.action_ids)
+            )
+        return denominators
 
     def _backward(
         self,

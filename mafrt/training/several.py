@@ -37,12 +37,12 @@ class SeveralLearners:
 
     def logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> list[list[float]]:
         """See `Learner.logprobs`."""
-        found: dict[int, list[float]] = {}
+        values_at: dict[int, list[float]] = {}
         for name, learner in self.parts.items():
             own = self._own(turns, name)
             cast = self._cast(adapter_of, name)
-            found |= zip(own, learner.logprobs([turns[place] for place in own], cast), strict=True)
-        return [found[place] for place in range(len(turns))]
+            values_at |= zip(own, learner.logprobs([turns[place] for place in own], cast), strict=True)
+        return [values_at[place] for place in range(len(turns))]
 
     def recompute_logprobs(self, turns: Sequence[Turn], adapter_of: Mapping[str, str] | None = None) -> None:
         """See `Learner.recompute_logprobs`."""
@@ -64,7 +64,7 @@ class SeveralLearners:
         for name, learner in self.parts.items():
             learning = [agent for agent in agents if self.part_of(agent) == name]
             own = self._own(turns, name)
-            found = learner.update(
+            part_metrics = learner.update(
                 [turns[place] for place in own],
                 learning,
                 iteration,
@@ -72,7 +72,7 @@ class SeveralLearners:
                 adapter_of=self._cast(adapter_of, name),
                 kl_coef=kl_coef,
             )
-            for key, value in found.items():
+            for key, value in part_metrics.items():
                 if key in COUNTS:
                     metrics[key] += value
                 elif key == "epochs":
@@ -157,9 +157,9 @@ class SeveralCritics:
 
     def update(self, features: SeveralFeatures, iteration: int) -> dict[str, float]:
         """Fit every head. Returns the means over the heads that had turns."""
-        found = [critic.update(features.parts[name], iteration) for name, critic in self.parts.items()]
-        names = sorted({name for metrics in found for name in metrics})
-        values = {name: [metrics[name] for metrics in found if name in metrics] for name in names}
+        part_metrics = [critic.update(features.parts[name], iteration) for name, critic in self.parts.items()]
+        names = sorted({name for metrics in part_metrics for name in metrics})
+        values = {name: [metrics[name] for metrics in part_metrics if name in metrics] for name in names}
         return {name: sum(some) / len(some) for name, some in values.items()}
 
     def save(self, path: Path) -> None:

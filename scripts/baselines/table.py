@@ -175,8 +175,8 @@ def row(name: str, evaluation: Evaluation) -> BaselineRow:
 def answers_of(env: Env) -> list[str]:
     """The answers of the tasks of an environment; empty where tasks have none."""
     tasks: Sequence[Any] = getattr(env.unwrapped, "tasks", ())
-    found = [getattr(task, "answer", None) for task in tasks]
-    return [answer for answer in found if isinstance(answer, str) and answer]
+    answers = [getattr(task, "answer", None) for task in tasks]
+    return [answer for answer in answers if isinstance(answer, str) and answer]
 
 
 def place_start(base: Bases, team: Team, folders: dict[str, Any]) -> Team:

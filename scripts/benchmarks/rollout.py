@@ -131,14 +131,14 @@ def _rivals(
         return [completion.ids for completion in engine.generate(bare)]
 
     def switching() -> Tokens:
-        found: Tokens = [[] for _ in requests]
+        sampled: Tokens = [[] for _ in requests]
         for name, rows in groups.items():
             peft.set_adapter(name)
             ids, mask = padded[name]
             out = peft.generate(input_ids=ids, attention_mask=mask, **fixed)[:, ids.shape[1] :]
             for row, tokens in zip(rows, out.tolist(), strict=True):
-                found[row] = tokens
-        return found
+                sampled[row] = tokens
+        return sampled
 
     def by_names() -> Tokens:
         ids, mask = everything

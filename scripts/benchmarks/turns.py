@@ -130,8 +130,8 @@ def _check(base: SharedBase, args: argparse.Namespace) -> float:
                     states = base.forward(torch.tensor([ids], device=base.device), None, index)[0]
                     spoken = states[len(request.prompt_ids) - 1 : -1]
                     expected, _ = base.token_logprobs(spoken, torch.tensor(answer.ids, device=base.device))
-                found = torch.tensor(answer.logprobs)
-                worst = max(worst, _measure.agree(f"log-probs, {scope}", found, expected.cpu(), tolerance=1e-4))
+                sampled = torch.tensor(answer.logprobs)
+                worst = max(worst, _measure.agree(f"log-probs, {scope}", sampled, expected.cpu(), tolerance=1e-4))
     return worst
 
 

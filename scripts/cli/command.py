@@ -369,10 +369,10 @@ def _refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None
 def _refuse_several(rest: Sequence[str], options: Sequence[str]) -> None:
     """Answer all flags of other libraries at once, if there are several: a launch line as it is typed there."""
     flags = dict.fromkeys(item.split("=")[0].removeprefix("--") for item in rest if item.startswith("--"))
-    found = [(flag, meant) for flag in flags if _advises(flag, options) and (meant := synonym(flag)) is not None]
-    if len(found) > 1:
-        answers = "; ".join(f"--{flag}: {meant.advice.rstrip('.')}" for flag, meant in found)
-        raise ConfigError(f"There are no flags {', '.join(f'--{flag}' for flag, _ in found)}. {answers}.")
+    advised = [(flag, meant) for flag in flags if _advises(flag, options) and (meant := synonym(flag)) is not None]
+    if len(advised) > 1:
+        answers = "; ".join(f"--{flag}: {meant.advice.rstrip('.')}" for flag, meant in advised)
+        raise ConfigError(f"There are no flags {', '.join(f'--{flag}' for flag, _ in advised)}. {answers}.")
 
 
 def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:

@@ -237,11 +237,11 @@ def encode(
             turns += new
             print(_report_line(path, counts, len(new)), flush=True)
         if task.next_states and env is not None:
-            found, counts = next_states(episodes, source.team, tokenizer, env, seed)
-            states += found
+            next_records, counts = next_states(episodes, source.team, tokenizer, env, seed)
+            states += next_records
             lost = counts["not_reproduced"]
             left = f"; {lost} episodes came out otherwise when played again and are left out" if lost else ""
-            print(f"{path}: {len(found)} next observations of {counts['episodes']} episodes{left}.", flush=True)
+            print(f"{path}: {len(next_records)} next observations of {counts['episodes']} episodes{left}.", flush=True)
     records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
     kept = reading.fit(records, window, skip=data.skip_too_long)
     if len(kept) < len(records):

@@ -37,15 +37,15 @@ def last_scores(run: RunData, iteration: int) -> list[EvaluationScore]:
         return []
     row = rows[-1]
     done = run.evaluations.iterations[row]
-    found = []
+    scores = []
     for name, values in run.evaluations.columns.items():
         value = values[row]
         if value is None or not name.startswith(("eval/avg@", "eval/greedy")):
             continue
         kind = "greedy" if name == "eval/greedy" else "sampled"
         means = task_means(run.path, done, kind)
-        found.append(EvaluationScore(name, done, value, interval(means), len(means) or None))
-    return found
+        scores.append(EvaluationScore(name, done, value, interval(means), len(means) or None))
+    return scores
 
 
 def task_means(run: Path, iteration: int, kind: str) -> list[float]:

@@ -72,8 +72,8 @@ class RunData:
         """Names of the team, or those that the metrics mention."""
         if self.record is not None:
             return [str(agent.get("role")) for agent in self.record.team]
-        found = [name.partition("/")[2] for name in self.metrics.columns if name.startswith("reward/")]
-        return sorted(found)
+        rewarded = [name.partition("/")[2] for name in self.metrics.columns if name.startswith("reward/")]
+        return sorted(rewarded)
 
     @property
     def prompts(self) -> dict[str, str]:

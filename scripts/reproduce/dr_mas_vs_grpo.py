@@ -77,21 +77,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
     )
     norms = {
-        name: [[max(m["grad_norm/reasoner"], m["grad_norm/actor"]) for m in r.metrics] for r in found]
-        for name, found in runs.items()
+        name: [[max(m["grad_norm/reasoner"], m["grad_norm/actor"]) for m in r.metrics] for r in spikes]
+        for name, spikes in runs.items()
     }
 
     def spike(curve: list[float]) -> float:
         """Largest norm over the median norm."""
         return max(curve) / max(statistics.median(curve), 1e-12)
 
-    found = {name: statistics.fmean(map(spike, of)) for name, of in norms.items()}
+    spikes = {name: statistics.fmean(map(spike, of)) for name, of in norms.items()}
     peak = {name: statistics.fmean(map(max, of)) for name, of in norms.items()}
-    lines = [f"| {n} | {peak[n]:.3f} | {found[n]:.2f} |" for n in norms]
+    lines = [f"| {n} | {peak[n]:.3f} | {spikes[n]:.2f} |" for n in norms]
     table = before_after(runs) + "\n\n| arm | peak norm | peak / median |\n|---|---|---|\n" + "\n".join(lines)
     verdict = (
-        f"{'Holds' if found['dr_mas'] < found['grpo'] else 'Does not hold'}: the gradient norm peaks at "
-        f"{found['grpo']:.2f} times its median with grpo and {found['dr_mas']:.2f} times with dr_mas "
+        f"{'Holds' if spikes['dr_mas'] < spikes['grpo'] else 'Does not hold'}: the gradient norm peaks at "
+        f"{spikes['grpo']:.2f} times its median with grpo and {spikes['dr_mas']:.2f} times with dr_mas "
         f"(rewards {SCALE:g} : 1, mean over {len(args.seeds)} seeds)."
     )
     facts = {name: {"norms": norms[name], "after": [r.after for r in runs[name]]} for name in runs}

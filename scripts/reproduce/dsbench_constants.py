@@ -50,7 +50,7 @@ def scores(bench: Bench, task: TabularTask, programs: Programs) -> dict[Triple, 
     """Normalised score of every triple on one task; one execution for each Data Engineer."""
     from mafrt.envs.dsbench.env import workspace_files
 
-    found: dict[Triple, float] = {}
+    by_triple: dict[Triple, float] = {}
     for engineer in programs.engineer:
         done, files = bench.run(_all_in_one(engineer, programs), workspace_files(task, lab=True))
         if done.status != "ok":
@@ -59,8 +59,8 @@ def scores(bench: Bench, task: TabularTask, programs: Programs) -> dict[Triple, 
             for a, analyst in enumerate(programs.analyst):
                 data = files.get(f"submission_{m}_{a}.csv")
                 worth = 0.0 if data is None else bench.score(task.answers, data).normalised
-                found[engineer, modeler, analyst] = worth
-    return found
+                by_triple[engineer, modeler, analyst] = worth
+    return by_triple
 
 
 def _all_in_one(engineer: str, programs: Programs) -> str:
@@ -87,29 +87,29 @@ def constant_scores(tasks: Sequence[TabularTask], programs: Programs, sandbox: s
     return {task.id: scores(bench, task, programs) for task in tasks}
 
 
-def means(found: Mapping[str, Mapping[Triple, float]]) -> list[tuple[float, Triple]]:
+def means(scores: Mapping[str, Mapping[Triple, float]]) -> list[tuple[float, Triple]]:
     """(mean score over the tasks, triple), the best first."""
-    triples = next(iter(found.values()))
+    triples = next(iter(scores.values()))
     return sorted(
-        ((statistics.fmean(one[triple] for one in found.values()), triple) for triple in triples), reverse=True
+        ((statistics.fmean(one[triple] for one in scores.values()), triple) for triple in triples), reverse=True
     )
 
 
-def right(found: Mapping[str, Mapping[Triple, float]], tasks: Sequence[TabularTask]) -> dict[str, float]:
+def right(scores: Mapping[str, Mapping[Triple, float]], tasks: Sequence[TabularTask]) -> dict[str, float]:
     """Task -> score of its own right triple."""
     from mafrt.envs.dsbench.demonstrations import good
     from mafrt.envs.dsbench.roles import ROLES
 
     programs = {task.id: good(task) for task in tasks}
-    return {name: found[name][tuple(texts[role] for role in ROLES)] for name, texts in programs.items()}  # type: ignore[index]
+    return {name: scores[name][tuple(texts[role] for role in ROLES)] for name, texts in programs.items()}  # type: ignore[index]
 
 
-def table(found: Mapping[str, Mapping[Triple, float]], own: Mapping[str, float]) -> str:
+def table(scores: Mapping[str, Mapping[Triple, float]], own: Mapping[str, float]) -> str:
     """Markdown: the best fixed triples, and the right programs of each task."""
     lines = ["| programs, the same for every task | mean score | tasks above .5 |", "|---|---|---|"]
-    for mean, triple in means(found)[:SHOWN]:
+    for mean, triple in means(scores)[:SHOWN]:
         told = "; ".join(f"`{' '.join(text.split())}`" for text in triple)
-        lines.append(f"| {told} | {mean:.3f} | {sum(one[triple] > 0.5 for one in found.values())} of {len(found)} |")
+        lines.append(f"| {told} | {mean:.3f} | {sum(one[triple] > 0.5 for one in scores.values())} of {len(scores)} |")
     each = ", ".join(f"{name} {worth:.3f}" for name, worth in own.items())
     lines += ["", f"Each task's own right programs: {statistics.fmean(own.values()):.3f} ({each})."]
     return "\n".join(lines)
@@ -124,11 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from mafrt.envs.dsbench.builtin import builtin_tasks
 
     tasks = builtin_tasks(args.split)
-    found = constant_scores(tasks, fixed_programs(), args.sandbox)
-    text = table(found, right(found, tasks))
+    scores = constant_scores(tasks, fixed_programs(), args.sandbox)
+    text = table(scores, right(scores, tasks))
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "dsbench_constants.md").write_text(text + "\n", encoding="utf-8")
-    facts = {name: [[*triple, worth] for triple, worth in one.items()] for name, one in found.items()}
+    facts = {name: [[*triple, worth] for triple, worth in one.items()] for name, one in scores.items()}
     (args.output / "dsbench_constants.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     print(text)
     return 0

@@ -61,8 +61,8 @@ def trained(args: argparse.Namespace, program: str, seed: int) -> dict[str, floa
 
 def cell(values: Sequence[float]) -> str:
     """Mean over the seeds with its 95% interval, if there are several."""
-    mean, found = sum(values) / len(values), seed_interval(values)
-    return f"{mean:.3f}" if found is None else f"{mean:.3f} ({found[0]:.3f} to {found[1]:.3f})"
+    mean, bounds = sum(values) / len(values), seed_interval(values)
+    return f"{mean:.3f}" if bounds is None else f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:

@@ -114,17 +114,17 @@ def evaluate(name: str, split: str, adapters: Path, args: argparse.Namespace) ->
         words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", f"stories:{split}"]
         words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", 28, "--output", path]
         run(command.main, *words)
-    found = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-    return Scores(found[f"eval/avg@{args.samples}"], found["eval/greedy"])
+    metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return Scores(metrics[f"eval/avg@{args.samples}"], metrics["eval/greedy"])
 
 
 def interval(values: Sequence[float]) -> str:
     """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
     mean = statistics.fmean(values)
-    found = seed_interval(values)
-    if found is None:
+    bounds = seed_interval(values)
+    if bounds is None:
         return f"{mean:+.3f} (one seed: no interval)"
-    return f"{mean:+.3f} ({found[0]:+.3f} to {found[1]:+.3f})"
+    return f"{mean:+.3f} ({bounds[0]:+.3f} to {bounds[1]:+.3f})"
 
 
 def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:
@@ -144,18 +144,18 @@ def figure(out: Path, seeds: Sequence[int]) -> str | None:
     """Validation scores over reinforcement learning, a curve per seed; None without runs."""
     from mafrt.scripts.reproduce._figure import curves
 
-    found: dict[str, list[list[float]]] = {"sampled": [], "greedy": []}
+    scores: dict[str, list[list[float]]] = {"sampled": [], "greedy": []}
     steps: list[int] = []
     for seed in seeds:
         path = out / f"rl_{seed}" / "evaluations.jsonl"
         if path.is_file():
             lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             steps = [line["iteration"] for line in lines]
-            found["sampled"].append([line["eval/avg@1"] for line in lines])
-            found["greedy"].append([line["eval/greedy"] for line in lines])
+            scores["sampled"].append([line["eval/avg@1"] for line in lines])
+            scores["greedy"].append([line["eval/greedy"] for line in lines])
     if not steps:
         return None
-    return curves("SmolLM2 on story problems", found, "validation score", steps=steps)
+    return curves("SmolLM2 on story problems", scores, "validation score", steps=steps)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

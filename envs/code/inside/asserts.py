@@ -105,23 +105,23 @@ def results_known(rounds):
     return known, status, trace
 
 
-def main():
-    """`{"missed": [calls], "passed": [bool], "unusable": text or null, "status": text, "trace": text}`."""
-    with open("tests.py", encoding="utf-8") as file:
-        source = file.read()
-    with open("table.json", encoding="utf-8") as file:
-        given = json.load(file)
-    known, status, trace = results_known(given["rounds"])
-    missed, held = {}, {}
+class TestRun:
+    """One run of the tests: the stand-ins look results up, and the instrumented asserts report here."""
 
-    def stand_in(name):
+    def __init__(self, known, in_place, instrument):
+        self.known, self.in_place, self.instrument = known, in_place, instrument
+        self.missed, self.held, self.asserting = {}, {}, []
+
+    def stand_in(self, name):
+        """The program's function `name`, as a look-up of its recorded results."""
+
         def call(*args, **kwargs):
             coded, named = [encode(a) for a in args], {k: encode(v) for k, v in kwargs.items()}
             key = key_of(name, coded, named)
-            if key not in known:
-                missed[key] = {"f": name, "args": coded, "kwargs": named}
+            if key not in self.known:
+                self.missed[key] = {"f": name, "args": coded, "kwargs": named}
                 raise Missed(name)
-            result = known[key]
+            result = self.known[key]
             if "value" not in result:
                 kind = getattr(builtins, str(result.get("error")), RuntimeError)
                 plain = isinstance(kind, type) and issubclass(kind, Exception)
@@ -129,7 +129,7 @@ def main():
             after = result.get("after")
             # Within an assert, the result is held against the arguments as they were: a program that empties a list
             # and returns it would otherwise be right about any function of it.
-            if given["in_place"] and not asserting and isinstance(after, list):
+            if self.in_place and not self.asserting and isinstance(after, list):
                 for before, changed in zip(args, after, strict=False):
                     _set(before, decode(changed))
             return decode(result["value"])
@@ -137,36 +137,51 @@ def main():
         call.__name__ = name
         return call
 
-    asserting = []
-
-    def holds(number, test):
-        asserting.append(number)
+    def holds(self, number, test):
+        """Called in place of assert `number`."""
+        self.asserting.append(number)
         try:
             good = bool(test())
         except BaseException:
-            held[number] = False
+            self.held[number] = False
             raise
         finally:
-            asserting.pop()
-        held[number] = held.get(number, True) and good
+            self.asserting.pop()
+        self.held[number] = self.held.get(number, True) and good
         if not good:
             raise AssertionError
 
-    def escaped(span):
-        first, behind = instrument.spans[span]
+    def escaped(self, span):
+        """A statement has failed: each `assert False` in it fails too, since an error has passed it over."""
+        first, behind = self.instrument.spans[span]
         for number in range(first, behind):
-            if instrument.never[number]:
-                held[number] = False
+            if self.instrument.never[number]:
+                self.held[number] = False
 
+    def passed(self):
+        never = self.instrument.never
+        return [number not in self.held if n else self.held.get(number, False) for number, n in enumerate(never)]
+
+
+def main():
+    """`{"missed": [calls], "passed": [bool], "unusable": text or null, "status": text, "trace": text}`."""
+    with open("tests.py", encoding="utf-8") as file:
+        source = file.read()
+    with open("table.json", encoding="utf-8") as file:
+        given = json.load(file)
+    known, status, trace = results_known(given["rounds"])
     instrument = Instrument()
     tree = instrument.visit(ast.parse(source, "tests.py"))
     program = compile(ast.fix_missing_locations(tree), "tests.py", "exec")
-    space: dict = {"__name__": "tests", "__holds__": holds, "__escaped__": escaped, "__Failed__": (Exception, Missed)}
+    trial = TestRun(known, given["in_place"], instrument)
+    asked = {"__holds__": trial.holds, "__escaped__": trial.escaped, "__Failed__": (Exception, Missed)}
+    space: dict = {"__name__": "tests", **asked}
+    # Tests that draw at random must ask for the same calls in every round.
     random.seed(0)
     try:
         if given["before"]:
             exec(compile(given["before"], "before.py", "exec"), space)
-        space.update({name: stand_in(name) for name in given["names"]})
+        space.update({name: trial.stand_in(name) for name in given["names"]})
         exec(program, space)
         if "check" in space and given["entry"]:
             space["check"](space[given["entry"]])
@@ -175,8 +190,7 @@ def main():
         unusable = None
     except Exception as error:
         unusable = f"{type(error).__name__}: {error}"[:300]
-    passed = [number not in held if never else held.get(number, False) for number, never in enumerate(instrument.never)]
-    outcome = {"missed": list(missed.values()), "passed": passed, "unusable": unusable}
+    outcome = {"missed": list(trial.missed.values()), "passed": trial.passed(), "unusable": unusable}
     return {**outcome, "status": status, "trace": trace}
 
 

@@ -95,6 +95,7 @@ class LeanModel:
                 names = (_FUSED[names],)
             parts = [getattr(parent, name) for name in names]
             parts = [getattr(part, "base_layer", part) for part in parts]
+            # A quantised layer, for one, does not multiply with its `weight` as it stands.
             if any(type(part) is not nn.Linear for part in parts):
                 raise ValueError("linear layers of its own kind")
             weights = [part.weight for part in parts]
@@ -133,6 +134,7 @@ class LeanModel:
         )
 
     def _stamp(self) -> int:
+        # Torch counts the writes to a tensor, so that a change shows without a comparison of weights.
         return sum(weight._version for weight in self._source)
 
     @property
@@ -288,6 +290,7 @@ def agrees(model: LeanModel, steps: int = 3) -> bool:
     """
     base = model.base
     names: list[str | None] = [*base.adapters, None]
+    # A few adapters and the bare base are enough: every adapter takes the same path.
     names = names[:3] + names[-1:] if len(names) > 4 else names
     tokens = torch.arange(7, 7 + 6 + steps) % base.config.vocab_size
     prompts: list[list[int]] = []
@@ -309,21 +312,21 @@ def agrees(model: LeanModel, steps: int = 3) -> bool:
         expected = [state[torch.arange(len(owner)), lengths + step] for state in states]
         if by_layer:
             for number, (before, after) in enumerate(pairwise(expected)):
-                found = decoder.block(number, before.clone())
-                worst = max(worst, _share_of_allowed(found.float(), before.float(), after.float()))
+                computed = decoder.block(number, before.clone())
+                worst = max(worst, _share_of_allowed(computed.float(), before.float(), after.float()))
             decoder.advance()
         else:
-            found = decoder.step(tokens[lengths + step].to(base.device))
+            computed = decoder.step(tokens[lengths + step].to(base.device))
             last = base.inner.norm(expected[-1])
-            worst = max(worst, float((found - last).abs().max() / last.abs().max()))
+            worst = max(worst, float((computed - last).abs().max() / last.abs().max()))
     log.debug("lean decoding differs by %.1e, limit %.1e", worst, limit)
     return worst <= limit
 
 
-def _share_of_allowed(found: Tensor, before: Tensor, after: Tensor) -> float:
+def _share_of_allowed(computed: Tensor, before: Tensor, after: Tensor) -> float:
     """Largest difference of a row over all that rounding may cause: a share of the update and of the sum."""
     allowed = 0.06 * (after - before).norm(dim=1) + 2**-7 * after.norm(dim=1)
-    return float(((found - after).norm(dim=1) / allowed).max())
+    return float(((computed - after).norm(dim=1) / allowed).max())
 
 
 def _layer_states(base: SharedBase, tokens: Tensor, adapters: Tensor) -> list[Tensor]:

@@ -106,7 +106,7 @@ class TranscriptCache:
         # In sorted order it is one of the two neighbours.
         place = bisect_left(self._sorted, ids)
         near = self._sorted[max(place - 1, 0) : place + 1]
-        return max(((own, _common(own, ids)) for own in near), key=lambda found: found[1], default=((), 0))
+        return max(((own, _common(own, ids)) for own in near), key=lambda candidate: candidate[1], default=((), 0))
 
     def _put(self, ids: tuple[int, ...], fed: Fed) -> None:
         if ids not in self._fed:
@@ -236,7 +236,7 @@ def _aligned(rows: Sequence[Tensor | None], span: int) -> Tensor:
 
 def _stacked(fed: Sequence[Fed]) -> PromptKV:
     """Keys and values of all prompts, padded on the right."""
-    lengths = torch.tensor([one.keys[0].shape[1] for one in fed])
+    lengths = torch.tensor([part.keys[0].shape[1] for part in fed])
     span = int(lengths.max())
 
     def stack(rows: Sequence[Tensor]) -> Tensor:
@@ -246,7 +246,7 @@ def _stacked(fed: Sequence[Fed]) -> PromptKV:
         return out
 
     layers = range(len(fed[0].keys))
-    keys, values = ([stack([getattr(one, kind)[n] for one in fed]) for n in layers] for kind in ("keys", "values"))
+    keys, values = ([stack([getattr(part, kind)[n] for part in fed]) for n in layers] for kind in ("keys", "values"))
     return PromptKV(keys, values, lengths)
 
 

@@ -158,11 +158,11 @@ def parsed(address: str) -> tuple[list[str], str]:
         places, name = body, ""
     if places.startswith("@"):
         return [places], name
-    found = [place.strip() for place in places.split(",") if place.strip()]
-    for place in found:
+    addresses = [place.strip() for place in places.split(",") if place.strip()]
+    for place in addresses:
         host, _, port = place.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise EnvError(f"{address}: {place!r} is no HOST:PORT; expected grpc://HOST:PORT/NAME")
-    if not found:
+    if not addresses:
         raise EnvError(f"{address} names no server; expected grpc://HOST:PORT/NAME")
-    return found, name
+    return addresses, name

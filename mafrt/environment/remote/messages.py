@@ -95,7 +95,7 @@ def unpack_failure(failure: pb.Failure) -> MafrtError:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError(f"a {type(found).__name__} instead of a JSON object")
-    return found
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"a {type(value).__name__} instead of a JSON object")
+    return value

@@ -108,10 +108,10 @@ class Servers:
         except (OSError, UnicodeDecodeError) as error:
             raise EnvError(f"the list of servers {self._file} cannot be read ({error})") from None
         self._stamp = (stat.st_mtime_ns, stat.st_size)
-        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        if not found:
+        addresses = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not addresses:
             raise EnvError(f"the list of servers {self._file} is empty; put one host:port on a line")
-        return found
+        return addresses
 
     def _set(self, addresses: list[str]) -> None:
         """Use exactly these servers; those that stay keep their sessions."""
@@ -125,7 +125,7 @@ class Servers:
     def _reach(self, server: Server, *, strict: bool) -> None:
         """Have a server describe itself, and check that it is one of ours."""
         try:
-            found = server.stub.Describe(
+            reply = server.stub.Describe(
                 pb.DescribeRequest(protocol=PROTOCOL), timeout=CONNECT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
@@ -133,24 +133,24 @@ class Servers:
                 raise EnvError(f"the environment server {server.address} refuses the token; set {TOKEN}") from None
             self._aside(server, _said(error))
             return
-        if problem := self._problem(found):
+        if problem := self._problem(reply):
             if strict:
                 raise EnvError(f"the environment server {server.address} {problem}")
             self._aside(server, problem)
             return
-        server.described, server.why = found, ""
-        self.description = self.description or found
+        server.described, server.why = reply, ""
+        self.description = self.description or reply
 
-    def _problem(self, found: pb.Description) -> str | None:
+    def _problem(self, reply: pb.Description) -> str | None:
         """Why a server that answers cannot be used; None if it can."""
-        if found.protocol != PROTOCOL:
-            return f"speaks version {found.protocol} of the protocol, and this client version {PROTOCOL}; update one"
-        if self.name and found.name != self.name:
-            return f"serves {found.name!r}, and {self.name!r} was asked for"
-        if not found.agents:
+        if reply.protocol != PROTOCOL:
+            return f"speaks version {reply.protocol} of the protocol, and this client version {PROTOCOL}; update one"
+        if self.name and reply.name != self.name:
+            return f"serves {reply.name!r}, and {self.name!r} was asked for"
+        if not reply.agents:
             return "names no agents, so it is no environment of mafrt"
-        if self.description is not None and found.identity != self.description.identity:
-            return f"serves another {found.name!r} (other arguments or source); serve the same everywhere"
+        if self.description is not None and reply.identity != self.description.identity:
+            return f"serves another {reply.name!r} (other arguments or source); serve the same everywhere"
         return None
 
     def _aside(self, server: Server, why: str) -> None:

@@ -120,33 +120,9 @@ def gather(order):
 
 
 def main():
-    with open(ORDER, encoding="utf-8") as file:
-        order = json.load(file)
-    os.remove(ORDER)
-    # Other processes of this user may not look into this one, which alone knows the key.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
-    order["handed"] = {}
-    for name in order["names"]:
-        with open(name, "rb") as file:
-            order["handed"][name] = file.read()
-    with open(SNIPPET, "rb") as file:
-        cut = b"\0" in file.read()
-    if cut:  # before 3.11.4 an interpreter reads a file as far as that, and says nothing
-        with open(SNIPPET, "w", encoding="utf-8") as file:
-            file.write("raise SyntaxError('source code cannot contain null bytes')\n")
-    environment = {**os.environ, **{name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
-    environment["PYTHONUNBUFFERED"] = "1"
+    order = read_order()
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, SNIPPET],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: limit_memory(order["memory_mib"]),
-    )
+    process = start(order)
     streams = [Tail(process.stdout, order["half"]), Tail(process.stderr, order["half"])]
     late = False
     try:
@@ -154,6 +130,7 @@ def main():
     except subprocess.TimeoutExpired:
         late = True
     seconds = time.monotonic() - began
+    # The whole group: what the snippet started must neither outlive it nor hold its streams open.
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -174,8 +151,51 @@ def main():
         "refused": refused,
         "gone": [name for name in order["names"] if not os.path.lexists(name)],
     }
+    write_result(result, order["key"])
+
+
+def read_order():
+    """The order, with the content of the files that were handed over; a snippet with null bytes is replaced."""
+    with open(ORDER, encoding="utf-8") as file:
+        order = json.load(file)
+    # Removed before the snippet runs, since it holds the key.
+    os.remove(ORDER)
+    # Other processes of this user may not look into this one, which alone knows the key.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    order["handed"] = {}
+    for name in order["names"]:
+        with open(name, "rb") as file:
+            order["handed"][name] = file.read()
+    with open(SNIPPET, "rb") as file:
+        cut = b"\0" in file.read()
+    if cut:  # before 3.11.4 an interpreter reads a file as far as that, and says nothing
+        with open(SNIPPET, "w", encoding="utf-8") as file:
+            file.write("raise SyntaxError('source code cannot contain null bytes')\n")
+    return order
+
+
+def start(order):
+    """The process of the snippet, in a session of its own."""
+    environment = {**os.environ, **{name + "_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}}
+    # Output written before a kill is then not lost in a buffer.
+    environment["PYTHONUNBUFFERED"] = "1"
+    return subprocess.Popen(
+        [sys.executable, SNIPPET],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: limit_memory(order["memory_mib"]),
+    )
+
+
+def write_result(result, key):
+    """Write the result with its seal, which the snippet cannot make."""
     text = json.dumps(result).encode()
-    seal = hmac.new(bytes.fromhex(order["key"]), text, hashlib.sha256).hexdigest()
+    seal = hmac.new(bytes.fromhex(key), text, hashlib.sha256).hexdigest()
+    # Created anew and exclusively: the snippet may have left a file or a link of this name.
     with contextlib.suppress(OSError):
         os.remove(RESULT)
     with open(RESULT, "xb") as file:

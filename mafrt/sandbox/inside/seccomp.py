@@ -176,6 +176,7 @@ def program(machine: str, *, attributes: bool = True, own_pid: int | None = None
     `attributes`: whether those of files may be changed. `own_pid`: signals only to this process; None: to whatever the
     pid namespace or Landlock lets it reach.
     """
+    # One function, long as it is: the instructions are a list whose jumps count lines, and are checked in their order.
     column = libc.COLUMN[machine]
     lines: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, _ARCH),

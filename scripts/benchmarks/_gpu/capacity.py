@@ -22,19 +22,17 @@ def agents_that_fit(base: SharedBase, shape: ModelShape, counts: Sequence[int]) 
     if base.device.type != "cuda":
         return {"left out": "only a GPU tells the peak of its memory"}
     base.gradient_checkpointing(True)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for count in sorted(counts):
         while len(base.adapters) < count:
             add_adapter(base, len(base.adapters))
-        found.append(
-            {"agents": count, "measured": _peak(base, count, shape), "estimate": _estimate(shape, base, count)}
-        )
+        rows.append({"agents": count, "measured": _peak(base, count, shape), "estimate": _estimate(shape, base, count)})
     base.gradient_checkpointing(False)
-    first, last = found[0], found[-1]
+    first, last = rows[0], rows[-1]
     each = (last["measured"] - first["measured"]) / (last["agents"] - first["agents"])
     total = torch.cuda.get_device_properties(base.device).total_memory
     fits = int(first["agents"] + (total - first["measured"]) / each)
-    return {"by_agents": found, "bytes_per_agent": round(each), "memory": total, "agents_that_fit": fits}
+    return {"by_agents": rows, "bytes_per_agent": round(each), "memory": total, "agents_that_fit": fits}
 
 
 def _peak(base: SharedBase, count: int, shape: ModelShape) -> int:

@@ -24,7 +24,7 @@ LENGTHS = (48, 20, 33, 7, 41, 12)
 def check(device: str, dtypes: tuple[torch.dtype, ...]) -> dict[str, float]:
     """Largest relative difference of each comparison; raises Disagreement where one is too large."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for dtype in dtypes:
         name, limit = str(dtype).removeprefix("torch."), TOLERANCE[dtype]
         base, other = _base(device, dtype), _base("cpu", torch.float32)
@@ -34,10 +34,10 @@ def check(device: str, dtypes: tuple[torch.dtype, ...]) -> dict[str, float]:
             "update: device and CPU float32": (_update(base, "auto"), _update(other, "grouped")),
             "update: packed and row by row": (_update(base, "auto"), _rows(base)),
         }.items():
-            found[f"{name} {what}"] = _close(f"{name} {what}", ours, theirs, limit)
-        found |= {f"{name} {what}": gap for what, gap in _heads(device, dtype, limit).items()}
-        found[f"{name} greedy tokens that differ, lean and model's decoder"] = _decoders(base, exact=limit < 1e-3)
-    return found
+            differences[f"{name} {what}"] = _close(f"{name} {what}", ours, theirs, limit)
+        differences |= {f"{name} {what}": gap for what, gap in _heads(device, dtype, limit).items()}
+        differences[f"{name} greedy tokens that differ, lean and model's decoder"] = _decoders(base, exact=limit < 1e-3)
+    return differences
 
 
 def _base(device: str, dtype: torch.dtype) -> SharedBase:
