@@ -3,8 +3,8 @@
 # writes good and careless short programs, lets the shipped teaching base imitate both, and trains it on what comes of
 # them. Programs run in bubblewrap (apt-get install bubblewrap). Arguments go through to scripts/train_dsbench.py, for
 # example --seed 2 or --coach none.
-# That takes some four minutes. The runs lie in runs/dsbench_start and runs/dsbench; earlier ones are renamed to
-# runs/dsbench.1, .2, ...
+# That took forty minutes on two cores that were busy with much other work. The runs lie in runs/dsbench_start and
+# runs/dsbench; earlier ones are renamed to runs/dsbench.1, .2, ...
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh

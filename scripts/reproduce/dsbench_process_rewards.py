@@ -1,8 +1,8 @@
 """Process rewards on DSBench (multiagent-coaching, 2601.23228): Data Engineer, Modeler, Analyst on held-out tasks.
 
 The shipped base first imitates short programs, of which every second is a careless one (configs/dsbench_start.yaml).
-From there the team is trained on the eight built-in tasks with the settings of configs/dsbench.yaml: with
-`--coach rules`, with the outcome alone, and with every agent frozen. The four held-out tasks are played along the way.
+From there the team is trained on the eighteen built-in tasks with the settings of configs/dsbench.yaml: with
+`--coach rules`, with the outcome alone, and with every agent frozen. The eight held-out tasks are played along the way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "outcome only": {"coach": "none"},
     "frozen": {"freeze": ("all",), "iterations": 1},
 }
-EVERY, SAMPLES = 2, 16
+EVERY, SAMPLES = 4, 8
 """Iterations between evaluations, and episodes of each held-out task in one."""
 
 
@@ -152,7 +152,7 @@ def verdict(arms: Mapping[str, Sequence[SuccessCurve]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse(argv, __doc__ or "", iterations=8)
+    args = parse(argv, __doc__ or "", iterations=12)
     from mafrt.envs.dsbench import DSBenchEnv
 
     start = warm_start(args.output / "dsbench")
