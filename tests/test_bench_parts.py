@@ -6,7 +6,7 @@ import pytest
 
 from mafrt.runners.intervals import seed_interval
 from mafrt.scripts.benchmarks import parts
-from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Words
+from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Helpers, Words
 from mafrt.scripts.benchmarks.parts import PARTS
 
 
@@ -37,6 +37,25 @@ def test_the_last_one_is_paid_for_the_word_before():
     assert world.step({"agent0": WORDS[1]}).rewards == {}
     last = world.step({"agent1": "x"})
     assert last.rewards == {"agent1": 1.0} and last.info["outcome"] == 1.0
+
+
+def test_the_last_one_is_paid_more_and_the_outcome_is_not_touched():
+    world = Words(2, 1, scale=30.0)
+    world.reset(options={"task": 1})
+    assert world.step({"agent0": WORDS[1]}).rewards == {"agent0": 1.0}
+    last = world.step({"agent1": WORDS[1]})
+    assert last.rewards == {"agent1": 30.0} and last.info["outcome"] == 1.0
+
+
+@pytest.mark.parametrize("own", [0.0, 1.0])
+@pytest.mark.parametrize(("word", "helped"), [(WORDS[1], 1.0), ("x", 0.0)])
+def test_a_helper_is_paid_alike_whatever_it_says(own, word, helped):
+    world = Helpers(own)
+    world.reset(options={"task": 1})
+    first = world.step({"agent0": word, "agent1": WORDS[1]})
+    assert first.rewards == {"agent0": own, "agent1": 0.0} and not first.terminated
+    last = world.step({"agent0": "x", "agent1": "x"})
+    assert last.rewards == {"agent0": own, "agent1": helped} and last.info["outcome"] == helped
 
 
 def test_an_interval_by_hand():

@@ -31,6 +31,7 @@ class Words(Env):
         offset: added to the outcome in every other box, whatever is said.
         fixed: boxes in which every word is right, so that nothing can be learnt there.
         relay: the words of the last agent count nothing, and it is paid for the word before its own.
+        scale: factor of the last agent's rewards.
     """
 
     bounded = True
@@ -44,8 +45,9 @@ class Words(Env):
         offset: float = 0.0,
         fixed: int = 0,
         relay: bool = False,
+        scale: float = 1.0,
     ) -> None:
-        self.agents, self.relay = team(size).names, relay
+        self.agents, self.relay, self.scale = team(size).names, relay, scale
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
         self.num_tasks = BOXES
 
@@ -60,6 +62,7 @@ class Words(Env):
             rewards = {name: float(self._is_right(self.said)) for name in actions if name == self.agents[-1]}
         self.said = "".join(actions.values())
         self.right += sum(rewards.values())
+        rewards = {name: reward * (self.scale if name == self.agents[-1] else 1.0) for name, reward in rewards.items()}
         self.done += 1
         turns = self.rounds if self.together else self.rounds * len(self.agents)
         if self.done < turns:
@@ -74,3 +77,33 @@ class Words(Env):
 
     def _is_right(self, text: str) -> bool:
         return self.box < self.fixed or text.strip() == WORDS[self.box % len(WORDS)]
+
+
+class Helpers(Env):
+    """Two agents speak at once, twice. The second is right in the second round if the first one's first word was.
+
+    Nothing else depends on a word: the first agent's own reward is always `own`, the second's first one 0. So only a
+    rule that pays for the change of another agent's reward can teach the first word, which is the outcome.
+    """
+
+    bounded = True
+
+    def __init__(self, own: float = 0.0) -> None:
+        self.agents, self.own = team(2).names, own
+        self.num_tasks = BOXES
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        self.helped: float | None = None
+        return self._ask(), {"task": str(self.box)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        first, second = self.agents
+        if self.helped is None:
+            self.helped = float(actions[first].strip() == WORDS[self.box % len(WORDS)])
+            return StepResult(self._ask(), {first: self.own, second: 0.0}, False, False, {})
+        info = {"outcome": self.helped, "measures": {"right": self.helped}}
+        return StepResult({}, {first: self.own, second: self.helped}, True, False, info)
+
+    def _ask(self) -> dict[str, str]:
+        return dict.fromkeys(self.agents, f"Box {self.box}.")

@@ -25,7 +25,7 @@ from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.benchmarks._parts import BOXES, Words, team
+from mafrt.scripts.benchmarks._parts import BOXES, Helpers, Words, team
 
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
@@ -48,11 +48,12 @@ class RulePart:
     task: str
     """of the table"""
     world: Mapping[str, Any]
-    """arguments of `Words`"""
+    """arguments of `of`"""
     settings: Mapping[str, Any]
     alive: Mapping[str, Any] = field(default_factory=dict)
     dead: Mapping[str, Any] = field(default_factory=dict)
     iterations: int = 20
+    of: type[Words] | type[Helpers] = Words
 
 
 CHAIN = {"size": 2, "rounds": 2}
@@ -61,6 +62,10 @@ SWAYED = {**CHAIN, "offset": 8.0}
 SIX = {"size": 6, "rounds": 1, "together": True}
 SWAYED_TEXT = "4 turns, paid at the end; half of the boxes add 8 whatever is said"
 SIX_TEXT = "6 agents at once, told only their mean"
+OWN = {"algorithm": "maporl", "round_gamma": 0.0, "outcome_weight": 0.0}
+SHAKY = {"algorithm": "maporl", "outcome_weight": 1.0}
+SHAKY_TEXT = "4 turns at once in 2 rounds, each paid by itself; half of the boxes add 8 to the outcome of all"
+AT_ONCE = {"size": 2, "rounds": 2, "together": True}
 PARTS = {
     part.name: part
     for part in (
@@ -134,6 +139,64 @@ PARTS = {
             {"share": "own"},
         ),
         RulePart(
+            "maporl: alpha2, wrong but useful",
+            "a word that earns its speaker nothing makes the other agent right in the next round",
+            {"own": 0.0},
+            OWN,
+            {"alpha2": 1.0},
+            {"alpha2": 0.0},
+            of=Helpers,
+        ),
+        RulePart(
+            "maporl: alpha3, right and useful",
+            "the same, and the speaker is paid whatever it says",
+            {"own": 1.0},
+            OWN,
+            {"alpha3": 1.0},
+            {"alpha3": 0.0},
+            of=Helpers,
+        ),
+        RulePart(
+            "maporl: alpha0, change that agrees with the peers",
+            SHAKY_TEXT,
+            {**AT_ONCE, "offset": 8.0},
+            SHAKY,
+            {"alpha0": 4.0},
+            {"alpha0": 0.0},
+        ),
+        RulePart(
+            "maporl: alpha1, change against the peers",
+            SHAKY_TEXT,
+            {**AT_ONCE, "offset": 8.0},
+            SHAKY,
+            {"alpha1": 4.0},
+            {"alpha1": 0.0},
+        ),
+        RulePart(
+            "dr_mas: baseline of each agent",
+            "6 turns; each paid by itself, the last agent 30 times as much",
+            {"size": 3, "rounds": 2, "scale": 30.0},
+            {"n_samples": 8, "outcome_weight": 0.0},
+            {"algorithm": "dr_mas"},
+            {"algorithm": "grpo"},
+        ),
+        RulePart(
+            "dapo: higher clip above",
+            "4 turns, 4 passes over each batch",
+            CHAIN,
+            {"algorithm": "dapo", "n_samples": 8, "ppo_epoch": 4, "dynamic_sampling_rounds": 0},
+            {"clip_high": 0.28},
+            {"clip_high": 0.2},
+        ),
+        RulePart(
+            "happo: ratios of the agents before",
+            "6 agents at once, told only their mean; 4 passes over each batch",
+            SIX,
+            {"ppo_epoch": 4, "critic_lr": 3e-3, "normalize_advantages": "batch"},
+            {"algorithm": "happo"},
+            {"algorithm": "mappo"},
+        ),
+        RulePart(
             "vdn: values of the agents",
             SIX_TEXT,
             SIX,
@@ -195,7 +258,7 @@ def _measure_part(part: RulePart, seeds: Sequence[int], iterations: int | None) 
 
 def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: int) -> float:
     """Share of right words after training with these settings."""
-    world = Words(**part.world)
+    world = part.of(**part.world)
     agents = team(len(world.agents))
     torch.manual_seed(seed)
     config = TrainConfig.of(**{**COMMON, **settings, "seed": seed, "iterations": iterations})
@@ -204,8 +267,10 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
     for _ in range(iterations):
         runner.learn(runner.collect())
     runner.cast()
-    # Without offset and given boxes: only words that are right by themselves count.
-    held_out = Words(len(world.agents), world.rounds, together=world.together, relay=world.relay)
+    held_out = world
+    if isinstance(world, Words):
+        # Without offset, scale and given boxes: only words that are right by themselves count.
+        held_out = Words(len(world.agents), world.rounds, together=world.together, relay=world.relay)
     plan = EvaluationPlan(BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
     evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None
