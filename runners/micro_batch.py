@@ -53,5 +53,6 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
         targets=tuple(name for name in config.team.lora_targets if name in shape.linears),
         bits=32 if base.model.dtype.itemsize == 4 else 16,
         gradient_checkpointing=config.learn.gradient_checkpointing,
+        on_cpu=base.device.type == "cpu",
     )
     return fitting_micro_batch(shape, use, free, asked)

@@ -171,7 +171,7 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     free = free_memory()
     if free is None:
         return ""
-    use = Use(rank=settings.lora_rank, micro_batch_tokens=settings.micro_batch_tokens)
+    use = Use(rank=settings.lora_rank, micro_batch_tokens=settings.micro_batch_tokens, on_cpu=True)
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
         own = replace(use, bits=bits, gradient_checkpointing=False)

@@ -73,7 +73,7 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes):
             base.model.to(dtype)
             base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
             number = 2 if dtype == torch.bfloat16 else 4
-            use = Use(rank=4, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing)
+            use = Use(rank=4, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing, on_cpu=True)
             sizes.append((kept(base, tokens, checkpointing), activations(shape_like(base), use, number)))
         # Four blocks more: the rest (embedding, masks, head) is the same in both.
         counted.append(sizes[1][0] - sizes[0][0])

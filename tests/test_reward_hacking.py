@@ -382,5 +382,5 @@ def test_an_analyst(tables, honest, name, monkeypatch):
 
 
 def test_weak_work_is_worth_something(honest):
-    assert honest[ENGINEER][0] == 10 and honest[MODELER][0] == 10 and honest[ANALYST][0] > 5
+    assert honest[ENGINEER][0] == 10 and honest[MODELER][0] > 5 and honest[ANALYST][0] > 5
     assert all(outcome > 0 for _, outcome in honest.values())

@@ -218,7 +218,9 @@ def test_fewer_processes_and_files_without_groups(sandbox: WarmSandbox) -> None:
     """
     count, files = map(int, sandbox.execute(textwrap.dedent(code), timeout_s=20).stdout.split())
     grouped = not sandbox.tier.endswith("-nocgroup")
-    assert count < (limits.PROCESSES if grouped else limits.FEWER_PROCESSES) and count >= 10
+    # Without a pid namespace the limit is about all processes of the user: those of other tests may end meanwhile.
+    others = 8 if sandbox.tier.startswith("degraded") else 0
+    assert 10 <= count < (limits.PROCESSES if grouped else limits.FEWER_PROCESSES) + others
     assert files < (limits.OPEN_FILES if grouped else limits.FEWER_OPEN_FILES) and files >= 40
 
 

@@ -96,6 +96,8 @@ class Use:
     async_steps: int = 0
     micro_batch_tokens: int = 8192
     gradient_checkpointing: bool = True
+    on_cpu: bool = False
+    """learning on a CPU, where attention is float32 whatever the base is"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -158,14 +160,16 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
     A block saves, per token: inputs of its norms (of query and key norms too) in float32 and their outputs; queries,
-    keys, values and the attention output; gate, up, their activation and product; and the adapters' inner activations.
-    With checkpointing only the block's input is saved, plus all of that for one block at a time. The factors were
-    counted on autograd's saved tensors, and a test repeats the count.
+    keys, values and the attention output (in float32 on a CPU); gate, up, their activation and product; and the
+    adapters' inner activations. With checkpointing only the block's input is saved, plus all of that for one block at a
+    time. The factors were counted on autograd's saved tensors, and a test repeats the count.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)
     in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
     in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+    if use.on_cpu:
+        in_a_block += (4 - number) * (2 * queries + 2 * keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
