@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 # The fast ones run side by side on all cores with one torch thread each, since two threads on a busy core wait for each
-# other. Of the slow ones three run at a time: they start servers and processes of their own, and wait for them.
+# other. Of the slow ones two run at a time: they start servers and processes of their own.
 # Arguments go through to pytest, for example -k resume, -x or -m "not slow".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,4 +19,4 @@ fi
 if [ "${COVERAGE:-}" = 1 ]; then
   echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
 fi
-exec .venv/bin/python -m pytest -n 3 --dist loadgroup -m slow
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup -m slow

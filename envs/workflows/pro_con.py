@@ -32,6 +32,8 @@ ENOUGH = 3
 _SIDE = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*(PRO|CON)\b", re.IGNORECASE)
 _QUOTE = re.compile(r'["\u201c]([^"\u201c\u201d]{1,400})["\u201d]')
 _WORD = re.compile(r"\w+")
+MOST_TEXT = 20_000
+"""Characters of a turn in which evidence is looked for, from its end."""
 LEAST_QUOTE = 3
 """Words of a quotation that counts."""
 MOST_QUOTED = 0.5
@@ -189,7 +191,7 @@ def points_of(text: str, problem: str) -> float:
     not hold and a quotation that is not found are inventions. Whether it has to do with the side is not read.
     """
     good: set[tuple[object, ...]] = set()
-    invented = 0
+    invented, text = 0, text[-MOST_TEXT:]
     for step in steps_of(text, problem):
         if not step.holds:
             invented += 1
