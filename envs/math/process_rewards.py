@@ -174,17 +174,10 @@ def worked_out(text: str, given: str, problem: str = "") -> bool:
     A step that changes nothing (`7 * 1`, `7 + 0`) is none. Where the problem is given, every step starts from one of
     its numbers or from the result of an earlier step.
     """
-    known = {Fraction(number) for number in re.findall(_NUMBER, problem.replace(",", ""))}
-    last = None
-    for left, sign, right, stated in _STEP.findall(text):
-        first, second = Fraction(left), Fraction(right)
-        last = _apply(sign, first, second)
-        if last != Fraction(stated) or _neutral(sign, first, second):
-            return False
-        if problem and not {first, second} & known:
-            return False
-        known.add(last)
-    return last is not None and plain_number(tidy(given)) == last
+    steps = steps_of(text, problem)
+    if not all(step.holds and not step.idle and (step.starts or not problem) for step in steps):
+        return False
+    return bool(steps) and plain_number(tidy(given)) == steps[-1].result
 
 
 @dataclass(frozen=True)
@@ -192,25 +185,31 @@ class WrittenStep:
     """A calculation `12 - 5 = 7` of a text."""
 
     numbers: tuple[Fraction, str, Fraction]
+    result: Fraction | None
+    """the true one; None for a division by zero"""
     holds: bool
-    leads: bool
-    """it starts from a number of the problem or a result before it, and does not give back one of its numbers"""
+    starts: bool
+    """from a number of the problem or the result of an earlier step that holds"""
+    idle: bool
+    """it gives back one of its numbers whatever the other is"""
     repeats: bool
     """the problem states it itself"""
 
 
 def steps_of(text: str, problem: str) -> list[WrittenStep]:
     """The calculations that a text writes, in order."""
-    stated = set(_STEP.findall(problem))
+    asserted = set(_STEP.findall(problem))
     known = {Fraction(number) for number in re.findall(_NUMBER, problem.replace(",", ""))}
     steps = []
-    for left, sign, right, result in _STEP.findall(text):
+    for written in _STEP.findall(text):
+        left, sign, right, stated = written
         first, second = Fraction(left), Fraction(right)
-        leads = bool({first, second} & known) and not _neutral(sign, first, second)
-        holds = _apply(sign, first, second) == Fraction(result)
-        steps.append(WrittenStep((first, sign, second), holds, leads, (left, sign, right, result) in stated))
+        result, starts = _apply(sign, first, second), bool({first, second} & known)
+        holds = result == Fraction(stated)
+        idle = _neutral(sign, first, second)
+        steps.append(WrittenStep((first, sign, second), result, holds, starts, idle, written in asserted))
         if holds:
-            known.add(Fraction(result))
+            known.add(Fraction(stated))
     return steps
 
 

@@ -32,15 +32,10 @@ def python(sandbox: str) -> Tool:
 
 def search(source: str) -> Tool:
     """Searches a corpus file by BM25, or asks a retriever behind a URL. Raises ConfigError, DataError."""
-    from mafrt.envs.search.questions import load_corpus
-    from mafrt.envs.search.retrieval import Bm25, HttpRetriever, Retriever
+    from mafrt.envs.search.env import RetrieverChoice
 
-    retriever: Retriever
-    if source.startswith(("http://", "https://")):
-        retriever = remote = HttpRetriever(source)
-        remote.check()
-    else:
-        retriever = Bm25(load_corpus(source))
+    remote = source.startswith(("http://", "https://"))
+    retriever = (RetrieverChoice(retriever=source) if remote else RetrieverChoice(corpus_path=source)).open(())
 
     def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
         try:
@@ -55,7 +50,21 @@ def search(source: str) -> Tool:
     return Tool("search", "Search for passages of text.", schema, call)
 
 
-KINDS = ("calculator", "python", "files", "search", "mcp")
+def mcp(source: str) -> Sequence[Tool]:
+    """The tools of MCP servers. Raises ConfigError for one that does not answer."""
+    from mafrt.envs.tools.mcp_servers import server_tools
+
+    return server_tools(source)
+
+
+MAKERS: Mapping[str, Callable[[str, str], Sequence[Tool]]] = {
+    "calculator": lambda source, sandbox: [calculator()],
+    "python": lambda source, sandbox: [python(sandbox)],
+    "files": lambda source, sandbox: file_tools(),
+    "search": lambda source, sandbox: [search(source)],
+    "mcp": lambda source, sandbox: mcp(source),
+}
+"""Name of a tool -> its tools, from the text behind the colon and the sandbox."""
 NEEDS = {"files": "files or files:FOLDER", "search": "search:FILE or search:URL", "mcp": "mcp:FILE"}
 
 
@@ -67,7 +76,7 @@ def make_toolbox(names: Sequence[str], sandbox: str = "bwrap") -> Toolbox:
         SandboxError: there is no such sandbox here.
     """
     if not names:
-        raise ConfigError(f"tools is empty; name some: {', '.join(KINDS)}.")
+        raise ConfigError(f"tools is empty; name some: {', '.join(MAKERS)}.")
     made = [named_tools(name, sandbox) for name in names]
     files = {path: content for _, own in made for path, content in own.items()}
     return Toolbox([tool for tools, _ in made for tool in tools], files)
@@ -81,23 +90,10 @@ def named_tools(name: str, sandbox: str = "bwrap") -> tuple[Sequence[Tool], File
         SandboxError: there is no such sandbox here.
     """
     kind, colon, source = name.partition(":")
-    if kind not in KINDS:
-        raise ConfigError(unknown("tool", name, KINDS))
+    if kind not in MAKERS:
+        raise ConfigError(unknown("tool", name, MAKERS))
     if bool(colon) and kind in ("calculator", "python"):
         raise ConfigError(f"the tool {kind} takes nothing behind a colon, found {name!r}.")
     if not source and (colon or kind in ("search", "mcp")):
         raise ConfigError(f"tools holds {name!r}; expected {NEEDS[kind]}.")
-    makers: Mapping[str, Callable[[], Sequence[Tool]]] = {
-        "calculator": lambda: [calculator()],
-        "python": lambda: [python(sandbox)],
-        "files": file_tools,
-        "search": lambda: [search(source)],
-        "mcp": lambda: _mcp(source),
-    }
-    return makers[kind](), read_folder(source) if kind == "files" and source else {}
-
-
-def _mcp(source: str) -> Sequence[Tool]:
-    from mafrt.envs.tools.mcp_servers import server_tools
-
-    return server_tools(source)
+    return MAKERS[kind](source, sandbox), read_folder(source) if kind == "files" and source else {}

@@ -195,7 +195,7 @@ def points_of(text: str, problem: str) -> float:
     for step in steps_of(text, problem):
         if not step.holds:
             invented += 1
-        elif step.leads and not step.repeats:
+        elif step.starts and not step.idle and not step.repeats:
             good.add(step.numbers)
     words = _WORD.findall(problem.lower())
     running = f" {' '.join(words)} "

@@ -44,10 +44,7 @@ def team_of(prompts: dict[str, str]) -> Team:
     from mafrt.config.agent import AgentSpec
     from mafrt.config.team import Team
 
-    answering = [name for name, prompt in prompts.items() if prompt == SOLVE]
-    if "jury" in answering:
-        answering = ["jury"]
-    return Team(tuple(AgentSpec(name, prompt, with_answer=name in answering) for name, prompt in prompts.items()))
+    return Team(tuple(AgentSpec(name, prompt, with_answer=prompt == SOLVE) for name, prompt in prompts.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
