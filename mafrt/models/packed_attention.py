@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,31 @@ from torch import Tensor, nn
 
 from mafrt.models.family_attention import exact_dtype, family_attention
 from mafrt.models.packing import Family, Packing
+
+PACKED = "mafrt_packed"
+"""Name of `packed_attention` among transformers' attention implementations."""
+WINDOWED = ("gemma3_text", "mistral", "phi3", "qwen2", "qwen3")
+"""Families whose layers tell the attention implementation their window; windows of others are not packed."""
+
+
+def use_packed_attention(model: Any) -> bool:
+    """Enable packed batches if the model supports them (`sdpa` attention, in a sliding window or without one)."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
+    if config.model_type in WINDOWED and set(kinds or ()) <= {"full_attention", "sliding_attention"}:
+        windowed = bool(getattr(config, "use_bidirectional_attention", False))
+    # Models without the dispatch table call their attention directly and would ignore `packing`.
+    dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+    if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
+        return False
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
+    model.config._attn_implementation = PACKED
+    return True
 
 
 def packed_attention(

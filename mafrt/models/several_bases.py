@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import Processes
 from mafrt.core.errors import ConfigError
-from mafrt.models.shared_base import Adapter, SharedBase
+from mafrt.models.adapted_model import Adapter
+from mafrt.models.shared_base import SharedBase
 
 
 class SeveralBases:

@@ -8,43 +8,26 @@ index -1), and one backward gives every adapter its own gradient. Logits and gra
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mafrt.config.agent import LoraSpec
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
-from mafrt.models import logprobs, peft_format
-from mafrt.models.adapter_routing import AdapterRouting, LoraContext, route_adapters
-from mafrt.models.invocation import active_from, invocation_of
-from mafrt.models.multi_lora import StackedLoRALinear, link_siblings, set_checkpointing
-from mafrt.models.packed_attention import packed_attention
+from mafrt.models import logprobs
+from mafrt.models.adapted_model import AdaptedModel
+from mafrt.models.adapter_routing import AdapterRouting, route_adapters
+from mafrt.models.multi_lora import set_checkpointing
+from mafrt.models.packed_attention import use_packed_attention
 from mafrt.models.packing import Beginnings, Packing, pack
-from mafrt.models.peft_format import AdapterShape, matches
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
 
-PACKED = "mafrt_packed"
-"""Name of `packed_attention` among transformers' attention implementations."""
-WINDOWED = ("gemma3_text", "mistral", "phi3", "qwen2", "qwen3")
-"""Families whose layers tell the attention implementation their window; windows of others are not packed."""
 
-
-@dataclass(frozen=True)
-class Adapter(AdapterShape):
-    """The record of one adapter: its number and its shape."""
-
-    index: int = field(kw_only=True)
-
-
-class SharedBase:
+class SharedBase(AdaptedModel):
     """A frozen causal language model that holds all adapters of a team.
 
     `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state. It is put in
@@ -53,11 +36,8 @@ class SharedBase:
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
-        self.name = name or str(getattr(model.config, "_name_or_path", ""))
+        super().__init__(model, tokenizer, name)
         self.config = model.config.get_text_config()
-        self.head = model.get_output_embeddings()
         self.inner = model.base_model
         for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
             if getattr(self.config, setting, None) not in (None, 1.0):
@@ -65,9 +45,6 @@ class SharedBase:
                     f"{self.name}: found {setting}={getattr(self.config, setting)}, expected a model whose logits are "
                     "its head applied to the last hidden state; use a Qwen, Llama or Mistral model"
                 )
-        self.context = LoraContext()
-        self.records: dict[str, Adapter] = {}
-        self.versions: dict[str, int] = {}
         self.form = "auto"
         self.processes: Processes = ALONE
         """processes that train these adapters together"""
@@ -75,9 +52,8 @@ class SharedBase:
         """sharding of the frozen weights; None: replicated"""
         self.zero: dict[str, Any] | None = None
         """DeepSpeed settings of the adapters' optimizers; None: DeepSpeed is not used"""
-        self._layers: dict[str, StackedLoRALinear] = {}
         self._routing: tuple[object, AdapterRouting | None] | None = None
-        self._packs = _use_packed_attention(model)
+        self._packs = use_packed_attention(model)
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
 
@@ -206,157 +182,6 @@ class SharedBase:
                 return int(value)
         return min(self.eos_ids, default=0)
 
-    @property
-    def adapters(self) -> dict[str, int]:
-        """Adapter name -> index, in order of adding."""
-        return {name: record.index for name, record in self.records.items()}
-
-    def adapter_index(self, name: str | None) -> int:
-        """Index of the adapter in `forward`; -1 for None. Raises ConfigError for an unknown name."""
-        return -1 if name is None else self._record(name).index
-
-    @property
-    def activated(self) -> list[str]:
-        """Names of the adapters of scope `action`."""
-        return [name for name, record in self.records.items() if record.invocation is not None]
-
-    def active_from(self, name: str | None, prompt: Sequence[int]) -> int:
-        """Position in a prompt of the first token on which the adapter acts: 0 unless its scope is `action`."""
-        invocation = None if name is None else self._record(name).invocation
-        return 0 if invocation is None else active_from(prompt, invocation)
-
-    def _record(self, name: str) -> Adapter:
-        if name not in self.records:
-            known = ", ".join(self.records) or "none"
-            raise ConfigError(f"found adapter name {name!r}, expected one that was added: {known}")
-        return self.records[name]
-
-    def add_adapter(self, name: str, spec: LoraSpec, *, seed: int) -> None:
-        """Add an adapter that changes nothing yet (B = 0); A depends on `seed`, the name and the layer only.
-
-        Raises ConfigError if the name is taken or a target matches no linear layer.
-        """
-        if spec.rank < 1:
-            raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
-        layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
-        invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
-        self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
-
-    def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
-        """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
-        linears = self.linear_paths()
-        for target in targets:
-            if not any(matches(path, target) for path in linears):
-                kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
-                raise ConfigError(
-                    f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
-                    f"expected some of {kinds}"
-                )
-        return [path for path in linears if any(matches(path, target) for target in targets)]
-
-    def linear_paths(self) -> dict[str, tuple[int, int]]:
-        """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""
-        features: dict[str, tuple[int, int]] = {}
-        for path, module in self.model.named_modules():
-            if path in self._layers:
-                features[path] = (module.in_features, module.out_features)
-            elif path.rpartition(".")[0] not in self._layers and module is not self.head:
-                shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
-                if isinstance(shape[0], int) and isinstance(shape[1], int):
-                    features[path] = (shape[0], shape[1])
-        return features
-
-    def place_adapter(
-        self,
-        name: str,
-        rank: int,
-        alpha: float,
-        layers: Mapping[str, tuple[int, float]],
-        *,
-        seed: int,
-        invocation: tuple[int, ...] | None = None,
-    ) -> None:
-        """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`).
-
-        `invocation` holds the tokens from which on it acts; None: it acts on all tokens.
-        """
-        if name in self.records:
-            raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
-        # Adapters are never removed, so the count is a stable index.
-        index = len(self.records)
-        shapes = self.linear_paths()
-        for path, (layer_rank, scaling) in layers.items():
-            if path not in self._layers:
-                parent, _, child = path.rpartition(".")
-                holder = self.model.get_submodule(parent)
-                self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
-                setattr(holder, child, self._layers[path])
-            self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
-        link_siblings(self._layers)
-        self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
-        self.versions[name] = 0
-        self._drop_caches()
-
-    def copy_adapter(self, name: str, copy: str) -> None:
-        """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
-        record = self._record(name)
-        self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
-
-    def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
-        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
-        record = self._record(name)
-        return {path: self._layers[path].pairs[record.index] for path in record.layers}
-
-    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
-        """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
-        return [p for pair in self.adapter_layers(name).values() for p in pair]
-
-    def adapter_state(self, name: str) -> dict[str, Tensor]:
-        """A copy of the adapter's tensors (on the CPU) under PEFT's key names."""
-        return peft_format.state_of(self.adapter_layers(name))
-
-    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Copy tensors with PEFT's key names into an adapter; raises CheckpointError unless all keys and shapes fit."""
-        layers = self.adapter_layers(name)
-        peft_format.copy_state(layers, state, name=name, where=f"the state for adapter {name!r}")
-        self.bump(name)
-
-    def save_adapter(self, name: str, folder: str | Path) -> None:
-        """Write the adapter as a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`)."""
-        peft_format.save(
-            Path(folder),
-            self._record(name),
-            self.adapter_layers(name),
-            base_name=self.name,
-            linear_paths=self.linear_paths(),
-        )
-
-    def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.
-
-        Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
-        """
-        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
-        if name in self.records:
-            peft_format.refuse_other_shape(self.records[name], loaded, name=name)
-        else:
-            shape = loaded.shape
-            self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0, invocation=shape.invocation)
-        layers, where = self.adapter_layers(name), str(loaded.path / peft_format.WEIGHTS)
-        peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
-        self.bump(name)
-
-    def bump(self, name: str) -> None:
-        """Record a change of the adapter's weights: increment its version and drop caches derived from them."""
-        self._record(name)
-        self.versions[name] += 1
-        self._drop_caches()
-
-    def _drop_caches(self) -> None:
-        self._routing = None
-        for layer in self._layers.values():
-            layer.drop_cache()
-
     def gradient_checkpointing(self, enabled: bool) -> None:
         """Recompute each decoder block's activations in the backward pass instead of keeping them."""
         set_checkpointing(self.inner, self.context, enabled)
@@ -460,7 +285,7 @@ class SharedBase:
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""
         # Decode steps repeat the same routing; building it once per batch saves most of a small step's time.
-        key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form)
+        key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form, self._changes)
         last = self._routing  # a local reference: another thread may replace it at any moment
         if last is None or last[0] != key:
             self._routing = last = (key, self._make_routing(index, rows, steps, learn))
@@ -507,23 +332,3 @@ class SharedBase:
 
 def _at_once(compute: Callable[[], Any]) -> Any:
     return compute()
-
-
-def _use_packed_attention(model: Any) -> bool:
-    """Enable packed batches if the model supports them (`sdpa` attention, in a sliding window or without one)."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    windowed = set(kinds) != {"full_attention"} if kinds else getattr(config, "sliding_window", None) is not None
-    if config.model_type in WINDOWED and set(kinds or ()) <= {"full_attention", "sliding_attention"}:
-        windowed = bool(getattr(config, "use_bidirectional_attention", False))
-    # Models without the dispatch table call their attention directly and would ignore `packing`.
-    dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
-    if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
-        return False
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
-    model.config._attn_implementation = PACKED
-    return True

@@ -1,0 +1,196 @@
+"""The adapters of a frozen model: added to its linear layers, counted, and exchanged with PEFT's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mafrt.config.agent import LoraSpec
+from mafrt.core.errors import ConfigError
+from mafrt.models import peft_format
+from mafrt.models.adapter_routing import LoraContext
+from mafrt.models.invocation import active_from, invocation_of
+from mafrt.models.multi_lora import StackedLoRALinear, link_siblings
+from mafrt.models.peft_format import AdapterShape, matches
+
+
+@dataclass(frozen=True)
+class Adapter(AdapterShape):
+    """The record of one adapter: its number and its shape."""
+
+    index: int = field(kw_only=True)
+
+
+class AdaptedModel:
+    """A model whose linear layers hold any number of LoRA adapters, by name.
+
+    A layer is wrapped when the first adapter targets it. Adapters are never removed.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(model.config, "_name_or_path", ""))
+        self.head = model.get_output_embeddings()
+        self.context = LoraContext()
+        self.records: dict[str, Adapter] = {}
+        self.versions: dict[str, int] = {}
+        """adapter -> number of changes of its weights"""
+        self._layers: dict[str, StackedLoRALinear] = {}
+        self._changes = 0
+        """changes of any adapter, so that what was derived from them is known to be stale"""
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Adapter name -> index, in order of adding."""
+        return {name: record.index for name, record in self.records.items()}
+
+    def adapter_index(self, name: str | None) -> int:
+        """Index of the adapter in `forward`; -1 for None. Raises ConfigError for an unknown name."""
+        return -1 if name is None else self._record(name).index
+
+    @property
+    def activated(self) -> list[str]:
+        """Names of the adapters of scope `action`."""
+        return [name for name, record in self.records.items() if record.invocation is not None]
+
+    def active_from(self, name: str | None, prompt: Sequence[int]) -> int:
+        """Position in a prompt of the first token on which the adapter acts: 0 unless its scope is `action`."""
+        invocation = None if name is None else self._record(name).invocation
+        return 0 if invocation is None else active_from(prompt, invocation)
+
+    def _record(self, name: str) -> Adapter:
+        if name not in self.records:
+            known = ", ".join(self.records) or "none"
+            raise ConfigError(f"found adapter name {name!r}, expected one that was added: {known}")
+        return self.records[name]
+
+    def add_adapter(self, name: str, spec: LoraSpec, *, seed: int) -> None:
+        """Add an adapter that changes nothing yet (B = 0); A depends on `seed`, the name and the layer only.
+
+        Raises ConfigError if the name is taken or a target matches no linear layer.
+        """
+        if spec.rank < 1:
+            raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
+        layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
+        invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
+        self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
+
+    def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
+        """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
+        linears = self.linear_paths()
+        for target in targets:
+            if not any(matches(path, target) for path in linears):
+                kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
+                raise ConfigError(
+                    f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
+                    f"expected some of {kinds}"
+                )
+        return [path for path in linears if any(matches(path, target) for target in targets)]
+
+    def linear_paths(self) -> dict[str, tuple[int, int]]:
+        """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""
+        features: dict[str, tuple[int, int]] = {}
+        for path, module in self.model.named_modules():
+            if path in self._layers:
+                features[path] = (module.in_features, module.out_features)
+            elif path.rpartition(".")[0] not in self._layers and module is not self.head:
+                shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+                if isinstance(shape[0], int) and isinstance(shape[1], int):
+                    features[path] = (shape[0], shape[1])
+        return features
+
+    def place_adapter(
+        self,
+        name: str,
+        rank: int,
+        alpha: float,
+        layers: Mapping[str, tuple[int, float]],
+        *,
+        seed: int,
+        invocation: tuple[int, ...] | None = None,
+    ) -> None:
+        """Add an adapter with rank and scaling given layer by layer (`{path: (rank, scaling)}`).
+
+        `invocation` holds the tokens from which on it acts; None: it acts on all tokens.
+        """
+        if name in self.records:
+            raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
+        # Adapters are never removed, so the count is a stable index.
+        index = len(self.records)
+        shapes = self.linear_paths()
+        for path, (layer_rank, scaling) in layers.items():
+            if path not in self._layers:
+                parent, _, child = path.rpartition(".")
+                holder = self.model.get_submodule(parent)
+                self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
+                setattr(holder, child, self._layers[path])
+            self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
+        link_siblings(self._layers)
+        self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
+        self.versions[name] = 0
+        self._changed()
+
+    def copy_adapter(self, name: str, copy: str) -> None:
+        """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
+        record = self._record(name)
+        self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
+
+    def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
+        record = self._record(name)
+        return {path: self._layers[path].pairs[record.index] for path in record.layers}
+
+    def adapter_parameters(self, name: str) -> list[nn.Parameter]:
+        """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
+        return [p for pair in self.adapter_layers(name).values() for p in pair]
+
+    def adapter_state(self, name: str) -> dict[str, Tensor]:
+        """A copy of the adapter's tensors (on the CPU) under PEFT's key names."""
+        return peft_format.state_of(self.adapter_layers(name))
+
+    def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Copy tensors with PEFT's key names into an adapter; raises CheckpointError unless all keys and shapes fit."""
+        layers = self.adapter_layers(name)
+        peft_format.copy_state(layers, state, name=name, where=f"the state for adapter {name!r}")
+        self.bump(name)
+
+    def save_adapter(self, name: str, folder: str | Path) -> None:
+        """Write the adapter as a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`)."""
+        peft_format.save(
+            Path(folder),
+            self._record(name),
+            self.adapter_layers(name),
+            base_name=self.name,
+            linear_paths=self.linear_paths(),
+        )
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.
+
+        Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
+        """
+        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
+        if name in self.records:
+            peft_format.refuse_other_shape(self.records[name], loaded, name=name)
+        else:
+            shape = loaded.shape
+            self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0, invocation=shape.invocation)
+        layers, where = self.adapter_layers(name), str(loaded.path / peft_format.WEIGHTS)
+        peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
+        self.bump(name)
+
+    def bump(self, name: str) -> None:
+        """Record a change of the adapter's weights: increment its version and drop caches derived from them."""
+        self._record(name)
+        self.versions[name] += 1
+        self._changed()
+
+    def _changed(self) -> None:
+        self._changes += 1
+        for layer in self._layers.values():
+            layer.drop_cache()
