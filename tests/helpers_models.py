@@ -46,12 +46,19 @@ def tiny_tokenizer() -> Any:
 def tiny_model(kind: str = "qwen3", *, seed: int = 0, layers: int = 2, width: int = 32, **changes: Any) -> Any:
     """A random causal LM of `width` channels in eval mode.
 
-    `kind` is "qwen3", "qwen2" (biases), "llama", "phi3", "mistral" (a window of 12 tokens) or "gemma3" (the same in its
-    first layer, none in its second).
+    `kind` is "qwen3", "qwen2" (biases), "llama", "phi3", "mistral" (a window of 12 tokens), "gemma2" or "gemma3" (the
+    same in their first layer, none in the second; "gemma2" caps scores and logits, low enough to matter here).
     """
     import transformers
 
-    names = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "phi3": "Phi3", "mistral": "Mistral"}
+    names = {
+        "qwen3": "Qwen3",
+        "qwen2": "Qwen2",
+        "llama": "Llama",
+        "phi3": "Phi3",
+        "mistral": "Mistral",
+        "gemma2": "Gemma2",
+    }
     name = names.get(kind, "Gemma3")
     settings: dict[str, Any] = {
         "vocab_size": len(CHARS) + len(SPECIAL),
@@ -67,11 +74,13 @@ def tiny_model(kind: str = "qwen3", *, seed: int = 0, layers: int = 2, width: in
         "tie_word_embeddings": True,
         "attn_implementation": "sdpa",
     }
-    if kind in ("qwen3", "gemma3"):
+    if kind in ("qwen3", "gemma2", "gemma3"):
         settings["head_dim"] = width // 4
-    if kind in ("mistral", "gemma3"):
+    if kind in ("mistral", "gemma2", "gemma3"):
         settings["sliding_window"] = 12
-    if kind == "gemma3":
+    if kind == "gemma2":
+        settings |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    if kind in ("gemma2", "gemma3"):
         settings |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2), "query_pre_attn_scalar": 9}
     settings.update(changes)
     torch.manual_seed(seed)

@@ -241,13 +241,6 @@ def test_a_base_loads_from_a_folder_and_says_what_is_wrong_with_others(tmp_path,
         SharedBase.load(str(tmp_path / "base"), device="cpu")
 
 
-def test_a_model_that_reshapes_its_logits_is_refused():
-    model = tiny_model()
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ModelError, match=r"final_logit_softcapping=30\.0"):
-        SharedBase(model, None, "soft")
-
-
 def test_an_unknown_adapter_is_a_configuration_error():
     with pytest.raises(ConfigError, match="'nobody'"):
         tiny_base().adapter_state("nobody")

@@ -58,7 +58,7 @@ def states_and_grads(base: SharedBase, batches):
     return found, [p.grad.clone() for name in base.adapters for p in base.adapter_parameters(name)]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gemma3"])  # the last two see 12 tokens
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gemma2", "gemma3"])  # the last three see 12 tokens
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_states_and_gradients_equal_those_of_row_by_row_passes(kind, side):
     base, rows = team_base(kind), make_rows()

@@ -5,12 +5,17 @@ The head is frozen, so the gradient of a token's log-probability with respect to
     d logp / d h = (W[target] - p W) / temperature
     d H / d h    = -sum_v p_v (log p_v + H) W[v] / temperature
 
+(where a model caps or scales its logits, each W[v] times the slope of that form at v.)
+
 Both are computed chunk by chunk while the chunk's logits exist, and the backward pass only scales them: the logits
 are not recomputed, and only `[tokens, d]` is stored. (Liger kernels do the same for the cross-entropy,
 arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio weights each token differently.)
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +29,37 @@ MOST_ELEMENTS = 2**25
 """Logits up to which a chunk of `LEAST_TOKENS` may exceed `CHUNK_ELEMENTS`: 128 MiB a float32 buffer."""
 
 
+@dataclass(frozen=True)
+class LogitForm:
+    """What a model does to the head's products x: `factor x`, or `cap tanh(factor x / cap)`."""
+
+    factor: float = 1.0
+    cap: float | None = None
+
+    @staticmethod
+    def of(config: Any) -> LogitForm:
+        """The form of a transformers model: Cohere multiplies, Granite divides, Gemma 2 caps."""
+        factor = float(getattr(config, "logit_scale", None) or 1.0)
+        factor /= float(getattr(config, "logits_scaling", None) or 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return LogitForm(factor, None if cap is None else float(cap))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the products are the logits."""
+        return self.factor == 1.0 and self.cap is None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        """Logits, in float32 unless the form is plain."""
+        if self.plain:
+            return products
+        exact = products.float() * self.factor
+        return exact if self.cap is None else (exact / self.cap).tanh() * self.cap
+
+
+PLAIN = LogitForm()
+
+
 def token_logprobs(
     hidden: Tensor,
     targets: Tensor,
@@ -33,6 +69,7 @@ def token_logprobs(
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
     entropy_grad: bool = True,
+    form: LogitForm = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
 
@@ -40,7 +77,7 @@ def token_logprobs(
     The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
     `chunk` is the number of tokens whose logits exist at a time (default: `chunk_tokens`).
     Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
-    only logged.
+    only logged. `form`: from the head's products to logits.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
@@ -50,7 +87,7 @@ def token_logprobs(
     if chunk is None:
         chunk = chunk_tokens(weight.shape[0], hidden.device.type)
     want = torch.is_grad_enabled() and hidden.requires_grad
-    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad)
+    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form)
 
 
 def chunk_tokens(vocabulary: int, device: str) -> int:
@@ -66,7 +103,7 @@ def chunk_tokens(vocabulary: int, device: str) -> int:
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad):
+    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form):
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
@@ -76,7 +113,15 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
-            logp = torch.nn.functional.linear(hidden[part], weight, bias).to(exact).mul_(scale)
+            logits = torch.nn.functional.linear(hidden[part], weight, bias).to(exact)
+            slope = None
+            if not form.plain:
+                logits.mul_(form.factor)
+            if form.cap is not None:
+                logits.div_(form.cap).tanh_()
+                slope = 1 - logits.square() if want else None
+                logits.mul_(form.cap)
+            logp = logits.mul_(scale)
             logp.sub_(logp.logsumexp(1, keepdim=True))
             target = targets[part]
             logprobs[part] = logp.gather(1, target.unsqueeze(1)).squeeze(1)
@@ -85,8 +130,13 @@ class _TokenLogprobs(torch.autograd.Function):
             surprise = logp.clamp_(min=torch.finfo(exact).min).mul_(p)
             entropy[part] = h = surprise.sum(1).neg_()
             if d_logprob is not None:
+                own, scale = weight[target], scale * form.factor
+                if slope is not None:
+                    p.mul_(slope)
+                    surprise.mul_(slope)
+                    own = own * slope.gather(1, target.unsqueeze(1)).to(own.dtype)
                 mean = torch.mm(p.to(weight.dtype), weight)
-                d_logprob[part] = (weight[target] - mean) * scale
+                d_logprob[part] = (own - mean) * scale
                 if d_entropy is not None:
                     d_entropy[part] = torch.mm(surprise.to(weight.dtype), weight).add_(mean * h.unsqueeze(1)) * -scale
         ctx.save_for_backward(d_logprob, d_entropy)
@@ -104,4 +154,4 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_entropy is not None and d_entropy is not None:
             extra = grad_entropy.unsqueeze(1).to(d_entropy.dtype) * d_entropy
             grad = extra if grad is None else grad.add_(extra)
-        return grad, None, None, None, None, None, None, None
+        return grad, None, None, None, None, None, None, None, None

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mafrt.models.capped_attention import capped_attention
 from mafrt.models.family_attention import exact_dtype, family_attention
 from mafrt.models.packing import Family, Packing
 
 PACKED = "mafrt_packed"
 """Name of `packed_attention` among transformers' attention implementations."""
-WINDOWED = ("gemma3_text", "mistral", "phi3", "qwen2", "qwen3")
+WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3")
 """Families whose layers tell the attention implementation their window; windows of others are not packed."""
 
 
@@ -31,6 +32,8 @@ def use_packed_attention(model: Any) -> bool:
     # Models without the dispatch table call their attention directly and would ignore `packing`.
     dispatches = hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
     if windowed or not dispatches or config._attn_implementation not in ("sdpa", PACKED):
+        if getattr(config, "attn_logit_softcapping", None) is not None and config._attn_implementation == "sdpa":
+            model.config._attn_implementation = "eager"  # slow, and the only one left that caps the scores
         return False
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
@@ -50,26 +53,32 @@ def packed_attention(
     """Hugging Face's `sdpa` attention, block by block where the batch is packed.
 
     `query` `[1, heads, N, head_dim]`, `key` and `value` with their own heads; returns `[1, N, heads, head_dim]`. The
-    layer's `sliding_window` (tokens that a query may attend to, itself included) is an argument as for all
-    implementations.
+    layer's `sliding_window` (tokens that a query may attend to, itself included) and `softcap` (Gemma 2's bound of the
+    scores) are arguments as for all implementations.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    # transformers' `sdpa` takes a cap and ignores it; its own warning says to use the slow `eager` form.
+    cap = kwargs.get("softcap")
     if packing is None:
+        if cap is not None:
+            return capped_attention(query, key, value, attention_mask, scale, cap), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = int(getattr(module, "layer_idx", 0))
     if packing.kept is not None:
         packing.kept[layer] = (key[0], value[0])
     sizes = [block.rows * block.length for block in packing.blocks]
 
-    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     # The kernels of a CPU are called directly; attention with anything else to it goes the general way.
     plain = not kwargs.get("dropout") and kwargs.get("position_bias") is None and value.shape[-1] == key.shape[-1]
-    direct = query.device.type == "cpu" and plain
+    direct = query.device.type == "cpu" and plain and cap is None
     window = kwargs.get("sliding_window")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
+        if cap is not None:
+            return capped_attention(q, k, v, mask, scale, cap)
         if not direct:
             return sdpa_attention_forward(module, q, k, v, mask, **kwargs)[0]
         exact = exact_dtype(q)

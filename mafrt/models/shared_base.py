@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mafrt.core.distributed import ALONE, Processes
-from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.errors import ConfigError
 from mafrt.models import logprobs
 from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
@@ -30,7 +30,8 @@ from mafrt.models.sharding import Sharding
 class SharedBase(AdaptedModel):
     """A frozen causal language model that holds all adapters of a team.
 
-    `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state. It is put in
+    `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state, perhaps scaled
+    or capped (`logprobs.LogitForm`). It is put in
     eval mode and frozen; its linear layers are wrapped where an adapter targets them, and behave as before when
     called without a routing (`base.model(...)` is always the bare base).
     """
@@ -39,12 +40,7 @@ class SharedBase(AdaptedModel):
         super().__init__(model, tokenizer, name)
         self.config = model.config.get_text_config()
         self.inner = model.base_model
-        for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-            if getattr(self.config, setting, None) not in (None, 1.0):
-                raise ModelError(
-                    f"{self.name}: found {setting}={getattr(self.config, setting)}, expected a model whose logits are "
-                    "its head applied to the last hidden state; use a Qwen, Llama or Mistral model"
-                )
+        self.logit_form = logprobs.LogitForm.of(self.config)
         self.form = "auto"
         self.processes: Processes = ALONE
         """processes that train these adapters together"""
@@ -323,11 +319,12 @@ class SharedBase(AdaptedModel):
                 temperature=temperature,
                 chunk=chunk,
                 entropy_grad=entropy_grad,
+                form=self.logit_form,
             )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
-        return self.head(hidden)
+        return self.logit_form(self.head(hidden))
 
 
 def _at_once(compute: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Decoding for Llama-like models (Gemma 3, Llama, Mistral, Phi-3, Qwen2, Qwen3, its MoE) without transformers' forward.
+"""Decoding for Llama-like models (Gemma 2 and 3, Llama, Mistral, Phi-3, Qwen2, Qwen3 and its MoE) in torch operations.
 
 A decode step has dozens of small operations per layer, and on a small model or batch the Python overhead around them
 dominates. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared prompts are
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MODEL_TYPES = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+MODEL_TYPES = ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 FUSE_BYTES = 2**26
 """Weights up to this size are copied into fused ones; above, the layers are called one by one and nothing is copied."""
 
@@ -61,7 +61,8 @@ class LeanModel:
             raise ValueError(f"model type {config.model_type}")
         if getattr(config, "use_bidirectional_attention", False):
             raise ValueError("attention to later tokens")
-        if getattr(config, "attn_logit_softcapping", None) is not None:
+        self.cap = getattr(config, "attn_logit_softcapping", None)
+        if self.cap is not None and config.model_type != "gemma2":
             raise ValueError("capped attention scores")
         kinds = attention_kinds(config)
         rope = getattr(inner.rotary_emb, "rope_type", "default")
@@ -206,7 +207,7 @@ class LeanDecoder:
         index = torch.tensor([-1 if name is None else number[name] for name in adapters])
         self._lora = model.lora(names, wide) if names else None
         self._rows = RowAdapters(index, len(names), wide, device)
-        self._prompts = SharedPrompts(prompts, owner)
+        self._prompts = SharedPrompts(prompts, owner, model.cap)
         self._own = [KVLayer() for _ in model.blocks]
         self._position = prompts.lengths[owner].to(device)
         self._rotary = model.rotary(int(prompts.lengths.max()) + steps)

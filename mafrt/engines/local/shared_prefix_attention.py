@@ -25,21 +25,28 @@ _QUERY_COST = 1 / 16
 """Cost of one more query against a prompt, where reading the prompt costs 1. Steers the layout only."""
 
 
-def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """softmax(scale q k^T + mask) v and the log-sum-exp of its scores.
 
     `q` `[B, H, queries, D]`, `k` and `v` `[B, H, keys, D]`, `mask` broadcastable to `[B, H, queries, keys]`, added to
-    the scores. Returns `[B, H, queries, D]` and `[B, H, queries]`. No query may be masked from every key.
+    the scores, which are cap tanh(scale q k^T / cap) where there is a `cap` (Gemma 2). Returns `[B, H, queries, D]` and
+    `[B, H, queries]`. No query may be masked from every key.
     """
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and cap is None:
         # The kernel behind `scaled_dot_product_attention`, which computes the log-sum-exp and does not return it.
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
-    return _in_steps(q, k, v, mask, scale)
+    return _in_steps(q, k, v, mask, scale, cap)
 
 
-def _in_steps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def _in_steps(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     scores = torch.matmul(q, k.transpose(2, 3)).float().mul_(scale)
+    if cap is not None:
+        scores = scores.div_(cap).tanh_().mul_(cap)
     if mask is not None:
         scores += mask
     lse = scores.logsumexp(3)
@@ -65,9 +72,11 @@ class SharedPrompts:
     Args:
         prompts: keys and values, on the device.
         owner: `[rows]`, the prompt of each row; rows of one prompt lie side by side.
+        cap: bound of the scores (`attention_with_lse`).
     """
 
-    def __init__(self, prompts: PromptKV, owner: Tensor) -> None:
+    def __init__(self, prompts: PromptKV, owner: Tensor, cap: float | None = None) -> None:
+        self._cap = cap
         names = owner.tolist()
         counts: dict[int, int] = {}
         for prompt in names:
@@ -169,7 +178,7 @@ class SharedPrompts:
         group = heads // kv_heads
         if window is not None and used >= window:  # a prompt's last token is too far away already
             own_k, own_v = own_k[:, :, used - window :], own_v[:, :, used - window :]
-            near, _ = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale)
+            near, _ = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale, self._cap)
             return near.reshape(rows, heads * dim)
         keys, values = self.prompts.keys[layer], self.prompts.values[layer]
         count, share = len(keys), self._share
@@ -177,14 +186,14 @@ class SharedPrompts:
         if share > 1:
             stacked = stacked.view(count, share, kv_heads, group, dim).transpose(1, 2)
         stacked = stacked.reshape(count, kv_heads, share * group, dim)
-        far, far_lse = attention_with_lse(stacked, keys, values, self._mask_within(window, used), scale)
+        far, far_lse = attention_with_lse(stacked, keys, values, self._mask_within(window, used), scale, self._cap)
         if share > 1:
             far = far.unflatten(2, (share, group)).transpose(1, 2)
             far_lse = far_lse.unflatten(2, (share, group)).transpose(1, 2)
         far, far_lse = far.reshape(-1, heads, dim), far_lse.reshape(-1, heads)
         if self._row_of is not None:
             far, far_lse = far.index_select(0, self._slot_of), far_lse.index_select(0, self._slot_of)
-        near, near_lse = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale)
+        near, near_lse = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale, self._cap)
         # e^a / (e^a + e^b) = sigmoid(a - b): the share of the probability that lies on the row's own tokens.
         weight = near_lse.reshape(rows, heads).sub(far_lse).sigmoid_().to(q.dtype)
         return torch.lerp(far, near.reshape(rows, heads, dim), weight.unsqueeze(2)).reshape(rows, heads * dim)
