@@ -15,7 +15,8 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.models.memory_estimate import Use, footprint
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
