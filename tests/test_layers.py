@@ -115,6 +115,19 @@ def test_imports_run_downwards():
     assert upward == set()
 
 
+def test_the_drawing_shows_the_imports_as_they_are(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "website"))
+    import import_graph
+
+    assert import_graph.PICTURE.read_text(encoding="utf-8") == import_graph.drawing(), (
+        "run .venv/bin/python website/import_graph.py"
+    )
+    within = [pair for pair in import_graph.arrows() if not set(pair) & set(import_graph.BESIDE)]
+    folders = import_graph.folders().keys() - set(import_graph.BESIDE)
+    told = f"{len(folders)} folders in `mafrt/` with {len(within)} arrows"
+    assert told in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
 def test_modules_do_not_import_each_other_in_circles():
     done: set[str] = set()
 
