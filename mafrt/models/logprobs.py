@@ -104,6 +104,8 @@ def chunk_tokens(vocabulary: int, device: str) -> int:
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form):
+        # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move, so float32
+        # at least.
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
@@ -136,10 +138,13 @@ class _TokenLogprobs(torch.autograd.Function):
                     surprise.mul_(slope)
                     own = own * slope.gather(1, target.unsqueeze(1)).to(own.dtype)
                 mean = torch.mm(p.to(weight.dtype), weight)
+                # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
+                # computed again.
                 d_logprob[part] = (own - mean) * scale
                 if d_entropy is not None:
                     d_entropy[part] = torch.mm(surprise.to(weight.dtype), weight).add_(mean * h.unsqueeze(1)) * -scale
         ctx.save_for_backward(d_logprob, d_entropy)
+        # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)

@@ -54,6 +54,7 @@ class _LinearSiblings(torch.autograd.Function):
                 continue
             part = x[run.start : run.stop]
             inner.append(torch.mm(_downs(run, pairs, x.dtype), part.t()))
+            # One product for all siblings, then split: they read the same input, and narrow products are slow.
             own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
             for (number, a, _), h in zip(run.pairs, own, strict=True):
                 outs[number][run.start : run.stop].addmm_(h.t(), pairs[a + 1].to(x.dtype).t())
@@ -66,6 +67,8 @@ class _LinearSiblings(torch.autograd.Function):
         x, *rest = ctx.saved_tensors
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
         inner, pairs = iter(rest[: len(rest) - len(want)]), rest[len(rest) - len(want) :]
+        # Gradients for the input are summed in place, since three full-size temporaries would be the peak of the
+        # backward pass.
         grad_x = torch.mm(grads[0], ctx.layers[0].weight) if want_x else None
         if grad_x is not None:
             for layer, grad in zip(ctx.layers[1:], grads[1:], strict=True):
@@ -93,5 +96,6 @@ class _LinearSiblings(torch.autograd.Function):
 def _add(found: list[Tensor | None], place: int, grad: Tensor, like: Tensor, want: bool = True) -> None:
     """Add to the gradient of one tensor, in its own precision."""
     if want:
+        # Summed in the parameter's precision, float32: sums over runs in bfloat16 would lose the small ones.
         before, grad = found[place], grad.to(like.dtype)
         found[place] = grad if before is None else before + grad

@@ -106,6 +106,7 @@ class ServerEngine:
         self._servers = [_Server(url.rstrip("/")) for url in config.vllm_servers]
         self._only: list[_Server] | None = None
         self._http = ServerCalls(config.vllm_timeout)
+        # Asked before adapters are written: a wrong address is then an error within seconds.
         _run(self._open_all())
         self._handover = Handover(base, config.vllm_adapter_dir, run)
         # A trainer that is killed with -9 leaves no adapters behind in memory.
@@ -187,7 +188,9 @@ class ServerEngine:
         """Fill `found`. Every place is in the queue, asked of one server, or answered; never two of these."""
         async with self._http.client() as client:
             for server in self._servers:
+                # A lock belongs to one event loop, and each call has its own.
                 server.handing = asyncio.Lock()
+            # A check of one server must not be interrupted by attempts at others.
             if self._only is None:
                 await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
             parcels, replaced = self._handover.parcels(request.adapter for request in requests)
@@ -199,6 +202,7 @@ class ServerEngine:
                     hoped_at = len(completions)
                     await asyncio.gather(*(self._revive(client, server) for server in self._servers))
                 alive = self._someone()
+                # No more workers than places, so that small batches open no idle connections.
                 workers = min(self._config.vllm_concurrency, -(-len(queue) // len(alive)))
                 tasks = [
                     asyncio.create_task(self._work(client, server, queue, requests, parcels, completions))
@@ -236,6 +240,7 @@ class ServerEngine:
                     await self._again(client, server, list(parcels.values()), era)
                     completions[place] = await self._ask(client, server, request, parcel.name)
             except (LostError, UnknownModelError) as error:
+                # Back to the end of the queue, where another server takes it with the same seed.
                 queue.append(place)
                 self._bury(server, str(error))
 
@@ -275,6 +280,7 @@ class ServerEngine:
                 f"as {LORA_COMMAND}, on a machine that sees that folder."
             ) from None
         except ConfigError as error:
+            # The answer of an earlier attempt was lost, and the adapter is there.
             if "already been loaded" not in str(error):
                 raise
         except LostError as error:
@@ -289,6 +295,7 @@ class ServerEngine:
         server.loaded[parcel.name] = parcel
 
     async def _unload(self, client: httpx.AsyncClient, server: _Server, name: str) -> None:
+        # A server that was started again has none to unload.
         with contextlib.suppress(UnknownModelError, ConfigError):
             await self._http.call(client, server.url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
         server.loaded.pop(name, None)
@@ -352,8 +359,10 @@ class ServerEngine:
         if known is None:
             return
         said = await self._say_probe(client, server)
+        # Only up to the first difference, since later tokens follow from other texts.
         same = next((n for n, (a, b) in enumerate(zip(said.ids, known.ids, strict=False)) if a != b), len(known.ids))
         gaps = [abs(a - b) for a, b in zip(said.logprobs[:same], known.logprobs[:same], strict=False)]
+        # Rounding moves a log-prob by far less than .15 nats, and another base by more.
         if not gaps or sum(gaps) / len(gaps) > 0.15:
             raise LostError("it came back with another base")
         server.probe = said
