@@ -267,7 +267,7 @@ def test_a_program_trains_and_a_resumed_run_is_the_same(tmp_path):
         line[f"ratio_mean/{agent}"] == pytest.approx(1, abs=1e-4) for line in lines for agent in ("first", "second")
     )
     trainer(tmp_path / "part", tmp_path / "whole" / "checkpoints" / "step_000010", iterations=12, lr=5e-2).run()
-    assert [json.loads(line) for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()] == lines[10:]
+    assert (tmp_path / "part" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
 def test_a_program_that_rewrites_its_history_gets_the_training_rows_of_each_call():
