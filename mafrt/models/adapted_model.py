@@ -144,7 +144,7 @@ class AdaptedModel:
     def copy_adapter(self, name: str, copy: str) -> None:
         """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
         record = self._record(name)
-        # The seed does not matter: the copy's weights are overwritten before it is used.
+        # The seed does not matter: B is zero, so A does not show until weights are copied in.
         self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
