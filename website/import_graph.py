@@ -20,6 +20,7 @@ BESIDE = ("scripts", "runners", "envs")
 WIDTH, ROW, BOX, HEIGHT = 860, 92, 132, 40
 
 
+@cache
 def folders() -> dict[str, list[Path]]:
     """Folder -> its modules."""
     inner = [path.parent for path in sorted((ROOT / "mafrt").glob("*/__init__.py"))]
@@ -37,6 +38,7 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module
 
 
+@cache
 def arrows() -> Counter[tuple[str, str]]:
     """(folder, folder that it imports) -> number of imports."""
     known = folders()
