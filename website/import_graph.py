@@ -8,7 +8,6 @@ A folder stands one line above the highest folder that it imports. Dark arrows a
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -39,19 +38,19 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @cache
-def arrows() -> Counter[tuple[str, str]]:
-    """(folder, folder that it imports) -> number of imports."""
+def arrows() -> set[tuple[str, str]]:
+    """(folder, folder that it imports), of all folders."""
     known = folders()
-    found: Counter[tuple[str, str]] = Counter()
+    found: set[tuple[str, str]] = set()
     for folder, modules in known.items():
         for name in (name for path in modules for name in imported(path)):
             package, *inner = name.split(".")
             if package == "mafrt" and inner and inner[0] in known and inner[0] != folder:
-                found[folder, inner[0]] += 1
+                found.add((folder, inner[0]))
     return found
 
 
-def levels(found: Counter[tuple[str, str]]) -> dict[str, int]:
+def levels(found: set[tuple[str, str]]) -> dict[str, int]:
     """Folder -> its line, 0 at the bottom. Raises ValueError where folders import each other in a circle."""
 
     @cache
@@ -86,7 +85,7 @@ def drawing() -> str:
     ]
     implied = {pair for pair in found if any((pair[0], m) in found and _leads(found, m, pair[1]) for m in rows)}
     for pair in sorted(found, key=lambda pair: (pair not in implied, pair)):
-        parts.append(_arrow(places[pair[0]], places[pair[1]], "light" if pair in implied else "dark", found[pair]))
+        parts.append(_arrow(places[pair[0]], places[pair[1]], "light" if pair in implied else "dark"))
     for folder, (x, y) in places.items():
         name = folder if folder in BESIDE else f"mafrt/{folder}"
         fill = "#fff3d6" if folder in BESIDE else "#e3effa"
@@ -97,19 +96,18 @@ def drawing() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _leads(found: Counter[tuple[str, str]], high: str, low: str) -> bool:
+def _leads(found: set[tuple[str, str]], high: str, low: str) -> bool:
     return (high, low) in found or any(_leads(found, middle, low) for up, middle in found if up == high)
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], kind: str, imports: int) -> str:
+def _arrow(start: tuple[float, float], end: tuple[float, float], kind: str) -> str:
     (x, y), (u, v) = (start[0], start[1] + HEIGHT / 2), (end[0], end[1] - HEIGHT / 2)
     # Arrows over several lines leave and arrive upright, and bow away from the middle.
     bow = 0.0 if v - y < ROW else (60 + 14 * (v - y) / ROW) * (1 if x + u >= WIDTH else -1)
     colour = {"dark": "#334e68", "light": "#c3ced9"}[kind]
     return (
         f'<path d="M{x:.0f} {y:.0f}C{x + bow:.0f} {y + (v - y) / 3:.0f} {u + bow:.0f} {v - (v - y) / 3:.0f} '
-        f'{u:.0f} {v:.0f}" fill="none" stroke="{colour}" stroke-width="1.3" marker-end="url(#{kind})">'
-        f"<title>{imports} imports</title></path>"
+        f'{u:.0f} {v:.0f}" fill="none" stroke="{colour}" stroke-width="1.3" marker-end="url(#{kind})"/>'
     )
 
 
