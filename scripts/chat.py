@@ -12,8 +12,7 @@ from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Message
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
 
 if TYPE_CHECKING:

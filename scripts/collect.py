@@ -13,8 +13,7 @@ from mafrt.config.schema import at_least, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 from mafrt.scripts.report import run_folders
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from mafrt.envs.math.build import evaluation_env, load_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.baselines import build as baselines
-from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import (
     check_models,
     env_arguments,
@@ -39,7 +39,6 @@ from mafrt.scripts.cli.loading import (
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
-from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 from mafrt.storage.transcript_files import FOLDER

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 
 if TYPE_CHECKING:
     from mafrt.scripts.exporting.cards import Export

@@ -15,8 +15,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.models.memory_estimate import Use, footprint
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
@@ -176,7 +175,7 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
         own = replace(use, bits=bits, gradient_checkpointing=False)
-        left = free - footprint(shape, replace(own, rows=0)).base
+        left = free - footprint(shape, replace(own, rows=0, on_cpu=False)).base
         tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0
         fits.append(f"{tokens} tokens in {dtype}" if tokens else f"no base in {dtype}")
     return f"On this machine's CPU ({free / 1e9:.1f} GB free): micro-batches of {' or '.join(fits)}."

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.envs.construction import subset
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 
 _DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
 _DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.?\s*\Z")

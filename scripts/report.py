@@ -12,8 +12,7 @@ from mafrt.config.schema import above
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.command import Command, run_main
 from mafrt.scripts.cli.loading import env_arguments
-from mafrt.scripts.cli.run_main import run_main
 
 
 @dataclass(frozen=True)

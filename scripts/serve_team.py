@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
 
 TOKEN = "MAFRT_SERVE_TOKEN"

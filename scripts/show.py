@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.config.schema import at_least
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command
-from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.command import Command, run_main
 from mafrt.scripts.report import run_folders
 
 if TYPE_CHECKING:

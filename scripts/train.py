@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
 from mafrt.environment.session import session_of
-from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.command import Command, Settings, run_main
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
-from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from helpers_warm import run_python
 
 from mafrt.scripts import main as console
 
@@ -37,7 +38,9 @@ def test_python_snippets_run(document, tmp_path):
         line = text[: match.start()].count("\n") + 1  # a traceback then names the line of the document
         program += "\n" * (line - program.count("\n")) + match[2]
     (tmp_path / "snippets.py").write_text(program, encoding="utf-8")
-    done = run_python("snippets.py", cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "snippets.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -597,13 +597,14 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
                 lambda count: {kind: tuple(t[3:] for t in both) for kind, both in rotary(count + 3).items()},
             )
         elif wrong == "head order":
-            model.blocks[7].qkv.weights = [weight.flip(0) for weight in model.blocks[7].qkv.weights]
+            qkv = model.blocks[7].qkv
+            qkv.weights, qkv.packed = [weight.flip(0) for weight in qkv.weights], None
         elif wrong == "adapter":
             lora = model.lora
             monkeypatch.setattr(model, "lora", lambda names, wide: lora([*names[1:], *names[:1]], wide))
         else:
             down = model.blocks[19].feed[1]
-            down.weights = [-weight for weight in down.weights]
+            down.weights, down.packed = [-weight for weight in down.weights], None
         assert not agrees(model)
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from mafrt.models.packed_weights import PackedWeights
+
 LAUNCH_S = {"cpu": 6e-6, "cuda": 1e-5}
 """Cost of one additional small operation in seconds, by device type. Rough: it only steers wide against grouped."""
 FLOP_PER_S = {"cpu": 6e10, "cuda": 6e13}
@@ -152,6 +154,8 @@ class LoraContext:
 
     def __init__(self) -> None:
         self._routings: dict[int, AdapterRouting | None] = {}
+        self.packed: PackedWeights | None = None
+        """packed copies of the frozen weights"""
         self.sharded = False
         """whether FSDP or DeepSpeed gathers the frozen weights before a layer's forward and frees them after it"""
 

@@ -14,11 +14,16 @@ arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio wei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from mafrt.models.packed_weights import PackedWeights, packed_linear
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 """Logits held at a time, by device type; with two float32 buffers this is 32 MiB on a CPU, 512 MiB on a GPU."""
@@ -70,6 +75,7 @@ def token_logprobs(
     chunk: int | None = None,
     entropy_grad: bool = True,
     form: LogitForm = PLAIN,
+    packed: PackedWeights | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
 
@@ -77,7 +83,7 @@ def token_logprobs(
     The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
     `chunk` is the number of tokens whose logits exist at a time (default: `chunk_tokens`).
     Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
-    only logged. `form`: from the head's products to logits.
+    only logged. `form`: from the head's products to logits. `packed`: holds packed copies of the weight.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
@@ -87,7 +93,7 @@ def token_logprobs(
     if chunk is None:
         chunk = chunk_tokens(weight.shape[0], hidden.device.type)
     want = torch.is_grad_enabled() and hidden.requires_grad
-    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form)
+    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed)
 
 
 def chunk_tokens(vocabulary: int, device: str) -> int:
@@ -101,21 +107,34 @@ def chunk_tokens(vocabulary: int, device: str) -> int:
     return max(usual, min(LEAST_TOKENS, MOST_ELEMENTS // vocabulary), 16)
 
 
+def _products(
+    weight: Tensor, bias: Tensor | None, packed: PackedWeights | None, want: bool
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """`x W^T + b` and `y W`, by packed copies of the weight if there are any; the second only where `want`."""
+    ahead = None if packed is None else packed.of(weight)
+    back = None if packed is None or not want else packed.of(weight, transposed=True)
+    return (
+        partial(functional.linear, weight=weight, bias=bias)
+        if ahead is None
+        else partial(packed_linear, packed=ahead, bias=bias),
+        partial(torch.mm, mat2=weight) if back is None else partial(packed_linear, packed=back),
+    )
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form):
-        # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move, so float32
-        # at least.
+    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed):
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         d_logprob = torch.empty_like(hidden) if want else None
         d_entropy = torch.empty_like(hidden) if want and entropy_grad else None
+        ahead, back = _products(weight, bias, packed, want)
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
-            logits = torch.nn.functional.linear(hidden[part], weight, bias).to(exact)
+            logits = ahead(hidden[part]).to(exact)
             slope = None
             if not form.plain:
                 logits.mul_(form.factor)
@@ -137,14 +156,11 @@ class _TokenLogprobs(torch.autograd.Function):
                     p.mul_(slope)
                     surprise.mul_(slope)
                     own = own * slope.gather(1, target.unsqueeze(1)).to(own.dtype)
-                mean = torch.mm(p.to(weight.dtype), weight)
-                # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
-                # computed again.
+                mean = back(p.to(weight.dtype))
                 d_logprob[part] = (own - mean) * scale
                 if d_entropy is not None:
-                    d_entropy[part] = torch.mm(surprise.to(weight.dtype), weight).add_(mean * h.unsqueeze(1)) * -scale
+                    d_entropy[part] = back(surprise.to(weight.dtype)).add_(mean * h.unsqueeze(1)) * -scale
         ctx.save_for_backward(d_logprob, d_entropy)
-        # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)
@@ -159,4 +175,4 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_entropy is not None and d_entropy is not None:
             extra = grad_entropy.unsqueeze(1).to(d_entropy.dtype) * d_entropy
             grad = extra if grad is None else grad.add_(extra)
-        return grad, None, None, None, None, None, None, None, None
+        return grad, None, None, None, None, None, None, None, None, None

@@ -14,6 +14,7 @@ Standard library only: `mafrt info --memory` answers without torch.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from mafrt.core.errors import ConfigError
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
+PACKED_SHARE = 1 / 16
+"""largest model that is packed for a CPU's kernels (`mafrt.models.packed_weights`), as a share of the memory"""
 QUANTISED = {8: 1.0, 4: 0.516}
 """bytes a weight; nf4 keeps a scale for 64 weights in 8 bits, and one in 32 bits for 256 of those"""
 
@@ -141,14 +144,12 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
         raise ConfigError(f"bits is {use.bits}; choose 32, 16, 8 or 4.")
     number = 4 if use.bits == 32 else 2
     base = shape.block_weights * QUANTISED.get(use.bits, number) + shape.other_weights * number
+    base += packed(base, use)
     shards = use.processes if use.layout in ("zero3", "fsdp") else 1
     zero = use.processes if use.layout.startswith("zero") else 1
-    # Adam keeps two float32 moments of 4 bytes, or two of 1 byte in 8 bits.
     moments = (2 if use.optimizer == "paged_adamw_8bit" else 8) / zero
     if zero > 1:
         moments += 8 / zero  # ZeRO's own float32 weights and reduced gradients
-    # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
-    # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
     return Footprint(
         base / shards,
@@ -157,6 +158,18 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
         activations(shape, use, number),
         2.0 * number * use.rows * use.context * shape.layers * shape.kv_heads * shape.head_dim,
     )
+
+
+def packed(base: float, use: Use) -> float:
+    """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes; float32 has two."""
+    if not use.on_cpu or use.bits < 16 or base > PACKED_SHARE * memory_bytes():
+        return 0.0
+    return base * (2 if use.bits == 32 else 1)
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def activations(shape: ModelShape, use: Use, number: int) -> float:
@@ -170,10 +183,7 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)
     in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
-    # Norms and rotary embeddings save float32 tensors whatever the base's precision, so half of it is added again for a
-    # 2-byte base.
     in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
-    # The CPU's attention kernel works in float32, and saves its operands so.
     if use.on_cpu:
         in_a_block += (4 - number) * (2 * queries + 2 * keys)
     tokens = use.micro_batch_tokens
@@ -230,6 +240,8 @@ def fitting_micro_batch(shape: ModelShape, use: Use, free: float, asked: int) ->
         `asked`, or a smaller multiple of 256 tokens, at least 256.
     """
     number = 4 if use.bits == 32 else 2
+    weights = (shape.block_weights + shape.other_weights) * number
+    free -= packed(weights, use)
     fixed, some = (activations(shape, replace(use, micro_batch_tokens=tokens), number) for tokens in (0, 1024))
     most = int((0.5 * free - fixed) / ((some - fixed) / 1024))
     return asked if asked <= most else max(256, most // 256 * 256)

@@ -22,6 +22,7 @@ from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
 from mafrt.models.multi_lora import set_checkpointing
 from mafrt.models.packed_attention import use_packed_attention
+from mafrt.models.packed_weights import PackedWeights
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
@@ -40,6 +41,7 @@ class SharedBase(AdaptedModel):
         super().__init__(model, tokenizer, name)
         self.config = model.config.get_text_config()
         self.inner = model.base_model
+        self.packed = self.context.packed = PackedWeights(self.model)
         self.logit_form = logprobs.LogitForm.of(self.config)
         self.form = "auto"
         self.processes: Processes = ALONE
@@ -137,7 +139,6 @@ class SharedBase(AdaptedModel):
             return self._fingerprint
         # A few rows suffice to tell models apart, and cost nothing on a large base.
         rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
-        # Shapes too, since models of one family may share the first rows of an embedding.
         shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
         return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
 
@@ -152,7 +153,6 @@ class SharedBase(AdaptedModel):
 
     @property
     def device(self) -> torch.device:
-        # Sharded weights have no single device, so it was recorded before they were spread.
         return self._device or self.model.device
 
     @property
@@ -178,7 +178,6 @@ class SharedBase(AdaptedModel):
             value = getattr(holder, "pad_token_id", None)
             if value is not None:
                 return int(value)
-        # Any id will do, since padding is masked.
         return min(self.eos_ids, default=0)
 
     def gradient_checkpointing(self, enabled: bool) -> None:
@@ -209,7 +208,6 @@ class SharedBase(AdaptedModel):
             raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
         if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
-        # None stands for all, and must not become an empty set, which would stop every gradient.
         learn = None if train is None else frozenset(self._record(name).index for name in train)
         flat_mask = attention_mask is not None and attention_mask.dim() == 2
         shares = position_ids is None
@@ -324,6 +322,7 @@ class SharedBase(AdaptedModel):
                 chunk=chunk,
                 entropy_grad=entropy_grad,
                 form=self.logit_form,
+                packed=None if self.sharded else self.packed,
             )
 
     def logits(self, hidden: Tensor) -> Tensor:

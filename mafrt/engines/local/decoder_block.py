@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mafrt.models.packed_weights import packed_linear
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as transformers names them."""
 
@@ -22,9 +24,13 @@ class Linear:
     paths: list[str]
     widths: list[int]
     """Out features of each layer."""
+    packed: Tensor | None = None
+    """All weights as one, in the layout of the CPU's kernels (`mafrt.models.packed_weights`)."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual`."""
+        if self.packed is not None:
+            return packed_linear(x, self.packed, self.bias, residual)
         if residual is not None:
             out = torch.addmm(residual, x, self.weights[0].t())
         elif len(self.weights) == 1:

@@ -29,6 +29,7 @@ from mafrt.engines.local.decoder_block import (
 )
 from mafrt.engines.local.kv_cache import KVCache, KVLayer, PromptKV, prefill
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
+from mafrt.models.packed_weights import packed_linear
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -57,8 +58,6 @@ class LeanModel:
 
     def __init__(self, base: SharedBase) -> None:
         config, inner = base.config, base.inner
-        # Each of these reasons is only logged: the model's own forward decodes it then, slower and with the same
-        # results.
         if config.model_type not in MODEL_TYPES or not hasattr(inner, "layers"):
             raise ValueError(f"model type {config.model_type}")
         if getattr(config, "use_bidirectional_attention", False):
@@ -69,8 +68,6 @@ class LeanModel:
         kinds = attention_kinds(config)
         rope = getattr(inner.rotary_emb, "rope_type", "default")
         for name in rope.values() if isinstance(rope, dict) else [rope]:
-            # Tables of the others depend on the length of the sequence, while here they are computed once for all
-            # positions.
             if name not in ("default", "linear", "llama3", "yarn"):
                 raise ValueError(f"rotary embedding {name}, which changes with the length")
         self.base = base
@@ -92,7 +89,6 @@ class LeanModel:
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
         experts = hasattr(layer.mlp, "experts")
-        # The lean decoder calls experts as they are, so adapters on them would silently have no effect.
         if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
             raise ValueError("experts that adapters may target")
         for holder, names in _GROUPS[:2] if experts else _GROUPS:
@@ -100,7 +96,6 @@ class LeanModel:
             if hasattr(parent, _FUSED.get(names, "")):
                 names = (_FUSED[names],)
             parts = [getattr(parent, name) for name in names]
-            # Below an adapter's wrapper: its contribution is added from the fused adapters instead.
             parts = [getattr(part, "base_layer", part) for part in parts]
             # A quantised layer, for one, does not multiply with its `weight` as it stands.
             if any(type(part) is not nn.Linear for part in parts):
@@ -110,11 +105,11 @@ class LeanModel:
             widths = [len(weight) for weight in weights]
             bias = None
             if any(part.bias is not None for part in parts):
-                # Qwen 2 has biases in some of the fused layers only; zeros stand for the others.
                 bias = torch.cat([p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
-            if copy and len(weights) > 1:
+            packed = self._packed(weights)
+            if copy and packed is None and len(weights) > 1:
                 weights = [torch.cat(weights)]
-            linears.append(Linear(weights, bias, [f"{where[parent]}.{name}" for name in names], widths))
+            linears.append(Linear(weights, bias, [f"{where[parent]}.{name}" for name in names], widths, packed))
         head_norm = None
         if getattr(attention, "q_norm", None) is not None:
             norms = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
@@ -139,6 +134,20 @@ class LeanModel:
             act,
             window_of(self.base.config, kind),
             kind,
+        )
+
+    def _packed(self, weights: Sequence[Tensor]) -> Tensor | None:
+        # The weights of a sharded base are there for the time of play only.
+        return None if self.base.sharded else self.base.packed.of(*weights)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head on hidden states after the final norm: `[rows, d]` -> `[rows, V]`."""
+        head = self.base.head
+        packed = self._packed([head.weight]) if type(head) is nn.Linear else None
+        return (
+            self.base.logits(hidden)
+            if packed is None
+            else self.base.logit_form(packed_linear(hidden, packed, head.bias))
         )
 
     def _stamp(self) -> int:

@@ -75,6 +75,10 @@ class EngineParts:
     watch: Callable[[tuple[str, ...]], StopStrings | None]
     transcripts: TranscriptCache
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head on hidden states `[rows, d]`."""
+        return self.base.logits(hidden) if self.lean is None else self.lean.logits(hidden)
+
 
 class RunningBatch:
     """Sampling of some requests.
@@ -103,15 +107,13 @@ class RunningBatch:
         """Sample one token for every live row; returns the rows that this has ended."""
         ids, logprobs = self._sampler(self._logits, self._step)
         self._step += 1
-        # One transfer to the host for all rows; asking row by row would wait for a GPU each time.
         ended = self._take(ids.tolist(), logprobs.tolist())
-        # The last forward is saved: nothing would be sampled from it.
         if not self._live:
             return ended
         decoder = self._decoder = self._decoder or self._new_decoder()
         if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
             ids = ids[self._compact()]
-        self._logits = self._parts.base.logits(decoder.step(ids))
+        self._logits = self._parts.logits(decoder.step(ids))
         return ended
 
     def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
@@ -124,7 +126,6 @@ class RunningBatch:
         prompts = joined(decoder.folded(), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
-        # Sorted anew, since the decoder needs rows of one adapter side by side.
         both = [*self.rows, *rows]
         order = sorted(range(len(both)), key=lambda place: both[place].order)
         self.rows = [both[place] for place in order]
@@ -133,7 +134,6 @@ class RunningBatch:
         self._live = list(range(len(self.rows)))
         # The new sampler skips the uniforms that each row has used, so samples do not depend on who joined when.
         self._sampler, self._step = self._new_sampler(), 0
-        # Made again at the next step: its buffers are laid out for a fixed number of rows.
         self._decoder = None
 
     def _prefilled(
@@ -151,7 +151,7 @@ class RunningBatch:
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
         hidden, prompts = self._parts.transcripts.prefill([group.prompt for group in groups], index, starts)
-        return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
+        return rows, owner, prompts, self._parts.logits(hidden)[torch.tensor(owner, device=base.device)]
 
     def _left(self) -> int:
         return max(row.limit - len(row.ids) for row in self.rows)
@@ -180,7 +180,6 @@ class RunningBatch:
             row, token = rows[place], ids[place]
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
-            # Before the stop strings, so that a turn which ends in both counts as ended by itself.
             if token in eos:
                 row.stop = "eos"
             elif row.stops is not None and row.stops.hit(row.ids):
@@ -214,6 +213,5 @@ def completion_of(row: SamplingRow, base: SharedBase) -> Completion:
         logprobs=row.logprobs,
         stop=row.stop,
         text=base.tokenizer.decode(row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-        # Recorded with the turn, since an update may follow before the turn is learnt from.
         adapter_version=0 if name is None else base.versions[name],
     )

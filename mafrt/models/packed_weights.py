@@ -1,0 +1,87 @@
+"""Frozen weights in the layout of a CPU's matrix kernels, made once instead of in every product.
+
+oneDNN copies a weight into blocks of its own in every call. That costs a fifth to a half of a product with few rows, as
+in decoding, and in float32 also a fifth of one with many rows. The weights are frozen here, so a copy in that layout
+is made once, and all later products read it. In bfloat16 the products are equal bit by bit; in float32 they differ by
+the order of sums.
+
+A copy takes the memory of the weights again (in float32 twice, since gradients go back through another one), so a
+model is packed only if it is small for the machine's memory. That depends on nothing else, so a resumed run computes
+the same.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mafrt.models.memory_estimate import PACKED_SHARE, memory_bytes
+
+
+class PackedWeights:
+    """Packed copies of a model's frozen weights, each made at its first use.
+
+    Args:
+        model: the frozen model; a weight that is written to later is packed again.
+        most_bytes: of a model that is packed; None: `PACKED_SHARE` of the machine's memory.
+    """
+
+    def __init__(self, model: nn.Module, most_bytes: float | None = None) -> None:
+        most = PACKED_SHARE * memory_bytes() if most_bytes is None else most_bytes
+        self.enabled = sum(p.numel() * p.element_size() for p in model.parameters()) <= most
+        """whether weights are packed at all"""
+        self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor]] = {}
+
+    def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | None:
+        """The weights `[out, in]` one below the other, packed for `packed_linear`; None: use them as they are.
+
+        `transposed` gives the copy for the way back: for products with the weights' transpose. In float32 only: in
+        bfloat16 these products, which have many rows, take as long without it.
+        """
+        first = weights[0]
+        if not self.enabled or first.device.type != "cpu" or not supported(first.dtype):
+            return None
+        if transposed and first.dtype != torch.float32:
+            return None
+        # The address and the type too, since `Module.to` replaces both and leaves the tensor its id.
+        key = (transposed, *((id(weight), weight.data_ptr(), weight.dtype) for weight in weights))
+        # Torch counts the writes to a tensor.
+        version = sum(weight._version for weight in weights)
+        kept = self._packed.get(key)
+        if kept is None or kept[0] != version:
+            with torch.no_grad():
+                whole = weights[0] if len(weights) == 1 else torch.cat(weights)
+                whole = whole.t().contiguous() if transposed else whole
+                # The weights are kept along with it, so that no other tensor gets their ids.
+                kept = self._packed[key] = (version, list(weights), _pack(whole.detach()))
+        return kept[2]
+
+
+def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+    """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing for a backward pass."""
+    if added is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, added, packed, bias, "add")
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+@cache
+def supported(dtype: torch.dtype) -> bool:
+    """Whether this machine and this version of torch have packed products, checked by one of them."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    weight = torch.arange(6.0).view(2, 3).to(dtype)
+    x, added = torch.ones(4, 3, dtype=dtype), torch.ones(4, 2, dtype=dtype)
+    try:
+        with torch.no_grad():
+            found = packed_linear(x, _pack(weight), None, added)
+    # The operators are not part of torch's public interface, and need kernels that not every processor has.
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.equal(found, torch.tensor([[4.0, 13.0]] * 4, dtype=dtype))
+
+
+def _pack(weight: Tensor) -> Any:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -1,0 +1,90 @@
+"""Packed copies of frozen weights: the products, gradients and samples of the weights themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers_models import ALL, add_random_adapter, random_ids, tiny_base
+from torch import nn
+from torch.nn import functional
+
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.models import memory_estimate, packed_weights
+from mafrt.models.memory_estimate import Use
+from mafrt.models.packed_weights import PackedWeights, packed_linear
+
+pytestmark = pytest.mark.skipif(
+    not packed_weights.supported(torch.float32), reason="this torch or processor has no packed products"
+)
+
+
+def layers(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(40, out, bias=False) for out in (24, 8)]).to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_weights(dtype):
+    if not packed_weights.supported(dtype):
+        pytest.skip("no packed products in this precision")
+    model = layers(dtype)
+    packed = PackedWeights(model)
+    weights = [layer.weight for layer in model]
+    x, bias, added = (torch.randn(*shape).to(dtype) for shape in ((5, 40), (32,), (5, 32)))
+    ahead, back = packed.of(*weights), packed.of(*weights, transposed=True)
+    assert ahead is not None and (back is not None) == (dtype == torch.float32)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    expected = functional.linear(x, torch.cat(weights), bias)
+    torch.testing.assert_close(packed_linear(x, ahead, bias), expected, **tolerance)
+    torch.testing.assert_close(packed_linear(x, ahead, bias, added), expected + added, **tolerance)
+    if back is not None:
+        torch.testing.assert_close(packed_linear(added, back), added @ torch.cat(weights), **tolerance)
+
+
+def test_a_weight_is_packed_once_and_again_when_it_changes():
+    model = layers()
+    packed = PackedWeights(model)
+    weight, x = model[0].weight, torch.randn(3, 40)
+    before = packed.of(weight)
+    assert packed.of(weight) is before
+    weight.mul_(2)
+    changed = packed.of(weight)
+    assert changed is not before and changed is not None
+    torch.testing.assert_close(packed_linear(x, changed), functional.linear(x, weight))
+    model.to(torch.float64)
+    assert packed.of(weight) is None
+
+
+def test_a_model_that_is_large_for_the_memory_is_not_packed():
+    model = layers()
+    size = sum(4 * p.numel() for p in model.parameters())
+    assert PackedWeights(model, size).of(model[0].weight) is not None
+    assert PackedWeights(model, size - 1).of(model[0].weight) is None
+    base = 1e6
+    assert [memory_estimate.packed(base, Use(bits=bits, on_cpu=True)) / base for bits in (32, 16, 8)] == [2, 1, 0]
+    assert memory_estimate.packed(memory_estimate.memory_bytes(), Use(on_cpu=True)) == 0
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_learning_and_sampling_equal_those_without_packed_weights(kind):
+    """Qwen2's layers have biases."""
+    base = tiny_base(kind)
+    base.form = "grouped"  # so small a batch would take the wide form
+    for seed, name in enumerate(("a", "b")):
+        add_random_adapter(base, name, 3, 5.0, ALL, seed=seed)
+    ids = random_ids(6, 12)
+    index = torch.tensor([0, 0, 1, 1, -1, -1])
+    sampling = SamplingParams(max_new_tokens=8, temperature=0.0)
+    requests = [Request(ids[row, :5].tolist(), name, sampling, seed=row) for row, name in enumerate(("a", "b", None))]
+    found = []
+    for enabled in (True, False):
+        base.packed.enabled = enabled
+        hidden = base.forward(ids, None, index)[:, :-1].flatten(0, 1)
+        logprobs, entropy = base.token_logprobs(hidden, ids[:, 1:].flatten())
+        parameters = [p for name in ("a", "b") for p in base.adapter_parameters(name)]
+        grads = torch.autograd.grad(logprobs.sum() + entropy.sum(), parameters)
+        found.append(([logprobs, *grads], [answer.ids for answer in LocalEngine(base).generate(requests)]))
+    for packed, plain in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(packed, plain, atol=1e-5 * float(plain.detach().abs().max()), rtol=1e-5)
+    assert found[0][1] == found[1][1]
