@@ -72,6 +72,8 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         raise ConfigError(f"algorithm {settings.name}: the class has no credit(); inherit from Algorithm.")
     _check_temperatures(config, team)
     tree = _tree_samples(settings, config)
+    # A tree's later turns are not known when its alternatives are scored, so the outcome cannot be spread over all
+    # turns.
     if settings.tree_samples is not None and settings.outcome_to is None:
         settings = replace(settings, outcome_to="all" if tree == 1 else "end")
     algorithms.check_needs(
@@ -89,6 +91,7 @@ def resolve_rule(config: TrainConfig, team: Team) -> Rule:
         )
     return Rule(
         settings=settings,
+        # Limits of each agent, since DAPO's penalty and Dr. GRPO's constant refer to the answer that was allowed.
         token_limits={agent.name: agent.max_new_tokens or config.play.max_new_tokens for agent in team.agents},
         tree_samples=tree,
         sampling_rounds=settings.sampling_rounds if rounds is None else rounds,
@@ -160,6 +163,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
                 f"a league decides which agent learns, and so does {settings.name!r} with this interval; leave "
                 "--league or --agent_iteration_interval out, or take a rule such as dr_mas."
             )
+        # The background rollout would sample from members that are being exchanged.
         if config.play.async_steps:
             raise ConfigError("a league renews its members between iterations; leave --async_steps or --league out.")
         cast = Cast.of(team.names, frozen=frozen, adapters=adapters)
@@ -173,6 +177,7 @@ def _schedule(settings: Algorithm, config: TrainConfig, team: Team) -> Schedule:
         frozen=frozen,
         adapters=adapters,
     )
+    # Only a critic has anything to warm up; the actors wait for it.
     warmup = settings.warmup_steps if isinstance(settings, CriticSettings) else 0
     return Delayed(schedule, warmup) if warmup else schedule
 

@@ -88,6 +88,7 @@ class AsyncRollout(Generic[T]):
     def wait(self) -> None:
         """Block until the background rollout ends; its errors are raised by `batch`."""
         if self._batch is not None:
+            # Waits for the end and raises nothing: the error belongs to the call that fetches the batch.
             self._batch.exception()
 
     def batch(self, play: Callable[[], T]) -> T:
@@ -146,6 +147,7 @@ def check_async(config: TrainConfig, team: Team, *, sharded: bool) -> None:
     for agent in team.agents:
         top_p = config.play.top_p if agent.top_p is None else agent.top_p
         top_k = config.play.top_k if agent.top_k is None else agent.top_k
+        # A token outside the cut has probability 0 in the sampler, and no weight can correct for it.
         if top_p < 1 or top_k > 0:
             raise ConfigError(
                 where + f"top_p or top_k cut the distribution of {agent.name!r}, so the importance weight of a sample "

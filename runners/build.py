@@ -53,6 +53,7 @@ def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initia
     Adapter folders in `initial` that are not from a mafrt run keep their own shape (`adapter_config.json`) in place of
     the settings. Raises CheckpointError for one that cannot be loaded.
     """
+    # Shapes of folders from elsewhere are taken as they are; those of a checkpoint must be the run's own.
     foreign = initial is not None and initial.kind == "adapters" and initial.checkpoint is None
     for name in team.adapters:
         if name in base.adapters:
@@ -112,6 +113,7 @@ def _on(team: Team, bases: SeveralBases, part: SharedBase) -> Team:
 def _make_learner(
     base: SharedBase, team: Team, config: TrainConfig, rule: Rule, sampling: Mapping[str, SamplingParams]
 ) -> Learner:
+    # Set on the base, since its blocks are what is computed twice.
     base.gradient_checkpointing(config.learn.gradient_checkpointing)
     return Learner(
         base,
@@ -133,6 +135,7 @@ def sampling_of(config: TrainConfig, team: Team, name: str) -> SamplingParams:
     """Sampling parameters of an agent: its own settings from the team file where it has some, else the run's."""
     agent, play = team.agent(name), config.play
 
+    # None and not falsity decides, since a temperature of 0 is a value.
     def pick(own: Any, default: Any) -> Any:
         return default if own is None else own
 

@@ -46,12 +46,14 @@ def check_processes(processes: Processes, config: TrainConfig, *, judged: bool =
     """Raise ConfigError unless every process has tasks to play, and no setting needs a single process."""
     play = config.play
     groups = play.n_rollout_threads // play.n_samples
+    # Samples of a task stay in one process, so there must be a task for each.
     if groups < processes.size:
         raise ConfigError(
             f"n_rollout_threads is {play.n_rollout_threads}, which with n_samples {play.n_samples} makes {groups} "
             f"tasks in an iteration, too few for {processes.size} processes; raise it to at least "
             f"{processes.size * play.n_samples}, or start fewer processes."
         )
+    # Elsewhere one process judges for all; during the rollout each would need a judge of its own.
     if processes.size > 1 and (judged or config.coach.coach_feedback):
         raise ConfigError(
             f"{'this rule needs a coach' if judged else 'coach_feedback judges'} during the rollout, and "

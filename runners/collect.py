@@ -112,6 +112,7 @@ class Collector:
         first = self._stream(iteration, self.blocks, drawn, 0, turns=play.episode_length * len(player.team.agents))
         episodes, stats = self._play_through(player, first)
         if not episodes and not self.interrupted():
+            # The environment's own error is more use than a count of lost episodes.
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
         if not self.rule.sampling_rounds:
             self._replay(player, episodes, stats)
@@ -163,6 +164,7 @@ class Collector:
 
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
         with self.base.whole():
+            # Judged within the same context: a coach on the base itself samples with its weights.
             episodes, stats = play_together(self.processes, player, self.envs, starts, self.interrupted)
             if self.judge is not None:
                 self._judge(self.judge, episodes)

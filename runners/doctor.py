@@ -75,6 +75,7 @@ class Doctor:
         new = []
         for name, sentence in symptoms:
             self.seen[name] = self.seen.get(name, 0) + 1
+            # Said once, when it first appears; a line an iteration would bury the others.
             if name not in self.diagnoses:
                 self.diagnoses[name] = Diagnosis(name, sentence, iteration)
                 new.append(self.diagnoses[name])
@@ -98,6 +99,8 @@ class Doctor:
     def _noise(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
             recent = self._recent(f"flat_returns/{agent}")
+            # Several iterations in a row, since one flat batch is chance; and a team that solves everything is no
+            # patient.
             if len(recent) == WINDOW and min(recent) >= 1 and metrics.get("score", 0.0) < 0.99:
                 yield (
                     f"flat_returns/{agent}",
@@ -123,8 +126,10 @@ class Doctor:
             value = metrics.get(f"entropy/{agent}")
             if value is None:
                 continue
+            # Compared with the run's own start, since usual entropies differ by tokenizer and task.
             first = self._entropy.setdefault(agent, value)
             spread = _spread_of_scores(self._past)
+            # A low entropy alone is what success looks like, so the score must be low and still as well.
             if first > 0.05 and value < 0.02 * first and metrics.get("score", 1.0) < 0.5 and not spread:
                 yield (
                     f"entropy_collapse/{agent}",
@@ -135,6 +140,7 @@ class Doctor:
     def _kl(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
             step, reference = metrics.get(f"kl/{agent}", 0.0), metrics.get(f"ref_kl/{agent}", 0.0)
+            # A nat per token within one iteration is far beyond any trust region in use.
             if step > 1 or reference > 10:
                 moved = f"{step:.2f} nats per token in one iteration" if step > 1 else f"{reference:.1f} nats in all"
                 yield (
@@ -145,6 +151,7 @@ class Doctor:
 
     def _spread(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         recent = self._recent("groups_no_spread")
+        # Nine of ten groups: some without spread are normal, as tasks are too easy or too hard.
         if len(recent) == WINDOW and min(recent) > 0.9:
             yield (
                 "groups_without_spread",
@@ -155,6 +162,7 @@ class Doctor:
     def _engine(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         for agent in self.agents:
             gap = metrics.get(f"engine_gap/{agent}")
+            # The same number has two causes: samples of the iteration before differ by the update itself.
             if gap is not None and gap > 0.5 and metrics.get(f"staleness/{agent}", 0.0) > 0.0:
                 yield (
                     f"stale_samples/{agent}",
@@ -203,6 +211,7 @@ def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
     if len(episodes) < 2 or not turns:
         return
     worth = [_worth(episode) for episode in episodes]
+    # A coach may tell turns apart where the outcomes are equal.
     if len(set(worth)) > 1 or any(turn.coach is not None for turn in turns):
         return
     if worth[0] is None:

@@ -51,6 +51,7 @@ class EvaluationPlan:
                 id=f"{kind}-{task:06d}-{sample:03d}",
                 group=f"{task:06d}",
                 # Without the kind of pass: sampled and greedy answers are to the same problem.
+                # The same in every evaluation of a run, so that two of them can be compared task by task.
                 reset_seed=seed_of(self.seed, "task", task),
                 seed=seed_of(self.seed, kind, task, sample),
                 task=task if numbered else None,
@@ -165,6 +166,7 @@ def _play_pass(
     sampling = player.sampling
     if kind == "greedy":
         sampling = {name: replace(how, temperature=0.0) for name, how in sampling.items()}
+    # No more copies than episodes: an environment may be a process or a server's session.
     envs = [env.spawn() for _ in range(min(slots, len(queue)))]
     with stage(f"evaluating ({kind})", len(queue)) as advance:
         next_start = _one_after_the_other(queue, len(envs), advance)
@@ -176,6 +178,7 @@ def _merged(results: Sequence[_ProcessResult], samples: int) -> Evaluation | Non
     for result in results:
         if result.error is not None:
             raise unpacked_error(result.error)
+    # The mean of half the tasks would be compared with means of all.
     if any(result.cut for result in results):
         return None
     scored = sorted((item for result in results for item in result.scored), key=lambda item: item[0])
@@ -190,6 +193,7 @@ def _merged(results: Sequence[_ProcessResult], samples: int) -> Evaluation | Non
             greedy_scores[group] = worth
         else:
             scores[group] = (*scores.get(group, ()), worth)
+    # Measures of one pass only, or greedy answers would weigh as a further sample.
     first = "sampled" if scores else "greedy"
     measures = measures_of([measured for name, _, _, measured in scored if name.startswith(first)])
     kept = [records.unpack_episode(record) for result in results for record in result.kept]
@@ -227,6 +231,7 @@ def _one_after_the_other(
 
     def next_start(_slot: int, _finished: Episode | None) -> Start | None:
         nonlocal asked
+        # The first request of every slot follows no finished episode, so it does not count as progress.
         asked += 1
         if asked > slots:
             advance(1)

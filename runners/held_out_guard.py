@@ -43,16 +43,17 @@ SLOWER = 0.5
 
 def task_scores(evaluation: Evaluation) -> dict[str, float]:
     """Score of each task: the mean of its sampled episodes, averaged with its greedy one where both were played."""
-    found: dict[str, list[float]] = {}
+    scores_of: dict[str, list[float]] = {}
     for task, scores in evaluation.scores.items():
-        found.setdefault(task, []).append(statistics.fmean(scores))
+        scores_of.setdefault(task, []).append(statistics.fmean(scores))
     for task, score in evaluation.greedy_scores.items():
-        found.setdefault(task, []).append(score)
-    return {task: statistics.fmean(parts) for task, parts in found.items()}
+        scores_of.setdefault(task, []).append(score)
+    return {task: statistics.fmean(parts) for task, parts in scores_of.items()}
 
 
 def has_fallen(best: Mapping[str, float], now: Mapping[str, float]) -> bool:
     """Whether `now` is below `best` beyond its interval, by the paired differences of the tasks that both have."""
+    # Task by task: tasks differ far more than weights do, and pairing takes that out of the error.
     differences = [now[task] - best[task] for task in sorted(best.keys() & now.keys())]
     if len(differences) < 2:
         return False
@@ -94,6 +95,7 @@ class HeldOutGuard:
         mean = statistics.fmean(now.values())
         if self.iteration is None or mean > self.score:
             self.iteration, self.scores = iteration, now
+            # On the CPU, so that the best weights take no memory of the GPU.
             self.weights = {name: self.base.adapter_state(name) for name in self.adapters}
             return None
         if not has_fallen(self.scores, now):
@@ -106,6 +108,7 @@ class HeldOutGuard:
         if self.run.on_collapse == "warn":
             return f"{fell}. Remedy: a lower --lr, or --on_collapse rollback."
         self.restore()
+        # With the same rate the same fall would follow.
         self.learner.slowdown *= SLOWER
         return (
             f"{fell}; the adapters are back at the weights of iteration {self.iteration}, and the learning rates at "

@@ -69,10 +69,12 @@ class Judge:
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coach = coach
+        # The main base serves the coach, so that one copy of a model is enough to judge all agents.
         coach.begin(base.main, engine, interrupted)
         self.folder: Path | None = None
         self.config, self.team = config, team
         self.decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
+        # Asked for only where credit can tell tokens apart; a judge's longer answers cost money.
         self.spans = level == "token"
         self.weight = config.algorithm.process_weight
         self.credit: dict[str, Any] = {"coach": True, "decoders": self.decoders}
@@ -95,6 +97,7 @@ class Judge:
         return [_note(turn) for _, turn in turns]
 
     def _fill(self, turns: Sequence[tuple[Episode, Turn]]) -> None:
+        # Turns that feedback has judged during play are not paid for again.
         unjudged = [(episode, turn) for episode, turn in turns if not isinstance(turn.coach, Scored)]
         if not unjudged:
             return
@@ -114,11 +117,13 @@ class Judge:
 
     def case(self, episode: Episode, turn: Turn) -> Case:
         """A turn as the coach reads it. With feedback the truth stays out: a reason that tells it would be shown."""
+        # With feedback the judge's words are read by agents, and would give the answer away.
         answer = None if self.config.coach.coach_feedback else episode.info.get("answer")
         return Case(
             agent=turn.agent,
             said=turn.text,
             role=self.team.agent(turn.agent).prompt,
+            # Decoded from the tokens: a judge must see the prompt as the model saw it, cut and with its template.
             saw=self.decoders[turn.agent](turn.prompt_ids) if self.coach.reads else "",
             evidence=turn.evidence,
             truth=None if answer is None else str(answer),
@@ -206,6 +211,7 @@ def check_rules(env: Env) -> None:
         ConfigError: no turn of it was given a rules judgement.
     """
     transcript = play(env.spawn(), seed=0)
+    # One scripted episode proves that rules are there, not that every turn has them.
     if isinstance(transcript[-1], str):
         return  # the episode failed; the environment check reports that
     if not any(evidence.rules for evidence in _evidence_in(transcript)):
@@ -248,6 +254,7 @@ def _note(turn: Turn) -> str:
     if not isinstance(turn.coach, Scored):
         return ""
     reason = turn.coach.reason
+    # A judge's essay must not fill the next agent's context window.
     if len(reason) > SHOWN:
         reason = f"{reason[:SHOWN]} ..."
     return f"Coach on {turn.agent}: {turn.coach.score:g}/10. {reason}".strip()

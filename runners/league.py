@@ -27,6 +27,7 @@ class League:
         self.base, self.schedule = base, schedule
         self.adapter = schedule.cast.adapters[schedule.cast.agents[0]]
         for name in schedule.members:
+            # Placed before the run's checkpoint is loaded, which fills them.
             if name not in base.adapters:
                 base.copy_adapter(self.adapter, name)
 

@@ -146,6 +146,7 @@ class Loop(Generic[B]):
         self.training, self.config, self.stop = training, run, stop
         self.processes, self.progress = processes, progress or (lambda _: None)
         self.paused = False
+        # So that the last iteration, which also ends the loop, is saved once.
         self._saved: int | None = None
         self._disk: RunDir | None = None
 
@@ -259,6 +260,7 @@ class Loop(Generic[B]):
         except (CoachError, EngineDownError, EnvDownError) as error:
             if self.stop.requested:
                 return  # Ctrl-C reaches the engine's process too, so this is no failure
+            # A spent budget is an end that was asked for; the others are faults that go away.
             self.paused = not isinstance(error, BudgetSpentError)
             self.stop.request(str(error))
 
@@ -269,6 +271,7 @@ class Loop(Generic[B]):
             yield
         except (CoachError, EngineDownError, EnvDownError, ProcessLostError):
             raise  # the loop ends with a checkpoint for the first two; a lost process could not take part in one
+        # What was learnt since the last checkpoint is saved before the error ends the run.
         except MafrtError:
             if self.training.iteration:
                 self._checkpoint()

@@ -137,6 +137,7 @@ class OnPolicy:
         from mafrt.runners.update import Updater
 
         base, team, config, rule = self.base, self.team, self.config, self.rule
+        # Loaded before the engine, so that a coach's missing adapter is named before minutes are spent on vLLM.
         if coach is not None:
             coach.load(base.main)
         self._check_rule(coach)

@@ -82,6 +82,7 @@ class Updater:
             trained, temperatures, values=rule.critic is not None, reference=rule.reference
         )
         # Then the log-probs of the sampler are not exactly those of the trainer, which computes its own.
+        # A sampler of another implementation, precision or age has other log-probs than the trainer.
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         if foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
@@ -110,6 +111,7 @@ class Updater:
         metrics |= {f"lr/{name}": self.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
         metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
         metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
+        # Sorted, so that files of two runs can be compared line by line.
         return dict(sorted(metrics.items()))
 
     def _fill_influence(self, episodes: Sequence[Episode], plan: IterationPlan) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mafrt.scripts import benchmarks
 from mafrt.scripts.benchmarks._measure import Disagreement
-from mafrt.scripts.cli.command import run_main
+from mafrt.scripts.cli.run_main import run_main
 
 
 def names() -> list[str]:

@@ -12,7 +12,8 @@ from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Message
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Conversation:
         from mafrt.scripts.serving.workflow import play_problem
 
         self.asked += 1
+        # Another seed for each question, so that asking again gives another answer and a restart the same ones.
         seed = seed_of(self.seed, "chat", self.asked)
         if self.agent not in self.team.team.names:
             assert self.env is not None
@@ -123,7 +125,9 @@ def talk(conversation: Conversation) -> None:
                 print(HELP)
             elif line:
                 for speaker, text in conversation.say(line):
+                    # Escape codes in a model's words could otherwise rewrite the terminal.
                     print(f"{safe(speaker)}: {safe(text)}", flush=True)
+        # A conversation goes on after a mistake; what was said so far would be lost otherwise.
         except MafrtError as error:
             print(f"error: {safe(error)}", file=sys.stderr, flush=True)
 

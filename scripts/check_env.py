@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
+from mafrt.scripts.cli.run_main import run_main
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from mafrt.config.schema import at_least, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def collect(argv: Sequence[str]) -> int:
                     unseen += 1
                     continue
                 line = json.dumps(row(turn, prompt, episode, settings.layout), ensure_ascii=False)
+                # Without the score, or the same answer from two episodes would weigh twice.
                 key = json.dumps([turn.get("agent"), prompt, turn["text"]])
                 if key not in seen:
                     seen.add(key)
@@ -123,6 +125,7 @@ def chosen(episodes: Sequence[Recorded], settings: CollectSettings) -> list[Reco
         return good
     taken: dict[str, int] = {}
     kept = []
+    # From the end, since later episodes come from a team that has learnt more.
     for episode in reversed(good):
         task = str((episode.content.get("info") or {}).get("task") or episode.group)
         taken[task] = taken.get(task, 0) + 1
@@ -151,6 +154,7 @@ def prompt_of(turn: dict[str, Any], episode: Recorded) -> list[dict[str, str]] |
     team = episode.header.get("team")
     own = team.get(turn.get("agent")) if isinstance(team, dict) else None
     prompt = own.get("prompt") if isinstance(own, dict) else None
+    # Recorded observations may hold the role prompt already.
     if prompt and not (messages and messages[0]["role"] == "system"):
         messages.insert(0, {"role": "system", "content": str(prompt)})
     return messages

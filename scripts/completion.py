@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.scripts.cli.command import run_main
+from mafrt.scripts.cli.run_main import run_main
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = """usage: mafrt completion bash|zsh|fish

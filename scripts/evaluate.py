@@ -25,7 +25,7 @@ from mafrt.envs.math.build import evaluation_env, load_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.baselines import build as baselines
-from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import (
     check_models,
     env_arguments,
@@ -39,6 +39,7 @@ from mafrt.scripts.cli.loading import (
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 from mafrt.storage.transcript_files import FOLDER
@@ -79,7 +80,9 @@ def evaluate(argv: Sequence[str]) -> int:
     asked, recording = settings.make(EvaluateSettings), settings.make(RecordSettings)
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))
     check_engine(config.engine, {}, {})
+    # Asked before the model is loaded, so that a wrong address is an error within seconds.
     reach_servers(config.engine, settings["model_name_or_path"])
+    # Checked before anything is played: an evaluation of an hour must not end at a file that exists.
     output = _output_file(asked)
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
@@ -100,6 +103,7 @@ def evaluate(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     plan = EvaluationPlan(asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT, asked.k, asked.greedy, asked.seed)
     player = _player(base, env, team, config)
+    # Progress goes to stderr, so that the numbers on stdout can be piped.
     terminal = Terminal(stream=sys.stderr)
     try:
         with reporting(terminal.stage):
@@ -122,6 +126,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
 def _read(argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
     """The settings, above those of the evaluated run, and the run or the adapters."""
+    # Read twice: the first pass finds the run, whose settings lie below the flags in the second.
     settings = COMMAND.read(argv)
     only_one(COMMAND.name)
     loaded = resolve(settings)
@@ -194,6 +199,7 @@ def _record_folder(named: str | None, *, overwrite: bool) -> Path | None:
         raise ConfigError(f"record_dir {folder} cannot be written ({why}); give another folder.")
     if (folder / RECORD).exists():
         raise ConfigError(f"record_dir {folder} is a run, which records its own evaluations; give another folder.")
+    # Conversations of two evaluations in one folder could not be told apart.
     if any((folder / FOLDER).glob("*")):
         if not overwrite:
             raise ConfigError(f"record_dir {folder} holds conversations; give another, or replace them: --overwrite.")
@@ -212,6 +218,7 @@ def role_swaps(team: Team) -> dict[str, dict[str, str]]:
     if not pairs:
         raise ConfigError("swap needs two agents with different adapters; leave --swap out.")
     for a, b in pairs:
+        # An adapter's matrices have the shapes of its own base.
         if team.agent(a).model != team.agent(b).model:
             raise ConfigError(f"swap: {a} and {b} sit on different bases, so their adapters cannot be swapped.")
     return {f"{a} <-> {b}": own | {a: own[b], b: own[a]} for a, b in pairs}
@@ -236,8 +243,10 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
         refuse_changes(loaded, _now(prepared, run, settings), accept=settings["accept_changes"])
         return env, prepared.team
     if settings["env"] is not None:
+        # Its three roles are fixed, so that no other profile would fit.
         default = "profiles/dsbench.json" if settings["env"] == "dsbench" else None
         kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+        # Its shipped tasks are split by an argument, and an evaluation is of the held-out ones.
         if settings["env"] == "dsbench":
             kwargs.setdefault("split", "eval")
         env = make_env(settings["env"], **kwargs)
@@ -259,6 +268,7 @@ def _changed(settings: Settings) -> dict[str, Any]:
     names = {*own, "sandbox", "env_kwargs", "profile_path", "n_agents"} & settings.flags
     changed = {name: settings[name] for name in names}
     if "env_kwargs" in changed:
+        # Arguments that are given now are for what is played now, and must not be overlaid by the run's.
         changed["eval_env_kwargs"] = ()
     if settings["dataset_path"] is not None:
         changed |= {"dataset_path": settings["dataset_path"], "eval_dataset_path": settings["dataset_path"]}
@@ -338,6 +348,7 @@ def write(
         "settings": settings.values,
         "episodes": summary.episode_lines(evaluation.episodes, {agent.name: agent.prompt for agent in team.agents}),
     }
+    # At once or not at all, so that a program that waits for the file never reads a half.
     write_atomic(path, (json.dumps(content, default=list) + "\n").encode())
 
 

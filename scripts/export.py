@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 
 if TYPE_CHECKING:
     from mafrt.scripts.exporting.cards import Export
@@ -66,6 +67,7 @@ def export(argv: Sequence[str]) -> int:
                 "also reads the transcript; leave --merged out."
             )
         check_mergeable(facts.base_names, facts.run.settings)
+    # Written beside and renamed, so that a failed export leaves the earlier one alone.
     draft = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -93,6 +95,7 @@ def check_target(target: Path, overwrite: bool) -> None:
         )
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
+    # Only folders of our own making are ever replaced.
     if not (target / MARK).is_file():
         raise ConfigError(f"output {target} exists and is no export; give a folder that does not exist.")
     if not overwrite:
@@ -117,6 +120,7 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
     ranks, activated = {}, []
     for name in team.adapters:
         config = json.loads((loaded.adapter(name) / "adapter_config.json").read_text(encoding="utf-8"))
+        # vLLM needs room for the largest rank of any layer.
         ranks[name] = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
         if config.get("alora_invocation_tokens"):
             activated.append(name)
@@ -124,6 +128,7 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
     commands = []
     for number, name in enumerate(dict.fromkeys(bases.values())):
         own = [adapter for adapter in team.adapters if bases[adapter] == name]
+        # One server for each base, since a vLLM process serves one model.
         words = ["vllm", "serve", str(base_folder(name) or name), "--enable-lora", "--max-loras", str(len(own))]
         words += ["--port", str(8000 + number)] if number else []
         words += ["--max-lora-rank", str(room_for_rank(max(ranks[adapter] for adapter in own))), "--lora-modules"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import FETCHED, base_folder
-from mafrt.scripts.cli.command import run_main
+from mafrt.scripts.cli.run_main import run_main
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,7 +15,8 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.models.memory_estimate import Use, footprint
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
@@ -96,6 +97,7 @@ def info(argv: Sequence[str]) -> int:
     rows.append(("accelerator", accelerator()))
     for extra, packages in EXTRAS.items():
         installed = [f"{package} {version(package)}" for package in packages if version(package) != "-"]
+        # Looked up in the metadata and not imported: importing vLLM alone takes half a minute.
         missing = [package for package in packages if version(package) == "-"]
         text = ", ".join(installed)
         if missing:
@@ -174,6 +176,7 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     use = Use(rank=settings.lora_rank, micro_batch_tokens=settings.micro_batch_tokens, on_cpu=True)
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
+        # As training on a CPU is set by default.
         own = replace(use, bits=bits, gradient_checkpointing=False)
         left = free - footprint(shape, replace(own, rows=0, on_cpu=False)).base
         tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mafrt import __version__
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import run_main
+from mafrt.scripts.cli.run_main import run_main
 
 COMMANDS = {
     "train": "train a team on any environment",
@@ -49,6 +49,7 @@ def usage() -> str:
 
 
 def dispatch(argv: Sequence[str]) -> int:
+    # It may stand before the command as well as after it.
     words = [word for word in argv if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.envs.construction import subset
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 
 _DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
 _DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.?\s*\Z")
@@ -57,6 +58,7 @@ def dapo_math(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str
     for path in paths:
         for task in load_tasks(path):
             problem = _DAPO_TAIL.sub("", _DAPO_HEAD.sub("", task.problem)).strip()
+            # The data set holds each problem many times, so the first is kept.
             records.setdefault(problem, {"problem": problem, "answer": task.answer})
     return list(records.values()), []
 
@@ -81,6 +83,7 @@ def prepare(argv: Sequence[str]) -> int:
     if asked.test_size >= len(records):
         raise ConfigError(f"test_size is {asked.test_size} of {len(records)} records; leave some to train on.")
     order = subset(range(len(records)), asked.test_size, asked.seed) if asked.test_size else ()
+    # Drawn by the seed and written down, so that every run learns from the same part.
     held_out = set(order)
     folder = Path(asked.output).expanduser()
     folder.mkdir(parents=True, exist_ok=True)

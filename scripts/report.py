@@ -12,7 +12,8 @@ from mafrt.config.schema import above
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
         raise ConfigError(f"output {target} cannot be written ({why}); give another file name.")
     if target.exists():
         with open(target, "rb") as file:
+            # Only a report is replaced: a mistyped name must not cost another file.
             if file.read(len(MARK)) != MARK.encode():
                 raise ConfigError(f"output {target} exists and is no report; give another file name.")
     return target

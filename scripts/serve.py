@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
+from mafrt.scripts.cli.run_main import run_main
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def serve(argv: Sequence[str]) -> int:
     kwargs = env_arguments(asked.env_kwargs, "env_kwargs")
     # Worker processes are forked here, before the server's threads begin.
     env = guarded(make_env(asked.env, **kwargs), asked.env_timeout_s)
+    # The server has both environments, so that a trainer elsewhere can evaluate on held-out tasks without the code.
     differing = {**env.unwrapped.held_out, **env_arguments(asked.eval_env_kwargs, "eval_env_kwargs")}
     held_out = None
     if differing:
@@ -71,6 +73,7 @@ def serve(argv: Sequence[str]) -> int:
     token = os.environ.get(TOKEN) or None
     server = EnvironmentServer(served, host=asked.host, port=asked.port, token=token, max_sessions=asked.max_sessions)
     print(f"{name} at grpc://{server.address}/{name}; Ctrl-C ends it.", flush=True)
+    # Ended as by Ctrl-C, so that worker processes are ended in order too.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -92,6 +95,7 @@ def identity_of(env: Any, differing: dict[str, Any]) -> str:
 
     record = environment_record(env)
     arguments = repr(env.unwrapped._init_args) if record.arguments is None else record.arguments
+    # The source belongs to it: a resumed run must notice that the environment has changed.
     known = [record.path, arguments, differing, record.sha256 or __version__]
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
 
 TOKEN = "MAFRT_SERVE_TOKEN"
@@ -57,8 +58,10 @@ def serve(argv: Sequence[str]) -> int:
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ServeSettings)
     token = os.environ.get(TOKEN) or None
+    # Whoever reaches the address can use the model, so that an open one needs a secret.
     if asked.host not in LOOPBACK and token is None:
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    # The port is taken before the model is loaded: one that is in use is then an error at once.
     answers = TeamAnswers()
     limits = Limits(calls=asked.max_calls, timeout_s=asked.call_timeout_s)
     server = ChatServer(answers, host=asked.host, port=asked.port, token=token, limits=limits)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from mafrt.config.schema import at_least
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command, run_main
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
 
 if TYPE_CHECKING:
@@ -64,15 +65,16 @@ def show(argv: Sequence[str]) -> int:
     from mafrt.scripts.reporting.terminal import episode_table, print_episode
 
     problems: list[str] = []
+    # Everything off that would read an agent's words as markup.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
     if settings.episode is not None:
         print_episode(console, find(run, settings.episode, problems))
     else:
-        found = list(selected(run, settings, problems))
-        if found:
-            console.print(episode_table(found[-settings.limit :]))
-        console.print(f"{len(found)} episodes; mafrt show {run} --episode NUMBER prints one.")
-        if not found and next(read_episodes(run, []), None) is None:
+        episodes = list(selected(run, settings, problems))
+        if episodes:
+            console.print(episode_table(episodes[-settings.limit :]))
+        console.print(f"{len(episodes)} episodes; mafrt show {run} --episode NUMBER prints one.")
+        if not episodes and next(read_episodes(run, []), None) is None:
             problems.append(f"No episodes are recorded in {run}.")
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -85,6 +87,7 @@ def find(run: Path, name: str, problems: list[str]) -> Recorded:
 
     count = 0
     for episode in read_episodes(run, problems):
+        # By number or by id, since other files of a run name episodes by their ids.
         if str(episode.number) == name or episode.content.get("id") == name:
             return episode
         count += 1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
-# The fast ones run side by side on all cores with one torch thread each, since two threads on a busy core wait for each
-# other. Of the slow ones two run at a time: they start servers and processes of their own.
+# The fast ones run side by side with one torch thread each, since two threads on a busy core wait for each other. There
+# is one process more than there are cores: a third of the time one of them waits for a sandbox, a server or a timeout.
+# Of the slow ones two run at a time: they start servers and processes of their own.
 # Arguments go through to pytest, for example -k resume, -x or -m "not slow".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +16,8 @@ coverage=()
 if [ "${COVERAGE:-}" = 1 ]; then
   coverage=(--cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=)
 fi
-.venv/bin/python -m pytest -n auto -m "not slow" "${coverage[@]}"
+# Neighbours stay in one process and share fixtures; one that is done takes over tests of another.
+.venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist worksteal -m "not slow" "${coverage[@]}"
 if [ "${COVERAGE:-}" = 1 ]; then
   echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
 fi

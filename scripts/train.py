@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
 from mafrt.environment.session import session_of
-from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train
 
@@ -50,6 +51,7 @@ def prepare(settings: Settings) -> PreparedRun:
     if recorded is not None:
         if name is None and settings["load_path"] is not None:  # a run that was started from Python
             return rebuild(Path(settings["load_path"]))
+        # The user's own file must be importable again, whatever folder the run is continued from.
         add_source_folder(recorded.path, recorded.file)
     if name is None:
         raise ConfigError(
@@ -66,6 +68,7 @@ def prepare(settings: Settings) -> PreparedRun:
     env = guarded(make_env(name, **kwargs), settings["env_timeout_s"])
     if settings["check_env"]:
         check_guarded(make_env(name, **kwargs), settings["env_timeout_s"])
+        # With a coach an environment need not pay anything itself.
         if settings["coach"] == "none":
             samples = [sample_episode(env, seed) for seed in range(SAMPLES)]
             if (problem := payment_problem(samples)) is not None:
@@ -73,6 +76,7 @@ def prepare(settings: Settings) -> PreparedRun:
     given = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
     differing = {**env.unwrapped.held_out, **given}
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
+    # The name becomes a part of the run's folder, so that only harmless characters stay.
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, tuple(notes))
 
@@ -144,6 +148,7 @@ def without_env(argv: Sequence[str]) -> list[str]:
 
 def run(argv: Sequence[str]) -> int:
     """Train, or go on with a run of another script by that script."""
+    # Read by hand before any parser: which command's flags are valid depends on it.
     load_path = next((value for word, value in pairwise(argv) if word == "--load_path"), None)
     words = {word.partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     if "__reward" in words or ("__dataset_path" in words and "__env" not in words):  # a function as the environment
@@ -153,6 +158,7 @@ def run(argv: Sequence[str]) -> int:
         # That command has the flags of the tasks and of their workflows.
         return int(importlib.import_module(f"mafrt.scripts.{TASK_SOURCES[env]}").main(without_env(argv)))
     started_by = None if load_path is None else command_of(Path(load_path).expanduser())
+    # A run goes on with the command that began it, since only that one knows its settings.
     if started_by not in (None, COMMAND.name):
         return int(importlib.import_module(f"mafrt.scripts.{started_by}").main(argv))
     return train(COMMAND, argv, prepare)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
+from mafrt.scripts.cli.run_main import run_main
 
 if TYPE_CHECKING:
     from mafrt.runners.offline.dataset import Record

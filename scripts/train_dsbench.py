@@ -13,10 +13,11 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import REFUSED, DsbenchSettings
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.envs.dsbench.roles import ROLES
-from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
 from mafrt.scripts.cli.loading import load_team, prepared_run
 from mafrt.scripts.cli.prepared_run import PreparedRun
+from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train
 

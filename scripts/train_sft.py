@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mafrt.scripts.cli.command import Command, Settings, run_main
+from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
+from mafrt.scripts.cli.run_main import run_main
 
 if TYPE_CHECKING:
     from mafrt.runners.offline.dataset import Record

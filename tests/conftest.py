@@ -9,13 +9,21 @@ import pytest
 NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
+LONGEST = ("test_engine_vllm.py", "test_serve_vllm.py", "test_walk.py", "test_program.py", "test_processes.py")
+"""Slow files that take minutes each."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)  # stable: files stay together
+    # Files stay together, and of the slow ones the longest come first: at the end no process waits for a long one.
+    items.sort(key=lambda item: _rank(item.path.name) if item.get_closest_marker("slow") is not None else -1)
     for item in items:
         if item.get_closest_marker("slow") is not None:
             # Slow tests of a file share servers and trained runs: one process runs them, one after the other.
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def _rank(file: str) -> int:
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -14,8 +14,8 @@ from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_file
 from mafrt.scripts import evaluate, train, train_math, train_sft
-from mafrt.scripts.cli.command import read_yaml
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
+from mafrt.scripts.cli.values import read_yaml
 
 DEEP = "[" * 100_000
 

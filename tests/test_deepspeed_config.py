@@ -6,11 +6,10 @@ import importlib
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers_warm import run_python
 
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError, MissingExtraError
@@ -117,15 +116,8 @@ def test_without_deepspeed_one_sentence_says_what_to_install(monkeypatch):
     ],
 )
 def test_the_script_refuses_before_it_loads_anything(words, environment, said, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "train_math.py"), "--run_dir", str(tmp_path / "run"), *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
+    script = ROOT / "scripts" / "train_math.py"
+    done = run_python(script, "--run_dir", tmp_path / "run", *words, env={**os.environ, **environment}, cwd=ROOT)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and "Loading" not in done.stdout and not (tmp_path / "run").exists()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers_warm import run_python
 
 from mafrt.scripts import main as console
 
@@ -38,9 +37,7 @@ def test_python_snippets_run(document, tmp_path):
         line = text[: match.start()].count("\n") + 1  # a traceback then names the line of the document
         program += "\n" * (line - program.count("\n")) + match[2]
     (tmp_path / "snippets.py").write_text(program, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "snippets.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python("snippets.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers_warm import run_python
 
 from mafrt.scripts import check_env, evaluate, train, train_math
 from mafrt.storage.run_record import load_record
@@ -45,7 +45,7 @@ def test_an_environment_with_a_script(capsys):
     save("parity.py", "train_parity.py")
     assert check_env.main(["--env", "parity:Parity"]) == 0
     assert "sample episode" in capsys.readouterr().out
-    done = subprocess.run([sys.executable, "train_parity.py"], capture_output=True, text=True, timeout=300, check=False)
+    done = run_python("train_parity.py")
     assert done.returncode == 0 and "eval/avg@1" in done.stdout, done.stderr
     assert load_record(Path("parity_run")).environment.path == "parity:Parity"
     assert evaluate.main(["--load_path", "parity_run", "--k", "1", "--tasks", "2", "--max_new_tokens", "4"]) == 0

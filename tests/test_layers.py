@@ -8,8 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mafrt": "mafrt", "envs": "mafrt.envs", "runners": "mafrt.runners", "scripts": "mafrt.scripts"}
 
@@ -106,12 +104,28 @@ def test_every_folder_has_its_layer():
     assert len([path for path in (ROOT / "mafrt").iterdir() if (path / "__init__.py").exists()]) <= 12
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name)))
-def test_imports_run_downwards(name):
+def test_imports_run_downwards():
     """Imports inside functions and under TYPE_CHECKING count too."""
-    own = part(name)
-    others = {part(other) for other in imports(name, at_once=False, types=True) if ours(other)} - {own}
-    assert {other for other in others if LEVEL[other] >= LEVEL[own]} == set()
+    upward = {
+        f"{name} imports {other}"
+        for name in modules()
+        for other in imports(name, at_once=False, types=True)
+        if part(name) and ours(other) and part(other) != part(name) and LEVEL[part(other)] >= LEVEL[part(name)]
+    }
+    assert upward == set()
+
+
+def test_the_drawing_shows_the_imports_as_they_are(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "website"))
+    import import_graph
+
+    assert import_graph.PICTURE.read_text(encoding="utf-8") == import_graph.drawing(), (
+        "run .venv/bin/python website/import_graph.py"
+    )
+    within = [pair for pair in import_graph.arrows() if not set(pair) & set(import_graph.BESIDE)]
+    folders = import_graph.folders().keys() - set(import_graph.BESIDE)
+    told = f"{len(folders)} folders in `mafrt/` with {len(within)} arrows"
+    assert told in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def test_modules_do_not_import_each_other_in_circles():
@@ -129,37 +143,36 @@ def test_modules_do_not_import_each_other_in_circles():
         visit(name, ())
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) == "envs"))
-def test_envs_know_the_environment_api_and_nothing_of_training(name):
-    others = imports(name, at_once=False, types=True)
-    assert {part(other) for other in others if ours(other)} <= ENVS_KNOW
-    assert "torch" not in {other.split(".")[0] for other in others}
-    # Settings of training are not an environment's business.
-    assert "mafrt.config.train_config" not in others
+def test_envs_know_the_environment_api_and_nothing_of_training():
+    for name in (name for name in modules() if part(name) == "envs"):
+        others = imports(name, at_once=False, types=True)
+        assert {part(other) for other in others if ours(other)} <= ENVS_KNOW, name
+        assert "torch" not in {other.split(".")[0] for other in others}, name
+        # Settings of training are not an environment's business.
+        assert "mafrt.config.train_config" not in others, name
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if part(name) == "algorithms"))
-def test_algorithms_are_mathematics(name):
-    others = imports(name, at_once=False, types=True)
-    outside = {other.split(".")[0] for other in others if not ours(other)}
-    assert {part(other) for other in others if ours(other)} <= ALGORITHMS_KNOW
-    assert outside <= {"torch", "mafrt"} | set(sys.stdlib_module_names)
-    assert not outside & {"os", "pathlib", "io", "json", "socket", "subprocess", "shutil"}
+def test_algorithms_are_mathematics():
+    for name in (name for name in modules() if part(name) == "algorithms"):
+        others = imports(name, at_once=False, types=True)
+        outside = {other.split(".")[0] for other in others if not ours(other)}
+        assert {part(other) for other in others if ours(other)} <= ALGORITHMS_KNOW, name
+        assert outside <= {"torch", "mafrt"} | set(sys.stdlib_module_names), name
+        assert not outside & {"os", "pathlib", "io", "json", "socket", "subprocess", "shutil"}, name
 
 
 LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
 HEAVY_FOLDERS = ("mafrt.scripts.benchmarks.", "mafrt.scripts.teaching_base.", "mafrt.environment.remote.")
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        name for name in modules() if name == "mafrt" or (part(name) in LIGHT and not name.startswith(HEAVY_FOLDERS))
-    ),
-)
-def test_nothing_heavy_before_arguments_are_parsed(name):
-    found = closure(name)
-    heavy = {f"{other} by {by}" for other, by in found.items() if other.split(".")[0] in HEAVY}
+def test_nothing_heavy_before_arguments_are_parsed():
+    heavy = {
+        f"{other} by {by}, which {name} needs"
+        for name in modules()
+        if name == "mafrt" or (part(name) in LIGHT and not name.startswith(HEAVY_FOLDERS))
+        for other, by in closure(name).items()
+        if other.split(".")[0] in HEAVY
+    }
     assert heavy == set()
 
 

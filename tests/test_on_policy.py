@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_warm import WarmProcess, start_python
 from toy import Digits, make, settings, train
 
 from mafrt.core.atomic_files import load_tensors
@@ -61,16 +61,21 @@ def same(a, b) -> bool:
 
 
 def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
-    for level in ("token", "action"):
+    for level, iterations in (("token", 10), ("action", 16)):
         run = tmp_path / level
-        changes = {"level": level, "eval_interval": 8} | ({"normalization_mode": "token"} if level == "action" else {})
-        summary = train(run, iterations=16, n_rollout_threads=32, lr=5e-2, **changes)
+        changes = {"normalization_mode": "token"} if level == "action" else {}
+        changes |= {"level": level, "eval_interval": iterations // 2}
+        summary = train(run, iterations=iterations, n_rollout_threads=32, lr=5e-2, **changes)
         assert summary.after["eval/avg@2"] > summary.before["eval/avg@2"] + 0.1, (level, summary)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert [line["iteration"] for line in lines] == list(range(1, 17))
+        assert [line["iteration"] for line in lines] == list(range(1, iterations + 1))
         found = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
-        assert [(e["when"], e["iteration"]) for e in found] == [("before", 0), ("during", 8), ("after", 16)]
-        assert len((run / "episodes.jsonl").read_text().splitlines()) == 16 * 32
+        assert [(e["when"], e["iteration"]) for e in found] == [
+            ("before", 0),
+            ("during", iterations // 2),
+            ("after", iterations),
+        ]
+        assert len((run / "episodes.jsonl").read_text().splitlines()) == iterations * 32
         assert (run / "args.yaml").is_file() and any((run / "tensorboard").iterdir())
         assert {"first", "second"} <= {p.name for p in resolve(run).path.iterdir()}
 
@@ -95,33 +100,31 @@ def test_agent_by_agent_the_frozen_adapter_is_bit_identical_over_the_interval(tm
 
 def test_two_runs_with_one_seed_are_equal_and_another_seed_is_not(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(tmp_path / name, seed=seed)
+        train(tmp_path / name, seed=seed, iterations=2)
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
     assert hashes(tmp_path / "a") != hashes(tmp_path / "c")
 
 
 @pytest.mark.parametrize("interval", [0, 3])
 def test_a_run_stopped_by_a_signal_goes_on_exactly(tmp_path, interval):
-    settings = {"iterations": 7, "eval_interval": 2, "agent_iteration_interval": interval}
+    settings = {"iterations": 5, "eval_interval": 2, "agent_iteration_interval": interval}
     train(tmp_path / "whole", **settings)
     runner = make(tmp_path / "cut", **settings)
-    summary = runner.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 3 else None)
-    assert summary.stopped_by == "SIGTERM" and summary.iterations == 3 and summary.after is None
+    summary = runner.run(lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.iteration == 2 else None)
+    assert summary.stopped_by == "SIGTERM" and summary.iterations == 2 and summary.after is None
     again = train(tmp_path / "cut", tmp_path / "cut", **settings)
-    assert again.iterations == 7 and again.before == summary.before
+    assert again.iterations == 5 and again.before == summary.before
     assert hashes(tmp_path / "cut") == hashes(tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path):
-    def start(run: Path, load: str) -> subprocess.Popen:
-        code = [sys.executable, str(Path(__file__).with_name("toy.py")), str(run), load, "12"]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(code, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    def start(run: Path, load: str) -> WarmProcess:
+        return start_python(Path(__file__).with_name("toy.py"), run, load, "12")
 
     whole = start(tmp_path / "whole", "-")
     began = time.monotonic()
-    assert whole.wait(timeout=300) == 0, whole.stderr.read()
+    assert whole.wait(timeout=300) == 0, whole.stderr
     took = time.monotonic() - began
     rng, kills, cut = random.Random(7), 0, tmp_path / "cut"
     for attempt in range(40):
@@ -134,7 +137,7 @@ def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path
             process.wait()
             kills += 1
             continue
-        assert process.returncode == 0, process.stderr.read()
+        assert process.returncode == 0, process.stderr
         break
     else:
         pytest.fail("the run never finished")

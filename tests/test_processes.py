@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers_warm import WarmProcess, start_python
 from safetensors.torch import load_file
 from toy import make, settings, train
 
@@ -49,7 +50,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def start(job: dict[str, Any], size: int = 2) -> list[subprocess.Popen[str]]:
+def start(job: dict[str, Any], size: int = 2) -> list[WarmProcess]:
     """`size` processes that find each other, as a launcher would start them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -59,30 +60,20 @@ def start(job: dict[str, Any], size: int = 2) -> list[subprocess.Popen[str]]:
     for rank in range(size):
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        found.append(
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), json.dumps(job)],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        found.append(start_python(SCRIPT, json.dumps(job), env=env))
     return found
 
 
-def finish(some: list[subprocess.Popen[str]], timeout: float = 240.0) -> list[tuple[int, str, str]]:
+def finish(some: list[WarmProcess], timeout: float = 240.0) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each; whoever is still there after `timeout` fails the test."""
     found = []
     try:
         for process in some:
-            out, err = process.communicate(timeout=timeout)
-            found.append((process.returncode, out, err))
+            found.append((process.wait(timeout), process.stdout, process.stderr))
     finally:
         for process in some:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
     return found
 
 
@@ -190,12 +181,10 @@ def same_lines(run: Path, other: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- when one is gone
 
 
-def wait_for(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdout is not None
-    for found in process.stdout:
-        if line in found:
-            return
-    raise AssertionError(f"no {line!r} came: {process.stderr.read() if process.stderr else ''}")
+def wait_for(process: WarmProcess, line: str) -> None:
+    while line not in process.stdout:
+        assert process.poll() is None, f"no {line!r} came: {process.stderr}"
+        time.sleep(0.05)
 
 
 LONG = {"iterations": 400, "save_interval": 2, "eval_episodes": 0}
@@ -237,19 +226,18 @@ def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
     os.kill(some[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        _, err = some[0].communicate(timeout=40)
+        assert some[0].wait(timeout=40) == 2 and time.monotonic() - began < 30
     finally:
         some[1].kill()
         some[1].wait()
-    assert some[0].returncode == 2 and time.monotonic() - began < 30
-    assert "silent for 6 s (process_timeout_s)" in err and "Traceback" not in err
+    assert "silent for 6 s (process_timeout_s)" in some[0].stderr and "Traceback" not in some[0].stderr
 
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_all_with_a_checkpoint(tmp_path):
     some = start(long_job(tmp_path))
     wait_for(some[0], "iteration 3")
-    some[1].terminate()
+    some[1].send_signal(signal.SIGTERM)
     ended = finish(some, timeout=60)
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
     told = [json.loads((tmp_path / "out" / f"{rank}.json").read_text())["long"] for rank in (0, 1)]
@@ -266,7 +254,7 @@ def test_a_process_of_several_ends_in_order_and_without_taking_the_interpreter_a
     script.write_text(
         "import atexit, sys\n"
         "from mafrt.core import distributed\n"
-        "from mafrt.scripts.cli.command import run_main\n"
+        "from mafrt.scripts.cli.run_main import run_main\n"
         "class Last:\n"
         "    def __del__(self): print('taken apart')\n"
         "last = Last()\n"

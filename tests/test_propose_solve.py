@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers_warm import run_python
 
 from mafrt import algorithms
 from mafrt.core.errors import ConfigError
@@ -96,8 +95,6 @@ def test_bad_settings():
 @pytest.mark.slow
 def test_the_example_trains_both():
     script = Path(__file__).parents[1] / "examples" / "propose_solve.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "1", "8", "20"], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python(script, "1", "8", "20")
     assert done.returncode == 0, done.stderr
     assert "after:" in done.stdout

@@ -119,7 +119,12 @@ def test_an_edited_file_is_named_and_refused(math_run, capsys, file, edit, named
 def test_an_edited_rubric_is_named_and_refused(place, capsys):
     Path("mine.md").write_text("Reward short plans. {{said}}\n")
     words = ["--dataset_path", "sums.json", "--profile_path", "team.json", "--run_dir", "run", "--coach", "local"]
-    assert train_math.main([*words, "--coach_rubric", "mine.md", "--coach_max_unscored", "1", *SHORT]) == 0
+    assert (
+        train_math.main(
+            [*words, "--coach_rubric", "mine.md", "--coach_max_unscored", "1", "--coach_max_tokens", "16", *SHORT]
+        )
+        == 0
+    )
     Path("mine.md").write_text("Reward long plans. {{said}}\n")
     assert "the content of coach_rubric" in refused(capsys, train_math.main, "--load_path", "run", "--iterations", "2")
 

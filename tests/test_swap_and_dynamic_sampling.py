@@ -90,7 +90,7 @@ def test_optimizer_state_travels_with_the_adapter():
 
 
 def test_a_run_resumed_across_a_swap_is_exact(tmp_path):
-    whole, cut = cut_and_resumed(tmp_path, 4, algorithm="cory", agent_iteration_interval=3, iterations=7)
+    whole, cut = cut_and_resumed(tmp_path, 2, algorithm="cory", agent_iteration_interval=3, iterations=5)
     assert whole == cut
 
 

@@ -7,12 +7,11 @@ import json
 import operator
 import random
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from helpers_warm import run_python
 
 from mafrt.scripts.teaching_base.demonstrations import (
     PROMPTS,
@@ -240,10 +239,11 @@ def test_muon_gives_every_direction_the_same_pace():
 def test_make_base_makes_a_loadable_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    command = [sys.executable, ROOT / "scripts/make_base.py", "--documents", "300", "--threads", "1"]
+    command = [ROOT / "scripts/make_base.py", "--documents", "300", "--threads", "1"]
     command += ["--output_dir", tmp_path / "base", "--data_dir", tmp_path / "data", "--hidden_size", "32"]
     command += ["--train_problems", "5", "--test_problems", "5", "--layers", "1", "--vocab_size", "400"]
-    subprocess.run(command, check=True, capture_output=True)
+    done = run_python(*command)
+    assert done.returncode == 0, done.stderr
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert loaded.config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path / "base"))
     assert (tmp_path / "data/word_problems_train.jsonl").read_text().count("\n") == 5

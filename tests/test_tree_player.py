@@ -345,7 +345,7 @@ def test_a_stopped_run_goes_on_exactly(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "make", make)
     monkeypatch.setattr(loop, "train", lambda *args, **kwargs: make(*args, **kwargs).run())
-    whole, cut = cut_and_resumed(tmp_path, 3, iterations=5)
+    whole, cut = cut_and_resumed(tmp_path, 2, iterations=4)
     assert whole == cut
 
 

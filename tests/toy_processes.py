@@ -19,7 +19,7 @@ from toy import Digits, settings
 
 from mafrt.core.distributed import connect
 from mafrt.runners.identity import Provenance
-from mafrt.scripts.cli.command import run_main
+from mafrt.scripts.cli.run_main import run_main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

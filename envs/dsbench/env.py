@@ -106,6 +106,7 @@ class DSBenchEnv(Env):
                     f"task {task.id} has {task.size_mib:.0f} MiB of tables, the workspace has room for "
                     f"{self.bench.workspace_mib} MiB; raise workspace_mib or leave the task out"
                 )
+        # The sandbox is opened now, so that its absence is an error before anything is played.
         self.bench.opened()
         self.bench.equipped()
         self.num_tasks = len(self.tasks)
@@ -120,6 +121,7 @@ class DSBenchEnv(Env):
         chosen = (options or {}).get("task")
         self.task = self.tasks[self.rng.randrange(len(self.tasks)) if chosen is None else chosen]
         self.stage = EpisodeProgress()
+        # Fresh bytes for each episode: a program may have changed or deleted the tables of the last one.
         self.files = workspace_files(self.task, self.lab)
         self.shapes = self.bench.look({name: self.files[name] for name in self.task.files})
         self.judged: dict[str, Scored] = {}
@@ -155,6 +157,7 @@ class DSBenchEnv(Env):
         missing, done = work.missing(role), after.done
         left = self.turns - after.turns
         evidence = {role: self._evidence(role, work, status, code, done, output)}
+        # The word alone does not end a stage, since the next agent needs the files; out of turns it gets what there is.
         if (done and not missing) or not left:
             self.handed.append(work)
             said = (*self.stage.said, (role, text.strip()))
@@ -185,6 +188,7 @@ class DSBenchEnv(Env):
             blamed, why = cause
             reason = f"The team failed, and this is why: {why}."
             before = self.judged.get(blamed)
+            # At most 1 of 10: the others' failures follow from this one, and should not cost it less than them.
             low = min(1.0, before.score) if before else 1.0
             latest = evidence.get(blamed, Evidence())
             evidence[blamed] = latest.updated(Evidence(rules=Scored(low, reason), facts={"root_cause": why}))
@@ -197,7 +201,9 @@ class DSBenchEnv(Env):
             return None, None, "There was no program to run.", {}
         if isinstance(code, BadCall):
             return None, "no call", code.why, {}
+        # The helpers are imported for the agent, so that its programs stay short.
         done, after = self.bench.run(PRELUDE + code if self.lab else code, self.files)
+        # Only changed files are read again: each look is a call of the sandbox.
         fresh = {name: data for name, data in after.items() if self.files.get(name) != data}
         self.files = after
         output = prompts.printed(done, self.bench.timeout_s, self.bench.memory_mib)
@@ -206,11 +212,13 @@ class DSBenchEnv(Env):
     def _work(self, scored: bool) -> process_rewards.Work:
         """Facts about the current files."""
         model, probe = self.shapes.get("model.pkl"), None
+        # A pickle that names other than plain model classes is not loaded, not even in the sandbox.
         if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
             probe = self.bench.probe(self.files)
         model_score = None
         if probe is not None and "error" not in probe:
             model_score = self.bench.score_model(self.task.answers, self.task.files["test.csv"], self.files)
+        # Scored in the last stage only, so that no earlier agent can probe the answers through its reward.
         given = self.files.get(SUBMISSION) if scored else None
         score = None if given is None else self.bench.score(self.task.answers, given)
         tables = all(self.shapes[name].rows for name in REQUIRED[ENGINEER][:2] if name in self.shapes)

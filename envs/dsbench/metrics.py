@@ -112,12 +112,14 @@ def _smape(truth: Array, given: Array) -> float:
     import numpy as np
 
     size = np.abs(truth) + np.abs(given)
+    # Where both are 0 the error is 0, and not 0 by 0.
     return float(200 * np.mean(np.abs(given - truth) / np.where(size == 0, 1, size)))
 
 
 def _pearson(truth: Array, given: Array) -> float:
     from scipy.stats import pearsonr
 
+    # A correlation with a constant is undefined; as a prediction it is worth nothing.
     if _constant(given):
         return 0.0
     with warnings.catch_warnings():
@@ -144,6 +146,7 @@ def _gini(truth: Array, given: Array) -> float:
 def _area(truth: Array, given: Array) -> float:
     import numpy as np
 
+    # Ties share their gain, or the order of rows in the file would decide about the score.
     _, group = np.unique(-given, return_inverse=True)
     shared = np.bincount(group, weights=truth) / np.bincount(group)
     gained = np.cumsum(shared[np.sort(group)]) / truth.sum()
@@ -163,6 +166,7 @@ def _f1(truth: Array, given: Array) -> float:
     if truth.max() <= 1:
         # A label that is no class is simply not the positive one.
         return float(f1_score(truth == 1, given == 1, zero_division=0.0))
+    # As scikit-learn does by default, but without the code of unknown labels, which is no class.
     met = sorted({*truth.tolist(), *given.tolist()} - {-1})
     return float(f1_score(truth, given, labels=met, average="macro", zero_division=0.0))
 
@@ -181,6 +185,7 @@ def _kappa(truth: Array, given: Array) -> float:
 
     both = np.concatenate([truth, given])
     span = np.arange(int(both.min()), int(both.max()) + 1)
+    # All agree on one class; the formula would divide by zero.
     if len(span) == 1:
         return 1.0
     return float(cohen_kappa_score(truth, given, labels=span, weights="quadratic"))
@@ -192,6 +197,7 @@ def _roc_auc(truth: Array, given: Array) -> float:
 
     if truth.shape[1] == 1 and given.shape[1] > 1:
         codes, classes = truth[:, 0], given.shape[1]
+        # Classes that are missing from the answers, or are all of them, have no curve.
         each = [float(roc_auc_score(codes == c, given[:, c])) for c in range(classes) if 0 < (codes == c).mean() < 1]
         return sum(each) / len(each)
     return sum(float(roc_auc_score(truth[:, i], given[:, i])) for i in range(truth.shape[1])) / truth.shape[1]
@@ -209,6 +215,7 @@ def _log_loss(truth: Array, given: Array) -> float:
     if truth.shape[1] > 1 and (truth.sum(axis=1) == 1).all():
         truth = truth.argmax(axis=1)[:, None]
     if truth.shape[1] == 1 and given.shape[1] > 1:
+        # Clipped, since one certain and wrong guess would otherwise make the mean infinite.
         share = np.clip(given, CLIP, 1 - CLIP)
         share = share / share.sum(axis=1, keepdims=True)
         return float(log_loss(truth[:, 0], share, labels=range(given.shape[1])))

@@ -64,6 +64,7 @@ def find_records(data_root: Path) -> dict[str, Path]:
     if not matches:
         looked = ", ".join(place or "." for place in PLACES)
         raise DataError(f"{data_root} holds no dsbench*.json or .jsonl (looked in {looked}); name it: --dataset_path")
+    # A single file is for training, whatever its name.
     if len(matches) == 1:
         return {"train": matches[0]}
     named: dict[str, Path] = {}

@@ -58,6 +58,7 @@ def score_submission(answers: Answers, data: bytes | None) -> SubmissionScore:
     # Before it is parsed: what a program wrote may be as large as its workspace.
     if len(data) > MOST_MIB * 2**20:
         return SubmissionScore(False, f"has {len(data) / 2**20:.0f} MiB; expected at most {MOST_MIB}")
+    # Counted in the raw bytes: a parser given a million columns takes minutes.
     columns = data[: data.find(b"\n") if b"\n" in data else len(data)].count(b",") + 1
     most = MOST_COLUMNS * (2 + len(answers.targets) + sum(map(len, answers.classes)))
     if columns > most:
@@ -71,6 +72,7 @@ def score_submission(answers: Answers, data: bytes | None) -> SubmissionScore:
         given = encode(answers, parse_table(data))
     except TableError as error:
         return SubmissionScore(False, str(error))
+    # Absurd numbers overflow; the result is checked for that right below.
     with np.errstate(all="ignore"):
         value = answers.metric.compute(answers.truth, given)
     if not np.isfinite(value):
@@ -88,6 +90,7 @@ def score_files() -> dict[str, Any]:
 def read_score(answer: Mapping[str, Any]) -> SubmissionScore:
     """A score from the judging room's answer, every part of it checked."""
     valid, problem, value = answer.get("valid"), answer.get("problem"), answer.get("value")
+    # Read as strictly as a stranger's answer, since it comes out of a process that parsed a model's file.
     if valid is not True or not isinstance(value, float) or not math.isfinite(value):
         return SubmissionScore(False, str(problem)[:MOST_PROBLEM] if problem else "could not be scored")
     normalised = answer.get("normalised")
@@ -99,6 +102,7 @@ def read_score(answer: Mapping[str, Any]) -> SubmissionScore:
 def encode(answers: Answers, table: pandas.DataFrame) -> Array:
     """The submission as the metric takes it, rows in the order of the answers. Raises TableError."""
     columns = _columns(answers, list(table.columns))
+    # Joined by id and not by position, since a submission may be sorted in any way.
     rows = places(answers.ids, [str(cell) for cell in table[answers.id_column]])
     table = table.iloc[rows]
     if answers.metric.kind != "text":
@@ -127,6 +131,7 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
     if answers.id_column not in names:
         raise TableError(f"has no id column {answers.id_column!r}; it has {shown(names)}")
     rest = [name for name in names if name != answers.id_column]
+    # The order of columns is left to the submission; the names decide.
     if set(rest) == set(answers.targets):
         if answers.metric.kind in ("scores", "probabilities") and len(answers.targets) == 1:
             _refuse_single_column(answers)
@@ -134,6 +139,7 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
     if answers.metric.kind in ("scores", "probabilities", "ranking") and len(answers.targets) == 1:
         prefix = f"{answers.targets[0]}_"
         for start in ("", prefix):
+            # With and without the target's name in front, since libraries write both.
             by_class = {label(name.removeprefix(start)): name for name in rest if name.startswith(start)}
             if set(by_class) == set(answers.classes[0]) and len(rest) == len(by_class):
                 return [by_class[name] for name in answers.classes[0]]
@@ -145,6 +151,7 @@ def _columns(answers: Answers, names: Sequence[str]) -> list[str]:
 
 
 def _refuse_single_column(answers: Answers) -> None:
+    # One number cannot rank several classes; scored as it is, it would be a lucky guess.
     if len(answers.classes[0]) > 2:
         raise TableError(
             f"has one column {answers.targets[0]!r}, but {answers.metric.name} over {len(answers.classes[0])} classes "
@@ -175,6 +182,7 @@ def _likelihoods(answers: Answers, table: pandas.DataFrame, columns: Sequence[st
     numbers = []
     for name, classes in zip(columns, answers.classes, strict=True):
         labels = [label(cell) for cell in table[name]]
+        # Labels are taken as certain predictions; numbers that are classes too stay likelihoods.
         if set(labels) <= set(classes) and any(number(one) is None for one in classes):
             numbers.append(np.array([classes.index(one) for one in labels], dtype=float))
         else:
@@ -195,6 +203,7 @@ def _labels(answers: Answers, table: pandas.DataFrame, columns: Sequence[str]) -
     labelled = []
     for name, classes in zip(columns, answers.classes, strict=True):
         labels = [label(cell) for cell in table[name]]
+        # pandas writes booleans as 0 and 1 in many places.
         if set(classes) == {"False", "True"}:
             labels = [{"0": "False", "1": "True"}.get(one, one) for one in labels]
         known = {one: index for index, one in enumerate(classes)}
@@ -225,6 +234,7 @@ def _ranking(answers: Answers, column: pandas.Series) -> Array:
     rows = []
     for cell in column:
         parts = [label(part) for part in (cell.split(",") if comma else cell.replace(",", " ").split())]
+        # Repeated guesses count once, or one class given three times would fill all places.
         codes = [known.get(part, -1) for part in dict.fromkeys(parts)][:3]
         rows.append(codes + [-1] * (3 - len(codes)))
     ranks = np.array(rows, dtype=int)
@@ -239,6 +249,7 @@ def _ranking(answers: Answers, column: pandas.Series) -> Array:
 def _top_three(given: Array) -> Array:
     import numpy as np
 
+    # Stable, so that ties go to the first class on every machine.
     best = np.argsort(-given, axis=1, kind="stable")[:, :3]
     short = 3 - best.shape[1]
     return np.pad(best, ((0, 0), (0, short)), constant_values=-1) if short > 0 else best

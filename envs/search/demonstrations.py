@@ -39,8 +39,8 @@ class Demonstrator:
             return self._query(self.told if self.fact.text in known else self.fact, slip)
         numbers = re.findall(r"\d+", " ".join(known))
         wrong = sorted(set(numbers) - {str(self.told.number)})
-        found = self.told.text in known
-        number = str(self.told.number) if found and not (slip and wrong) else self.rng.choice(wrong or ["1"])
+        is_known = self.told.text in known
+        number = str(self.told.number) if is_known and not (slip and wrong) else self.rng.choice(wrong or ["1"])
         return f"\\boxed{{{number}}}"
 
     def _query(self, fact: Fact, slip: bool) -> str:

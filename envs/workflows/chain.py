@@ -22,6 +22,7 @@ class Chain(Workflow):
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:
         super().__init__(team, horizon, judge_lines)
         self.views = views_of(team, sees)
+        # A view of the user's own may hang, and then the environment needs a deadline.
         self.bounded = all(view in VIEWS.values() for view in self.views.values())
 
     def seen(self, said: Said, agent: str) -> Said:
@@ -42,6 +43,7 @@ class Chain(Workflow):
         played = state.round + 1
         if score > 0 or played >= self.horizon:
             return replace(state, round=played, over=True)
+        # Said only if asked for: the line tells the team that its answer was wrong, which a user's data may not allow.
         said = (*state.said, (JUDGE, INCORRECT)) if self.judge_lines else state.said
         return replace(state, said=said, round=played, position=0)
 
@@ -58,6 +60,7 @@ class Single(Chain):
         if horizon != 1:
             raise ConfigError(f"workflow 'single' has one turn, found horizon {horizon}; take 'multi_turn'")
         super().__init__(team, 1, judge_lines)
+        # The first that answers, so that a team of several plays the baseline of one without another profile.
         first = tuple(agent.name for agent in team.agents if agent.with_answer)[:1]
         self.names, self.answering = first, first
         self.max_steps = 1
@@ -76,6 +79,7 @@ class MultiTurn(Single):
         chat: list[Message] = [{"role": "user", "content": written(state.problem, ())}]
         for role, text in state.said:
             chat.append({"role": "user" if role == JUDGE else "assistant", "content": text})
+        # Chat templates want a user's message last.
         if chat[-1]["role"] == "assistant":
             chat.append({"role": "user", "content": "Try again."})
         return {self.names[0]: chat}

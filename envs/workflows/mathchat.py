@@ -52,6 +52,7 @@ class MathChat(Chain):
         if state.over or not state.turns:
             return super().observe(state)
         # The agent's own words and the tool's answers form a conversation; the question comes before them.
+        # Two entries a turn: the agent's words, and the tool's answer.
         begun = len(state.said) - 2 * state.turns
         chat: list[Message] = [
             {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], self.executor))}
@@ -65,6 +66,7 @@ class MathChat(Chain):
         if self.names[state.position] != self.executor:
             return after
         called = find_code(actions[self.executor])
+        # Words without a program are its report, which ends its part.
         if called is None:
             return replace(after, turns=0)
         waiting = replace(after, position=state.position, turns=state.turns + 1)
@@ -72,6 +74,7 @@ class MathChat(Chain):
 
     def answered(self, state: TaskState, output: str) -> TaskState:
         """The tool has answered: the Code Executor goes on, or has had its turns."""
+        # After the last turn the next agent speaks, so that an executor in a loop ends nothing but its own part.
         done = state.turns >= self.tool_turns
         return replace(
             state,
@@ -93,6 +96,7 @@ class MathChat(Chain):
             return {name: Evidence(output, rules.bad_call(output), {"status": "no call"})}
         by_agent = {name: Evidence(output, rules.program(ran), {"status": ran.status})}
         plan = next(said for role, said in reversed(before.said) if role == self.planner)
+        # A plan that the rules could judge by itself is not judged by the program that followed it.
         if rules.plan(plan) is None:
             by_agent[self.planner] = Evidence(rules=rules.followed(rules.prints_right(ran), "the program"))
         return by_agent

@@ -84,9 +84,11 @@ class ProCon(Workflow):
 
     def sides_of(self, problem: str) -> dict[str, str]:
         """Debater -> PRO or CON, in speaking order."""
+        # By the problem and not by chance, so that an episode that is played again has the same sides.
         swapped = zlib.crc32(problem.encode()) % 2 == 1 if self.sides == "by_task" else self.sides == "swapped"
         first, second = self.debaters[::2], self.debaters[1::2]
         pros, cons = (second, first) if swapped else (first, second)
+        # In turn, so that each argument can be answered by the other side.
         order = [name for pair in zip_longest(pros, cons) for name in pair if name is not None]
         return {name: PRO if name in pros else CON for name in order}
 
@@ -126,6 +128,7 @@ class ProCon(Workflow):
         if self.verdict == "coach":
             return {}
         won = self.winner(state, key)
+        # A draw pays both a half, so that the sum stays the same and one side's gain is the other's loss.
         return {name: 0.5 if won is None else float(side == won) for name, side in self.sides_of(state.problem).items()}
 
     def winner(self, state: TaskState, key: Key) -> str | None:
@@ -151,6 +154,8 @@ class ProCon(Workflow):
         side, given = self.sides_of(state.problem)[name], stance(text, key)
         if given is None or given in (PRO, CON):
             return given in (None, side)
+        # A debater that changes its answer gets nothing for its evidence, or it could argue for whatever is likely to
+        # win.
         first = next(a for n, t in state.said if n == name and (a := stance(t, key)) is not None)
         return given == first
 
@@ -179,6 +184,7 @@ class ProCon(Workflow):
 
 def stance(text: str, key: Key) -> str | None:
     """PRO or CON if a text boxes one of them, else the answer that it gives; None if it gives none."""
+    # The last one counts, since a text may weigh both sides before it decides.
     boxed = _SIDE.findall(text)
     return boxed[-1].upper() if boxed else key(text)
 
@@ -191,6 +197,7 @@ def points_of(text: str, problem: str) -> float:
     not hold and a quotation that is not found are inventions. Whether it has to do with the side is not read.
     """
     good: set[tuple[object, ...]] = set()
+    # Only the end is read: an endless text would otherwise take longer to score than to sample.
     invented, text = 0, text[-MOST_TEXT:]
     for step in steps_of(text, problem):
         if not step.holds:
@@ -203,8 +210,10 @@ def points_of(text: str, problem: str) -> float:
         parts = _WORD.findall(quoted.lower())
         if len(parts) < LEAST_QUOTE:
             continue
+        # Compared word by word, so that spaces and commas make no invention.
         if f" {' '.join(parts)} " not in running:
             invented += 1
+        # A quotation of nearly the whole problem is no evidence for one side.
         elif len(parts) <= MOST_QUOTED * len(words):
             good.add(tuple(parts))
     return float(Fraction(max(min(len(good), ENOUGH) - invented, 0), ENOUGH))

@@ -93,6 +93,7 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
             "set it for the one whose \\boxed{} answer counts"
         )
     given = {option: value for option, value in options.items() if value is not None}
+    # Read from the signature, so that a workflow of one's own declares its settings by taking them.
     takes = inspect.signature(factory).parameters
     for option in given:
         if option not in takes:
@@ -110,6 +111,7 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
         workflow = factory(team, horizon, judge_lines, **given)
     except MafrtError:
         raise
+    # The workflow may be the user's own, whose error is shown with its line.
     except Exception as error:
         raise ConfigError(
             f"workflow {name!r} could not be built: {type(error).__name__}: {error}{user_line(error)}"

@@ -55,6 +55,7 @@ class Routes:
 
     def after(self, speaker: str, text: str) -> str:
         """The next speaker, or `end`."""
+        # A pattern of the user's may take quadratic time, which a bounded text keeps short.
         tail = text[-MOST_TEXT:]
         for rule in self.rules[speaker]:
             if rule.says is None or rule.says.search(tail):
@@ -76,6 +77,7 @@ class Router(Chain):
             raise ConfigError("workflow 'router' needs --routes FILE, a YAML file of start, max_turns and routes")
         self.routes = read_routes(routes, self.names)
         self.max_steps = self.routes.max_turns
+        # The patterns are the user's, and a regular expression can take for ever.
         self.bounded = False
 
     def observe(self, state: TaskState) -> dict[str, Observation]:
@@ -124,6 +126,7 @@ def read_routes(path: str | Path, names: tuple[str, ...]) -> Routes:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: cannot be read ({error})") from error
     except Exception as error:
+        # Compared by name, because yaml is imported only where a file is read.
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise ConfigError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
@@ -142,6 +145,7 @@ def read_routes(path: str | Path, names: tuple[str, ...]) -> Routes:
         for name, given in routes.items()
     }
     for rule in [Route(start), *(rule for some in rules.values() for rule in some)]:
+        # Found now, since a route that leads nowhere would show only when it is taken.
         if rule.to != END and rule.to not in rules:
             raise ConfigError(f"{where}: {rule.to} may speak and has no route; add one, such as `{rule.to}: end`")
     return Routes(start, turns, rules)

@@ -48,11 +48,13 @@ class Debate(Workflow):
         return {name: written(state.problem, self._for_speaker(said, name)) for name in self.speakers}
 
     def _for_speaker(self, said: Mapping[str, str], name: str) -> Sequence[tuple[str, str]]:
+        # Its own words first, so that an agent knows which of the answers is its own.
         own = [(name, said[name])] if name in said else []
         return [*own, *((other, said[other]) for other in self.speakers if other != name and other in said)]
 
     def _for_judge(self, state: TaskState) -> Sequence[tuple[str, str]]:
         said = latest(state)
+        # Judges prefer the first answer they read, so the order changes from problem to problem.
         shift = len(state.problem) % len(self.speakers)
         return [(name, said[name]) for name in (*self.speakers[shift:], *self.speakers[:shift])]
 

@@ -99,12 +99,12 @@ def transcript(state: TaskState) -> str:
 
 def _positions(said: Said, agents: Sequence[str]) -> list[tuple[int, tuple[str, str]]]:
     """Lines of the agents, and the environment's lines that answer them."""
-    found, speaker = [], None
+    chosen, speaker = [], None
     for position, (role, text) in enumerate(said):
         speaker = speaker if role in SPEAKS_AS else role
         if speaker in agents:
-            found.append((position, (role, text)))
-    return found
+            chosen.append((position, (role, text)))
+    return chosen
 
 
 def _turns_of(said: Said, agents: Sequence[str]) -> Said:

@@ -36,6 +36,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     """
     kind, colon, model = config.coach.partition(":")
     if kind not in coach_names():
+        # Three parts are a provider of one's own with its model, two a coach of one's own.
         if model.count(":") < 1 or not all(config.coach.split(":")):
             return _own(config.coach, kind)
         name, _, model = model.partition(":")  # package.module:Class:MODEL, a custom provider
@@ -53,6 +54,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
             "coach_rubric is for a judge that reads texts, and coach rules reads the environment's own verifier; "
             "leave it out, or take a judge such as local or openai:MODEL."
         )
+    # Asked for by mistake only, since callers skip the coach in that case.
     if kind == "none":
         raise ConfigError("coach is none, so there is no judge.")
     if kind == "rules":
@@ -62,6 +64,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         from mafrt.coach.local_coach import LocalCoach
 
         return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
+    # Made before the cache is opened, so that a missing key leaves no file behind.
     provider = make_provider(kind, model, config.coach_base_url, config.coach_max_tokens, config.coach_timeout)
     try:
         from mafrt.coach.retry import Breaker, Retry
@@ -91,6 +94,7 @@ def _own(path: str, kind: str) -> Coach:
     try:
         made = load_object(path)
     except ConfigError as error:
+        # Both answers are given, since only the user knows which was meant.
         if "." not in kind and "no module" in str(error):  # as likely a provider's name, mistyped
             raise ConfigError(f"{unknown('coach', kind, coach_names())} (As package.module:Class: {error}.)") from error
         raise ConfigError(f"coach {error}") from error
@@ -98,6 +102,7 @@ def _own(path: str, kind: str) -> Coach:
         coach = made()
     except MafrtError:
         raise
+    # It is the user's class, so any error is possible, and the sentence names the class.
     except Exception as error:
         raise CoachError(f"coach {path} could not be built: {type(error).__name__}: {error}") from error
     if not isinstance(coach, Coach):

@@ -37,6 +37,7 @@ def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[di
         if r is None:
             continue
         metrics[f"coach_correlation/{agent}"] = r
+        # Two standard errors of a correlation without any relation, so that chance seldom raises the alarm.
         if len(pairs) >= LEAST and r < -2.0 / math.sqrt(len(pairs)):
             alarms.append(f"the coach's scores of {agent} fall as the outcome rises (correlation {r:.2f})")
     lasts = [
@@ -50,6 +51,7 @@ def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[di
         if scores:
             metrics[f"coach_{name}_score"] = sum(scores) / len(scores)
     low = metrics.get("coach_rejected_score", 0.0)
+    # Only last turns are compared: an early turn may be good although the episode was lost later.
     if len(rejected) >= LEAST // 2 and low >= 5.0 and low > metrics.get("coach_accepted_score", low) - 1.0:
         alarms.append(f"the coach gives {low:.1f} of 10 to the turns that end episodes which the verifier rejects")
     return metrics, alarms[0] if alarms else None

@@ -93,6 +93,7 @@ class RemoteCoach(Coach):
 
     async def _judge(self, cases: Sequence[Case], judged: _Judged) -> list[Verdict]:
         if self._slots is None:
+            # Made within the loop's thread, since a semaphore belongs to the loop that waits on it.
             self._slots = asyncio.Semaphore(self._concurrency)
         tasks = [asyncio.ensure_future(self._one(case)) for case in cases]
         for task in tasks:
@@ -102,6 +103,7 @@ class RemoteCoach(Coach):
         finally:
             for task in tasks:
                 task.cancel()
+            # Waited for, so that no call is under way when the budget is counted and saved.
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, case: Case) -> Verdict:
@@ -109,6 +111,7 @@ class RemoteCoach(Coach):
         ask = make_ask(self.rubric, case)
         key = key_of(self._short, self.provider.where, self._parameters, self.rubric.version, ask.system, ask.user)
         flight = self._flights.get(key)
+        # Equal cases of one batch (samples that say the same) cost one call.
         if flight is not None:
             self._cached += 1
             return await flight
@@ -123,6 +126,7 @@ class RemoteCoach(Coach):
 
     async def _kept(self, case: Case, ask: Ask, key: str) -> Verdict:
         verdict = await self._asked(case, ask)
+        # Failures are not kept, since the same question may be answered tomorrow.
         if self.cache is not None and isinstance(verdict, Scored):
             self.cache.put(key, verdict)
         return verdict
@@ -130,12 +134,15 @@ class RemoteCoach(Coach):
     async def _asked(self, case: Case, ask: Ask) -> Verdict:
         """Ask, and once more where the reply cannot be read."""
         problem = ""
+        # Once more with the reason: models often correct the form, and a third reply seldom differs from the second.
         for asked_again in (False, True):
             try:
                 reply = await self._reply(case, ask.again(problem) if asked_again else ask)
             except CallFailedError as error:
                 if error.kind == "dead":
                     raise CoachDownError(f"the coach {self._short} refuses: {error}") from error
+                # One refusal may be about this text, such as a content filter; refusals from the start are about the
+                # settings.
                 if error.kind == "refused":
                     self._refuse(error)
                 return Unscored(f"the call failed: {error}")
@@ -152,6 +159,7 @@ class RemoteCoach(Coach):
 
     def _refuse(self, error: CallFailedError) -> None:
         self._refused += 1
+        # With a single verdict the key, the model and the form are right, so later refusals are about texts.
         if not self._answered and self._refused >= REFUSED_MOST:
             raise CoachDownError(f"the coach {self._short} has refused every call so far: {error}") from error
 
@@ -165,6 +173,7 @@ class RemoteCoach(Coach):
                     raise
                 # Perhaps it is the schema that is refused; the text form tells.
                 reply = await self._retry.run(lambda: self._call(self._plain(case, ask)))
+                # Later refusals are about the text and not about the schema, which was accepted before.
                 if not self._answered and self._structured:
                     self._structured = False
                     log.warning("the coach %s takes no JSON schema (%s); it is asked for text", self._short, error)
@@ -194,6 +203,7 @@ class RemoteCoach(Coach):
                 self._breaker.failed(why)
                 raise CallFailedError("transient", why) from None
             except CallFailedError as error:
+                # Without a status the request may have arrived and been paid for, so the most it can cost is counted.
                 if error.status is None and error.kind == "transient":
                     share.unknown()
                 else:
@@ -203,6 +213,7 @@ class RemoteCoach(Coach):
                 else:
                     self._breaker.succeeded()  # the judge is there, and answers
                 raise
+            # Cancelled amid the call: it may be paid for all the same.
             except BaseException:
                 share.unknown()
                 self._breaker.left()
@@ -244,6 +255,7 @@ class _Loop:
             self._thread.start()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            # Woken five times a second: Ctrl-C must be noticed although a judge may think for minutes.
             while not concurrent.futures.wait([future], timeout=0.2).done:
                 waiting()
                 if interrupted():

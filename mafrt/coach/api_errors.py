@@ -53,6 +53,7 @@ def failed(status: int, message: str, headers: Mapping[str, str], body: Any) -> 
     said = f"{status}: {' '.join(str(message).split())[:300]}"
     details = f"{message} {json.dumps(body, default=str)}"
     no_money = status in (400, 402, 403, 429) and _NO_MONEY.search(details)
+    # Providers answer 429 both to haste and to an empty account; waiting helps against the first only.
     if no_money or (status == 429 and _PER_DAY.search(details)):
         return CallFailedError("dead", f"its quota or credit is used up ({said})", status=status)
     if status in _DEAD:
@@ -82,6 +83,7 @@ def retry_after(headers: Mapping[str, str], body: Any = None) -> float | None:
 
 def _wait_s(seconds: float) -> float | None:
     """A wait that can be waited: not negative; None for NaN and infinity."""
+    # The header is the server's text, and a wait of infinity would hold the run for ever.
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 

@@ -58,6 +58,7 @@ class Budget:
         while problem := self._problem(cost):
             if not self._reserved:
                 raise BudgetSpentError(problem)
+            # Cleared before the wait, so that a call that is settled in between is not missed.
             self._settled.clear()
             await self._settled.wait()
         self._next += 1
@@ -66,6 +67,7 @@ class Budget:
 
     def _problem(self, cost: float) -> str | None:
         """Why a call of this cost may not be made now; None if it may."""
+        # Calls under way count as made, or many at once would pass the limit together.
         if self.most_calls is not None and self.calls + len(self._reserved) >= self.most_calls:
             return f"the {self.most_calls} calls that coach_max_calls allows are made; raise it to go on"
         if self.money is not None and self.spent + sum(self._reserved.values()) + cost > self.money:
@@ -96,6 +98,7 @@ class Budget:
         self.calls, self.tokens_in, self.tokens_out = (
             int(counts.get(name, 0)) for name in ("calls", "tokens_in", "tokens_out")
         )
+        # Runs from before prices were given have no cost, so it is computed from their tokens.
         self.spent = float(counts.get("cost", self.prices.cost(self.tokens_in, self.tokens_out)))
 
 
@@ -122,6 +125,7 @@ class Reservation:
         self._settle(*self._most)
 
     def _settle(self, tokens_in: int, tokens_out: int) -> None:
+        # Settled once only: a call can both time out and be cancelled.
         if self._open:
             self._open = False
             self._budget.settle(self._number, tokens_in, tokens_out)

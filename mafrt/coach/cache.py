@@ -56,7 +56,9 @@ class VerdictCache:
         # The event loop's thread uses it, another one closes it.
         database = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
         try:
+            # Several runs may share one file: with a write-ahead log readers do not wait for a writer.
             database.execute("PRAGMA journal_mode=WAL")
+            # A verdict that is lost with the machine is asked for again, so no write waits for the disk.
             database.execute("PRAGMA synchronous=NORMAL")
             database.execute(_TABLE)
         except BaseException:
@@ -69,6 +71,7 @@ class VerdictCache:
         while (aside := self.path.with_name(f"{self.path.name}.broken{number}")).exists():
             number += 1
         log.error("the coach's cache %s is broken (%s); it is now %s, and a new one begins", self.path, error, aside)
+        # Kept and not deleted: verdicts cost money, and a tool may recover them.
         self.path.replace(aside)
         self._database = self._open()
 
@@ -78,6 +81,7 @@ class VerdictCache:
             return None
         try:
             row = self._database.execute("SELECT verdict FROM verdicts WHERE key = ?", (key,)).fetchone()
+            # Checked as a fresh reply is, since others may have written to the file.
             return read_json(row[0]) if row else None
         except (sqlite3.Error, UnreadableError, TypeError) as error:
             log.warning("a verdict in %s cannot be read (%s); it is asked for again", self.path, error)

@@ -80,9 +80,13 @@ def make_ask(
         "facts": json.dumps(json_safe(evidence.facts), ensure_ascii=False) if evidence and evidence.facts else None,
         "truth": case.truth,
     }
+    # Cleaned before it is quoted: a lone surrogate cannot be sent, and control characters could hide words from a
+    # reader.
     texts = {name: None if text is None else clean_text(text) for name, text in texts.items()}
+    # Before they are cut, so that a score line copied from any part of them is recognised.
     quoted = tuple(text for text in texts.values() if text)
     cut = {name: None if text is None else guard(_cut(text)) for name, text in texts.items()}
+    # A code that stands in none of the quotations, so that no text can close its own quotes.
     code = _code([text for text in cut.values() if text is not None])
     values = {
         name: "(not given)" if text is None else f"<data-{code}>\n{text}\n</data-{code}>" for name, text in cut.items()

@@ -58,7 +58,9 @@ class Env:
     def __new__(cls: type[_SELF], *args: Any, **kwargs: Any) -> _SELF:
         if cls.__init__ is object.__init__ and (args or kwargs):
             raise TypeError(f"{cls.__name__}() takes no arguments")  # object.__init__ would swallow them here
+        # Set here and not in __init__, which a subclass may define without calling this one's.
         env = object.__new__(cls)
+        # Kept so that `spawn` can make siblings without any help from the subclass.
         env._init_args = (args, kwargs)
         env.rng, env.step_count = random.Random(), 0
         return env

@@ -60,6 +60,7 @@ class Session(Env):
     step_count = _forwarded("step_count")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Session:
+        # A wrapper has no arguments of its own to be spawned with.
         return object.__new__(cls)  # the attributes that Env.__new__ sets are the wrapped environment's
 
     def __init__(self, env: Env, watch: Callable[[str], None] | None = None) -> None:
@@ -99,8 +100,10 @@ class Session(Env):
         """Call the user's `reset`: observations, info, and the generator's state before it if there was no seed."""
         env = self._env
         if seed is not None:
+            # A new generator, since a worker or a fork may hold the old one.
             env.rng = random.Random(seed)
         env.step_count = 0
+        # Without a seed the state is what a fork needs to play the episode again.
         generator = env.rng.getstate() if seed is None else None
         result = self._call("reset", seed=seed, options=options)
         return *checked_reset(env.agents, f"{self.class_name}.reset()", result), generator
@@ -114,6 +117,7 @@ class Session(Env):
         name = self.class_name
         if self.done:
             raise EnvError(f"{name}.step() was called before reset() or after the episode ended; call reset() first")
+        # Compared as sets, since a late or missing action would shift the turns of the others.
         if set(actions) != self._acting:
             raise EnvError(f"{name}.step() got actions of {listed(actions)}, but {listed(self._acting)} had to act")
         for agent, action in actions.items():
@@ -141,8 +145,10 @@ class Session(Env):
         if not (result.terminated or result.truncated):
             if env.max_steps is not None and env.step_count >= env.max_steps:
                 result = result._replace(truncated=True)
+            # Without this the player would wait for ever for an agent to act.
             elif not result.observations:
                 raise EnvError(f"{where} returned no observations although the episode is not over; no agent can act")
+        # Observations at the end are dropped: nobody acts on them, and a wrong one must not end the run.
         return result._replace(observations={}) if result.terminated or result.truncated else result
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -180,6 +186,7 @@ class Session(Env):
             twin = Session(self._env.fork(), self._watch)
         twin.done, twin._acting = False, self._acting
         twin._played = copy.copy(self._played)
+        # A list of its own, or both would append to one history.
         twin._played.steps = list(self._played.steps)
         return twin
 
@@ -222,6 +229,7 @@ def attributed(env: Env, method: str) -> Iterator[None]:
         yield
     except (MafrtError, KeyboardInterrupt):
         raise
+    # SystemExit too: an environment that calls exit() must not end the training.
     except BaseException as error:
         at = "" if method == "reset" else f" at step {env.step_count}"
         raise EnvError(
@@ -245,6 +253,7 @@ def guarded_globals(env: Env, method: str) -> Iterator[None]:
         yield
     finally:
         after = torch.is_grad_enabled(), torch.get_default_dtype()
+        # Put back before the error is raised, so that other episodes go on as they were.
         torch.set_grad_enabled(before[0])
         torch.set_default_dtype(before[1])
     if after != before:

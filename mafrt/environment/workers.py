@@ -172,9 +172,11 @@ class WorkerSession(Session):
         if self._life == self._worker.start():
             return
         played, acting, steps = self._played, self._acting, self._steps
+        # Without a seed an episode cannot be played again up to the point where its process was lost.
         if played is None or played.seed is None:
             raise EnvError(f"{self.class_name} lost its worker process in an episode without a seed")
         self._open()
+        # Played again in the new process, since state in a process that died cannot be had back.
         again = self.call("reset", seed=played.seed, options=played.options)
         same = again["observations"] == played.first
         for actions, shown in played.steps:
@@ -214,6 +216,7 @@ class _Pool:
                 try:
                     control = self._control or self._begin()
                     socket.send_fds(control, [json.dumps(request).encode()], descriptors)
+                    # The nursery only forks and kills, so that half a minute is generous even on a busy machine.
                     control.settimeout(30.0)
                     if answer := control.recv(65536):
                         reply: dict[str, Any] = json.loads(answer)
@@ -235,6 +238,7 @@ class _Pool:
         trainer = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child runs no code that takes a thread's lock
+            # Forked while the process is small: copies of a loaded model's page tables would take long.
             pid = os.fork()
         if pid == 0:
             try:
@@ -283,7 +287,9 @@ class _Worker:
             if self._channel is None:
                 channel, child_end = socket.socketpair()
                 stack, stack_end = os.pipe()
+                # Read only as far as there is something, since a stack may never be written.
                 os.set_blocking(stack, False)
+                # Known to all, so that a forked child can close the ends that are not its own.
                 _channels.add(channel)
                 self._lives += 1
                 request = {"op": "worker", "number": self._number + MOST_WORKERS * self._lives}
@@ -344,6 +350,7 @@ class _Worker:
     def _where(self) -> str:
         """` (FILE, line N)` of the user's code in which the process hangs, as its signal handler tells."""
         self._ask({"op": "dump", "pid": self._pid})
+        # A process stuck in C code cannot write its stack, so the wait for it is short.
         data, until = b"", time.monotonic() + _DUMP_S
         while time.monotonic() < until:
             with contextlib.suppress(BlockingIOError):

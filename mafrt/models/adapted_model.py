@@ -76,6 +76,7 @@ class AdaptedModel:
         """
         if spec.rank < 1:
             raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
+        # Scaled by alpha / rank as in the LoRA paper, so that a learning rate need not be found anew for another rank.
         layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
         invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
         self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
@@ -85,6 +86,7 @@ class AdaptedModel:
         linears = self.linear_paths()
         for target in targets:
             if not any(matches(path, target) for path in linears):
+                # The last part of a path is shown, since a user writes targets that way: q_proj, not model.layers.0...
                 kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
                 raise ConfigError(
                     f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
@@ -98,8 +100,10 @@ class AdaptedModel:
         for path, module in self.model.named_modules():
             if path in self._layers:
                 features[path] = (module.in_features, module.out_features)
+            # The frozen layer inside a wrapper is skipped, or a second adapter would be put on it.
             elif path.rpartition(".")[0] not in self._layers and module is not self.head:
                 shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+                # Asked for by its features and not by its class, since quantised linear layers are no nn.Linear.
                 if isinstance(shape[0], int) and isinstance(shape[1], int):
                     features[path] = (shape[0], shape[1])
         return features
@@ -122,6 +126,7 @@ class AdaptedModel:
             raise ConfigError(f"found a second adapter called {name!r}, expected every name once")
         # Adapters are never removed, so the count is a stable index.
         index = len(self.records)
+        # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.
         shapes = self.linear_paths()
         for path, (layer_rank, scaling) in layers.items():
             if path not in self._layers:
@@ -130,6 +135,7 @@ class AdaptedModel:
                 self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
                 setattr(holder, child, self._layers[path])
             self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
+        # Siblings are linked anew at each adapter, since it may have wrapped a layer whose siblings had none before.
         link_siblings(self._layers)
         self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
@@ -138,6 +144,7 @@ class AdaptedModel:
     def copy_adapter(self, name: str, copy: str) -> None:
         """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
         record = self._record(name)
+        # The seed does not matter: B is zero, so A does not show until weights are copied in.
         self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
@@ -188,6 +195,8 @@ class AdaptedModel:
         """Record a change of the adapter's weights: increment its version and drop caches derived from them."""
         self._record(name)
         self.versions[name] += 1
+        # The counter tells a pending decode step, perhaps in another thread, that its routing and fused weights are
+        # stale; otherwise it would go on with the old ones.
         self._changed()
 
     def _changed(self) -> None:

@@ -92,8 +92,8 @@ class _FamilyAttention(torch.autograd.Function):
         near = _attend_backward(onto, q, _repeat(k, group), _repeat(v, group), merged, lse, True, scale)
         stacked = [_stacked(t, group) for t in (onto, q, merged, lse)]
         far = _attend_backward(stacked[0], stacked[1], common[0], common[1], stacked[2], stacked[3], False, scale)
-        found = [torch.empty_like(t) for t in whole]
-        for target, part in zip(found, (near[0] + _unstacked(far[0], q.shape), *near[1:]), strict=True):
+        totals = [torch.empty_like(t) for t in whole]
+        for target, part in zip(totals, (near[0] + _unstacked(far[0], q.shape), *near[1:]), strict=True):
             heads = len(target)
             target[:, own:] = _tokens_of(
                 part if part.shape[1] == heads else part.unflatten(1, (heads, -1)).sum(2), family
@@ -102,10 +102,10 @@ class _FamilyAttention(torch.autograd.Function):
             first = [t[None, :, :own] for t in whole]
             keys, values = (_repeat(t, group) for t in first[1:])
             begin = _attend_backward(grad[None, :, :own], first[0], keys, values, begun[0], begun[1], True, scale)
-            found[0][:, :own] = begin[0][0]
-            for target, part, more in zip(found[1:], begin[1:], far[1:], strict=True):
+            totals[0][:, :own] = begin[0][0]
+            for target, part, more in zip(totals[1:], begin[1:], far[1:], strict=True):
                 target[:, :own] = part[0].unflatten(0, (len(target), -1)).sum(1) + more[0]
-        return *(t.to(query.dtype) for t in found), None, None, None
+        return *(t.to(query.dtype) for t in totals), None, None, None
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -223,8 +223,8 @@ def _move(made: Path, target: Path) -> None:
     fsync(target.parent)
 
 
-def _full(source: WheelBase, place: Path, found: str) -> str:
+def _full(source: WheelBase, place: Path, reason: str) -> str:
     return (
-        f"the base {source.name} does not fit: found {found} in {place}, expected {source.needs_mib} MiB of free "
+        f"the base {source.name} does not fit: found {reason} in {place}, expected {source.needs_mib} MiB of free "
         "space; make room, or set XDG_CACHE_HOME to another disk"
     )

@@ -23,6 +23,8 @@ def invocation_of(tokenizer: Any, base_name: str) -> tuple[int, ...]:
     """
     if getattr(tokenizer, "chat_template", None):
         chat = [{"role": "user", "content": "?"}]
+        # The difference of two renderings is the generation prompt, whatever the template is; parsing templates would
+        # know only some of them.
         before, whole = (
             str(tokenizer.apply_chat_template(chat, add_generation_prompt=asked, tokenize=False))
             for asked in (False, True)
@@ -33,6 +35,7 @@ def invocation_of(tokenizer: Any, base_name: str) -> tuple[int, ...]:
     else:
         begin = PLAIN
         ids, own = (list(tokenizer.encode(text, add_special_tokens=False)) for text in (f"user: ?\n{begin}", begin))
+    # A tokenizer may merge across the border, and then the tokens that end the prompt are not those of the words alone.
     if not own or ids[-len(own) :] != own:
         raise ConfigError(
             f"adapter_scope is action, but the chat template of {base_name} begins an answer with {begin!r}, which is "
@@ -47,7 +50,11 @@ def active_from(prompt: Sequence[int], invocation: Sequence[int]) -> int:
     In a prompt without the invocation it is the last token, whose state predicts the first token of the action.
     """
     size, tokens = len(invocation), list(invocation)
+    # Backwards, since earlier turns of a transcript begin with the same tokens and only the last one is the agent's
+    # own.
     for first in range(len(prompt) - size, -1, -1):
         if prompt[first] == tokens[0] and list(prompt[first : first + size]) == tokens:
             return first
+    # A prompt that was cut has lost it; the adapter then acts from the last token, which predicts the first of the
+    # answer.
     return len(prompt) - 1

@@ -124,6 +124,8 @@ def _products(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed):
+        # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move, so float32
+        # at least.
         exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
@@ -157,10 +159,13 @@ class _TokenLogprobs(torch.autograd.Function):
                     surprise.mul_(slope)
                     own = own * slope.gather(1, target.unsqueeze(1)).to(own.dtype)
                 mean = back(p.to(weight.dtype))
+                # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
+                # computed again.
                 d_logprob[part] = (own - mean) * scale
                 if d_entropy is not None:
                     d_entropy[part] = back(surprise.to(weight.dtype)).add_(mean * h.unsqueeze(1)) * -scale
         ctx.save_for_backward(d_logprob, d_entropy)
+        # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)

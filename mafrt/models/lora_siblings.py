@@ -87,6 +87,7 @@ class _LinearSiblings(torch.autograd.Function):
                 continue
             part = x[run.start : run.stop]
             inner.append(torch.mm(_downs(run, pairs, x.dtype), part.t()))
+            # One product for all siblings, then split: they read the same input, and narrow products are slow.
             own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
             for (number, a, _), h in zip(run.pairs, own, strict=True):
                 outs[number][run.start : run.stop].addmm_(h.t(), pairs[a + 1].to(x.dtype).t())
@@ -100,7 +101,7 @@ class _LinearSiblings(torch.autograd.Function):
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
         inner, pairs = iter(rest[: len(rest) - len(want)]), rest[len(rest) - len(want) :]
         grad_x = _frozen_backward(grads, ctx.layers, ctx.packed) if want_x else None
-        found: list[Tensor | None] = [None] * len(pairs)
+        pair_grads: list[Tensor | None] = [None] * len(pairs)
         for run in ctx.runs:
             if not run.pairs:
                 continue
@@ -111,17 +112,18 @@ class _LinearSiblings(torch.autograd.Function):
             if any(want[a] for _, a, _ in run.pairs):
                 downs = torch.mm(both, x[part]).split(ranks)
                 for (_, a, scale), down in zip(run.pairs, downs, strict=True):
-                    _add(found, a, down * scale, pairs[a], want[a])
+                    _add(pair_grads, a, down * scale, pairs[a], want[a])
             for (_, a, _), kept, own in zip(run.pairs, next(inner).split(ranks), onto, strict=True):
                 if want[a + 1]:
-                    _add(found, a + 1, torch.mm(kept, own).t(), pairs[a + 1])
+                    _add(pair_grads, a + 1, torch.mm(kept, own).t(), pairs[a + 1])
             if grad_x is not None:
                 grad_x[part].addmm_(both.t(), _downs(run, pairs, x.dtype))
-        return grad_x, None, None, None, *found
+        return grad_x, None, None, None, *pair_grads
 
 
-def _add(found: list[Tensor | None], place: int, grad: Tensor, like: Tensor, want: bool = True) -> None:
+def _add(pair_grads: list[Tensor | None], place: int, grad: Tensor, like: Tensor, want: bool = True) -> None:
     """Add to the gradient of one tensor, in its own precision."""
     if want:
-        before, grad = found[place], grad.to(like.dtype)
-        found[place] = grad if before is None else before + grad
+        # Summed in the parameter's precision, float32: sums over runs in bfloat16 would lose the small ones.
+        before, grad = pair_grads[place], grad.to(like.dtype)
+        pair_grads[place] = grad if before is None else before + grad

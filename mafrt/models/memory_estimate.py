@@ -147,9 +147,12 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     base += packed(base, use)
     shards = use.processes if use.layout in ("zero3", "fsdp") else 1
     zero = use.processes if use.layout.startswith("zero") else 1
+    # Adam keeps two float32 moments of 4 bytes, or two of 1 byte in 8 bits.
     moments = (2 if use.optimizer == "paged_adamw_8bit" else 8) / zero
     if zero > 1:
         moments += 8 / zero  # ZeRO's own float32 weights and reduced gradients
+    # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
+    # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
     return Footprint(
         base / shards,
@@ -183,7 +186,10 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)
     in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
+    # Norms and rotary embeddings save float32 tensors whatever the base's precision, so half of it is added again for a
+    # 2-byte base.
     in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+    # The CPU's attention kernel works in float32, and saves its operands so.
     if use.on_cpu:
         in_a_block += (4 - number) * (2 * queries + 2 * keys)
     tokens = use.micro_batch_tokens

@@ -140,6 +140,8 @@ class _LoraLinear(torch.autograd.Function):
             total = (grad.new_empty if weight is not None and order is None else grad.new_zeros)(x.shape)
         grads = _backward(local, total, weight if order is None else None, x, ctx.pieces, inner, pairs, want)
         if want_x and order is not None:
+            # The frozen layer's part is computed for all tokens at once, as it needs no order; only the adapters' part
+            # is scattered back.
             whole = grad.new_zeros(len(grad), x.shape[1]) if weight is None else torch.mm(grad, weight)
             total = whole.index_add_(0, order, total)
         return (total, None, None, None, None, None, *_like(grads, params))
@@ -187,7 +189,10 @@ class StackedLoRALinear(nn.Module):
         """Give adapter number `adapter` a pair here: A uniform as PEFT draws it (seeded by `seed`), B zero."""
         device = self.weight.device
         bits = hashlib.sha256(seed.encode()).digest()[:8]
+        # A generator of its own, seeded by name and layer: an adapter begins the same whatever others were added before
+        # it.
         generator = torch.Generator().manual_seed(int.from_bytes(bits, "little") >> 1)
+        # Drawn on the CPU, so that a GPU begins with the same weights.
         a = torch.empty(rank, self.in_features)
         nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
         pair = (nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(self.out_features, rank, device=device)))
@@ -209,6 +214,7 @@ class StackedLoRALinear(nn.Module):
             return self.base_layer(x)
         flat = x.reshape(-1, self.in_features)
         _refuse_other_number(flat, routing)
+        # An exact type: a subclass, such as a quantised layer, may compute something else than x W^T + b.
         plain = type(self.base_layer) is nn.Linear and not self.context.sharded
         weight, bias = (self.weight, self.bias) if plain else (None, None)
         if torch.is_grad_enabled():
@@ -231,6 +237,8 @@ class StackedLoRALinear(nn.Module):
 
     def _together(self, routing: AdapterRouting, x: Tensor) -> Tensor:
         """The layer's output, computed with those of its siblings or kept from a sibling's call with the same input."""
+        # Kept results are only good for the very tensor they were computed from; a model that gives a sibling another
+        # input gets it computed.
         given, out = routing.ahead.pop(self, (None, None))
         if given is x and out is not None:
             return out
@@ -277,6 +285,8 @@ class StackedLoRALinear(nn.Module):
     def _wide_weights(self, routing: AdapterRouting, here: list[int], dtype: torch.dtype) -> list[Tensor]:
         """`[sum r_k, in]` and `[out, sum r_k]`; kept between forwards that need no gradient."""
         if torch.is_grad_enabled():
+            # Detached and not skipped: an adapter that does not learn acts all the same, and passes gradients on to
+            # what came before.
             pairs = [self.pairs[k] if routing.learns(k) else tuple(p.detach() for p in self.pairs[k]) for k in here]
             return [torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)]
         key = (tuple(here), dtype)
@@ -313,6 +323,7 @@ def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> 
     removed its routing; here each block keeps the routing for its recomputation.
     """
     lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
+    # The longest list holds the decoder blocks; a model may have other lists, such as those of experts.
     for block in max(lists, key=len, default=()):
         # The wrapper is an attribute of the instance; without it the class's own forward is back.
         block.__dict__.pop("forward", None)

@@ -102,10 +102,13 @@ class Beginnings:
         """Arguments as of `pack`, `index` `[B, T]`; None where no row has a beginning of `LEAST_SHARED` tokens."""
         steps = real.shape[1]
         fixed = real & ((index >= 0) & real).int().cumsum(1).eq(0)
+        # Short beginnings stay with their rows, since a pass of their own would cost more than it saves.
         fixed &= fixed.sum(1, keepdim=True) >= LEAST_SHARED
         rows = fixed.any(1).nonzero().squeeze(1).tolist()
         if not rows:
             return None
+        # Equal beginnings are found by their tokens, because rows of one prompt need not be neighbours in a shuffled
+        # mini-batch.
         first: dict[tuple[int, ...], int] = {}
         same = {row: first.setdefault(tuple(ids[row, fixed[row]].tolist()), row) for row in rows}
         once = torch.zeros_like(fixed)
@@ -144,6 +147,7 @@ def pack(
     owner = [int(adapter) for adapter in (index if index.dim() == 1 else index.amax(1)).tolist()]
     steps = real.shape[1]
     columns = [row.nonzero().squeeze(1).tolist() for row in real]
+    # Everything below is plain lists on the host: thousands of small tensor operations would cost more than the pass.
     families, prefix = _ordered_families(columns, index, ids, owner, past, least_shared)
     take: list[int] = []
     places: list[int] = []
@@ -169,6 +173,7 @@ def pack(
             blocks.append(TokenBlock(1, len(take) - first, Family.of(len(own_past), sizes, device, own_past)))
         elif len(rows) > 1:
             blocks.append(TokenBlock(1, len(take) - first, Family.of(shared, sizes, device)))
+        # Neighbours of one length are one block, so that attention runs once over a rectangle and not row by row.
         elif blocks and blocks[-1].family is None and blocks[-1].length == lengths[rows[0]]:
             blocks[-1] = TokenBlock(blocks[-1].rows + 1, lengths[rows[0]])
         else:

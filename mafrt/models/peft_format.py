@@ -103,6 +103,7 @@ def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where:
         CheckpointError: a key is missing or unexpected, or a shape differs.
     """
     own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+    # All is checked before the first copy, or a refused file would leave an adapter half of each.
     for key in sorted(own.keys() ^ state.keys()):
         verb = "lacks" if key in own else "has"
         raise CheckpointError(
@@ -136,6 +137,7 @@ def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, l
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name,
+        # PEFT then loads the adapter frozen, which serving expects; training with PEFT sets is_trainable anyway.
         "inference_mode": True,
         "r": shape.rank,
         "lora_alpha": _whole(shape.alpha),
@@ -148,6 +150,7 @@ def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, l
         "modules_to_save": None,
         "alora_invocation_tokens": None if shape.invocation is None else list(shape.invocation),
         "target_modules": _targets(linear_paths, list(shape.layers)),
+        # Anchored and escaped, since PEFT reads the names as regular expressions and layer 1 would match layer 11.
         "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
         "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
     }
@@ -246,6 +249,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
     """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
     unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
+    # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
         unsupported.append(f"peft_type={config['peft_type']!r}")
     if config.get("bias", "none") != "none":
@@ -275,6 +279,7 @@ def _layers(
         paths.add(match[1])
     wanted = config.get("target_modules")
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
+        # A targeted layer without tensors is a damaged file, so the targets count beside the tensors that are there.
         paths.update(p for p in shapes if any(matches(p, str(t)) for t in wanted))
     if not paths:
         raise CheckpointError(f"{where}: found no LoRA weights, expected at least one pair; {hint}")

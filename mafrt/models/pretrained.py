@@ -29,6 +29,7 @@ def load_pretrained(
 
     from mafrt.models.quantization import keep_differentiable, quantisation
 
+    # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)
     path = str(base_folder(name_or_path) or name_or_path)
     check_folder(name_or_path, path)
@@ -40,6 +41,7 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            # Half precision is emulated on many CPUs, where it is slower than float32.
             dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
@@ -47,6 +49,7 @@ def load_pretrained(
             **quantised,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        # Only the first line: transformers adds advice on logins and caches, which is seldom the reason.
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"the model {name_or_path!r} cannot be loaded: found {said[0][:300]!r}; expected a folder with "
@@ -90,5 +93,7 @@ def check_folder(name: str, path: str) -> None:
         raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
     elif path == str(TEACHING_BASE):
         raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/make_base.py")
+    # A hub id has one slash at most, so these can only be meant as folders; asking the hub would end in a misleading
+    # message.
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ModelError(f"found no model folder {name}; expected one that exists, or a Hugging Face model id")

@@ -97,8 +97,8 @@ class SeveralBases:
 
     def fingerprint(self) -> str:
         """12 hex digits of all bases with their agents."""
-        found = [(part.fingerprint(), [a for a, own in self._agents.items() if own == n]) for n, part in self._items()]
-        return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
+        parts = [(part.fingerprint(), [a for a, own in self._agents.items() if own == n]) for n, part in self._items()]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def _items(self) -> Sequence[tuple[str, SharedBase]]:
         return list(self.parts.items())

@@ -93,6 +93,7 @@ class FullyShard(Sharding):
         if self.together:
             yield
             return
+        # The head is used outside the root's forward, where FSDP's hooks do not gather it.
         self.root.unshard()
         try:
             yield
@@ -103,6 +104,7 @@ class FullyShard(Sharding):
     def whole(self) -> Iterator[None]:
         self._settle()
         for part in self.parts:
+            # Otherwise each decode step would gather every layer again, once for every token.
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
         self.together, self.gathered = True, self.gathered + 1

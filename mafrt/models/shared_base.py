@@ -139,6 +139,7 @@ class SharedBase(AdaptedModel):
             return self._fingerprint
         # A few rows suffice to tell models apart, and cost nothing on a large base.
         rows = self.model.get_input_embeddings().weight[:8].detach().to("cpu", torch.bfloat16).float()
+        # Shapes too, since models of one family may share the first rows of an embedding.
         shapes = [int(getattr(self.config, name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
         return hashlib.sha256(repr(shapes).encode() + rows.numpy().tobytes()).hexdigest()[:12]
 
@@ -153,6 +154,7 @@ class SharedBase(AdaptedModel):
 
     @property
     def device(self) -> torch.device:
+        # Sharded weights have no single device, so it was recorded before they were spread.
         return self._device or self.model.device
 
     @property
@@ -178,6 +180,7 @@ class SharedBase(AdaptedModel):
             value = getattr(holder, "pad_token_id", None)
             if value is not None:
                 return int(value)
+        # Any id will do, since padding is masked.
         return min(self.eos_ids, default=0)
 
     def gradient_checkpointing(self, enabled: bool) -> None:
@@ -208,6 +211,7 @@ class SharedBase(AdaptedModel):
             raise ValueError(f"found adapter_index of shape {tuple(index.shape)}, expected {[rows]} or {[rows, steps]}")
         if index.numel() and (int(index.min()) < -1 or int(index.max()) >= len(self.records)):
             raise ValueError(f"found adapter index {index.unique().tolist()}, expected -1 to {len(self.records) - 1}")
+        # None stands for all, and must not become an empty set, which would stop every gradient.
         learn = None if train is None else frozenset(self._record(name).index for name in train)
         flat_mask = attention_mask is not None and attention_mask.dim() == 2
         shares = position_ids is None

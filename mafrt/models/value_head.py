@@ -32,6 +32,8 @@ class ValueHead(nn.Module):
         self.hidden_size, self.hidden = hidden_size, hidden
         self.inner = nn.Linear(hidden_size, hidden)
         self.out = nn.Linear(hidden, 1)
+        # A small last gain lets values begin near 0, so that the first advantages are the returns and not the noise of
+        # a random critic.
         for layer, gain in ((self.inner, math.sqrt(2)), (self.out, 0.01)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
@@ -48,6 +50,8 @@ class ValueHead(nn.Module):
 
     def normalised(self, features: Tensor) -> Tensor:
         """Values in normalised units: (value - centre) / scale of the running returns."""
+        # Hidden states of some models have channels a thousand times larger than the others, and tanh would see only
+        # these.
         features = nn.functional.layer_norm(features.float(), (self.hidden_size,))
         return self.out(torch.tanh(self.inner(features))).squeeze(-1)
 
@@ -59,11 +63,14 @@ class ValueHead(nn.Module):
         is not corrected for it (PopArt): values then start at 0 again, far from returns of 10. The deviation is kept
         above a thousandth of the mean's size and .01, so that equal returns do not blow errors up.
         """
+        # An iteration may have no known return, for example when a judge was down.
         if not len(returns):
             return
+        # Corrected for the start as Adam does it, or the first batches would be mixed with the initial 0 and 1.
         weight = (1.0 - decay) / (1.0 - decay ** (float(self.batches) + 1.0))
         square = (1.0 - weight) * (self.scale**2 + self.centre**2) + weight * (returns.float() ** 2).mean()
         centre = (1.0 - weight) * self.centre + weight * returns.float().mean()
+        # Without a floor, equal returns give a deviation of 0, and division by it makes any error infinite.
         floor = torch.clamp(1e-3 * centre.abs(), min=1e-2)
         scale = torch.maximum((square - centre**2).clamp(min=0.0).sqrt(), floor)
         self.centre.copy_(centre)
@@ -93,6 +100,7 @@ def save_critic(head: ValueHead, path: str | Path) -> None:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
+    # A reader sees the old file or the whole new one, even if the machine stops in between.
     os.replace(temporary, path)
 
 

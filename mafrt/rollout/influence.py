@@ -40,10 +40,10 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
     for episode in episodes:
         for turn in episode.turns:
             turn.influence = None
-            found = _next_without(turn, episode.turns)
-            if found is None:
+            following = _next_without(turn, episode.turns)
+            if following is None:
                 continue
-            follower, observation = found
+            follower, observation = following
             prompt = encode_prompt(tokenizers[follower.agent], team.agent(follower.agent).prompt, observation)
             shown.append(turn)
             after.append(follower)

@@ -28,6 +28,7 @@ def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[
             "found no bubblewrap, without which code that a model wrote is not run; "
             "install it with: apt-get install -y bubblewrap"
         )
+    # Noticed here, since inside it would show as an interpreter that finds no module, without a word about the reason.
     if hidden := [folder for folder in image().folders if within(folder, "/tmp")]:
         raise SandboxError(
             f"found Python itself in {hidden[0]}, but a snippet has a /tmp of its own, so that it could not import "
@@ -41,6 +42,7 @@ def command(control: int, tell: int, options: Options) -> tuple[list[str], dict[
 
 def _namespaces() -> Iterator[str]:
     yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    # A session of its own cuts the terminal off, into which a program could otherwise type.
     yield from ("--as-pid-1", "--new-session", "--hostname", "sandbox")
     if os.getuid() != 0:
         yield "--unshare-user"
@@ -54,6 +56,7 @@ def root() -> Iterator[str]:
     """Options for all that is to be seen in there; for the benchmark too."""
     shown = image()
     for folder in shown.folders:
+        # On most systems /bin and /lib are links into /usr; bound as folders they would be shown twice.
         if os.path.islink(folder) and folder.count("/") == 1:
             yield from ("--symlink", os.readlink(folder), folder)
             continue
@@ -70,12 +73,14 @@ def root() -> Iterator[str]:
         if os.path.isdir(source):
             empty.append(f"{PACKAGES}/{name}")
         else:
+            # An empty file in its place, since a single file cannot be left out of a bound folder.
             yield from ("--ro-bind", "/dev/null", f"{PACKAGES}/{name}")
     for folder in empty:
         yield from ("--tmpfs", folder, "--remount-ro", folder)
     for path in SETTINGS:
         yield from ("--ro-bind-try", path, path)
     yield from ("--ro-bind", str(Path(confine.__file__).parent), INSIDE)
+    # Devices are listed one by one, because bubblewrap's own --dev brings a terminal along.
     yield from ("--tmpfs", "/dev")
     for name in DEVICES:
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")

@@ -93,7 +93,9 @@ class Groups:
                 folder.mkdir()
             (group.folders[-1] / "pids.max").write_text(str(limits.PROCESSES))
             if self.version == 2:
+                # The whole group ends together, so that no half of a program goes on after its other half was killed.
                 (group.folders[0] / "memory.oom.group").write_text("1")
+                # Without this, memory over the limit would go to the disk, and the machine would slow down for all.
                 _write_if_there(group.folders[0] / "memory.swap.max", "0")
             else:
                 _write_if_there(group.folders[0] / "memory.swappiness", "0")
@@ -109,6 +111,7 @@ class Groups:
         with self._lock:
             if (group := self._made.pop(name, None)) is not None:
                 self._ended.append(group)
+            # Tried again at each end: the kernel keeps a group until its last process is reaped.
             self._ended = [group for group in self._ended if not group.remove()]
 
     def close(self) -> None:
@@ -126,6 +129,7 @@ def find() -> Groups | None:
     for candidate in _candidates():
         with contextlib.suppress(OSError):
             _sweep(candidate)
+            # Tried and not only looked at: in containers the files are often there and refuse to be written.
             if _works(candidate):
                 return candidate
     return None
@@ -225,6 +229,7 @@ def _sweep(groups: Groups) -> None:
     for parent in groups.parents:
         for folder in parent.glob(f"{PREFIX}*"):
             owner = folder.name.removeprefix(PREFIX).split("-")[0]
+            # Groups of a trainer that runs beside this one are in use.
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 with contextlib.suppress(OSError):
                     folder.rmdir()

@@ -25,6 +25,7 @@ class Slots:
             self._waiting.append(turn)
         try:
             turn.acquire()  # until another thread hands its slot over
+        # Ctrl-C included: a waiter that leaves would otherwise take a slot with it for ever.
         except BaseException:
             self._give_up(turn)
             raise

@@ -46,6 +46,7 @@ class FusionSandbox:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"found the sandbox address {parts.path or url!r}, expected fusion:http://HOST:PORT")
+        # The address is logged, and a password in it would be too.
         if parts.username or parts.password or parts.query:
             raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")
         self.url = url.rstrip("/")
@@ -54,6 +55,7 @@ class FusionSandbox:
         # Proxy variables are ignored: model-written code must reach this server and no other host.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._launcher = Path(launcher.__file__).read_text(encoding="utf-8")
+        # Tried at once, so that a wrong address costs seconds and not the first batch.
         done = self.execute("print(6 * 7)", timeout_s=30.0)
         if done.stdout.strip() != "42":
             raise SandboxError(f"the SandboxFusion server at {self.url} does not run Python: it said {done.stderr!r}")
@@ -97,6 +99,7 @@ class FusionSandbox:
             "code": self._launcher,
             "stdin": "",
             "compile_timeout": START_S,
+            # Longer than the snippet's own deadline, so that the launcher can still report which files there are.
             "run_timeout": timeout_s + 5.0,
             "memory_limit_MB": memory_mib + LAUNCHER_MIB,
             "files": {name: base64.b64encode(content).decode() for name, content in sent.items()},
@@ -108,6 +111,8 @@ class FusionSandbox:
                 answer = self._post(request, timeout_s)
             except SandboxError:
                 self.counts.repeated += 1
+                # Once more only: a program has no effect outside, so that it may be run twice, but a server that is
+                # down stays so.
                 time.sleep(PAUSE_S)
                 answer = self._post(request, timeout_s)
         return self._read(answer, list(fetch), refused, key, timeout_s)
@@ -142,6 +147,7 @@ class FusionSandbox:
             status = answer["status"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise SandboxError(f"{where} sent something other than an answer to run_code: {data[:100]!r}") from error
+        # Failed is about the program, and everything else about the server; only the first may count against the model.
         if status not in ("Success", "Failed"):
             raise SandboxError(f"{where} failed: {status}: {str(answer.get('message'))[:300]}")
         return answer
@@ -162,6 +168,8 @@ class FusionSandbox:
                 return self._without_result(seen, fetch, refused)
             result = json.loads(text)
             code = result["exit_code"]
+            # Although sealed, the numbers come from a machine that ran a model's code, and NaN or a huge integer would
+            # break what reads them.
             if not result["late"] and (isinstance(code, bool) or not isinstance(code, int) or abs(code) > 255):
                 raise ValueError("an exit code that is none")
             seconds = _seconds(result["seconds"])

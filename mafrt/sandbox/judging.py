@@ -67,14 +67,17 @@ def judge(
         done = sandbox.execute(code, files, (ANSWER,), timeout_s, memory_mib)
     except SandboxError as error:
         raise EnvError(f"the sandbox failed, so nothing is known about a program's files: {error}") from error
+    # These the file can bring about itself, so that they are held against it; any other failure is ours.
     if done.status in ("timeout", "memory", "killed"):
         reason = {"timeout": f"took more than {timeout_s:g} s", "memory": f"took more than {memory_mib} MiB of memory"}
         if done.status == "killed":
             raise Undecided("killed: the program that reads it was ended")
         raise Undecided(f"reading it {reason[done.status]}")
+    # The answer comes as a file and not on stdout, where libraries print warnings.
     data = done.files.get(ANSWER, b"")
     if done.status != "ok" or not data:
         why = (done.stderr.strip().splitlines() or [done.status])[-1][:300]
+        # The reader may notice the limit itself before the kernel does.
         if why.startswith("MemoryError"):
             raise Undecided(f"reading it took more than {memory_mib} MiB of memory")
         raise EnvError(f"{module}.{function} failed in the judging room: {why}")

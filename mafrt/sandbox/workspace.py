@@ -39,6 +39,7 @@ class Workspace:
         if isinstance(fetch, str) and not everything:
             raise ConfigError(f"found the text {fetch!r} for fetch, expected 'all' or a list of names")
         wanted = (EVERYTHING,) if everything else tuple(fetch)
+        # Files of one execution are the next one's input, so two at a time would lose changes.
         with self._lock:
             done = self.sandbox.execute(code, self.files, wanted, timeout_s, memory_mib)
             if everything:
@@ -49,6 +50,7 @@ class Workspace:
     def _keep(self, done: Execution) -> Execution:
         """Keep the files that fit the quota, in order of their names; report a reason for each of the others."""
         refused = {}
+        # In the order of names, so that the same files are kept on every machine.
         for name in sorted(done.files):
             content = done.files[name]
             total = sum(len(kept) for other, kept in self.files.items() if other != name) + len(content)

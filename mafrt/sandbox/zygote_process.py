@@ -44,6 +44,7 @@ class Zygote:
     def __init__(self, command: Command, options: Options, groups: cgroup.Groups | None = None) -> None:
         self._groups = groups
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        # Packets keep messages apart, so descriptors stay with the message they were sent with.
         ours, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told, tell = os.pipe()
         try:
@@ -51,11 +52,13 @@ class Zygote:
             self._process = subprocess.Popen(
                 arguments,
                 env=environment,
+                # The trainer's folder must not be held, and may be unreadable for the sandbox's user.
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=self._messages,
                 stderr=self._messages,
                 pass_fds=(child_end.fileno(), tell),
+                # Ctrl-C in the trainer's terminal must not end the sandbox before the trainer has stopped in order.
                 start_new_session=True,
             )
         except OSError as error:
@@ -144,6 +147,7 @@ class Zygote:
         message = json.loads(data)
         if "error" in message:
             raise SandboxError(f"the sandbox could not be set up: {message['error']}")
+        # Shorter from now on: a warm interpreter answers in milliseconds, and a dead one must not hold a thread.
         self._control.settimeout(10.0)
         if message["threads"] != 1:
             log.warning("the sandbox's warm interpreter has %d threads; forks of it have one", message["threads"])

@@ -60,6 +60,7 @@ class WarmSandbox:
         kind, _, weaker = tier.partition("-")
         if kind == "degraded":
             degraded.announce()
+        # The weaker tier can be asked for by name, so that it can be tested where groups can be made.
         self._groups = None if weaker else cgroup.find()
         self.tier = kind if self._groups is not None else f"{kind}{UNGROUPED}"
         self.counts = SandboxCounts()
@@ -71,6 +72,7 @@ class WarmSandbox:
         self._options = Options(libraries, self._groups is not None)
         self._zygote = Zygote(self._command, self._options, self._groups)
         try:
+            # Tried once, since a kernel may refuse namespaces only when a snippet asks for them.
             self.execute("pass", timeout_s=60.0)
         except BaseException:
             self.close()
@@ -119,6 +121,8 @@ class WarmSandbox:
                 zygote = self._living()
                 try:
                     return self._once(zygote, request, list(files.values()), timeout_s)
+                # Begun again once: a snippet cannot reach the zygote, so the machine ended it, perhaps for lack of
+                # memory.
                 except ZygoteDied as error:
                     why = str(error)
                     self._restart(zygote)
@@ -136,6 +140,7 @@ class WarmSandbox:
             if self._closed:
                 return
             self._closed = True
+        # A forked copy of this object must not end a zygote that its parent goes on using.
         if self._owner == os.getpid():
             self._zygote.end()
             if self._groups is not None:
@@ -161,6 +166,7 @@ class WarmSandbox:
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox was closed while a snippet ran")
+            # Several threads notice the same death; only the first one starts another zygote.
             if self._zygote is dead:
                 self.counts.restarts += 1
                 dead.kill()
@@ -190,6 +196,7 @@ class WarmSandbox:
                     return read_reply(ours, message, self.tier, request["fetch"])
                 except TimeoutError as error:
                     if started:
+                        # After its start a snippet may be the reason of anything, so it is not run again.
                         return _lost(self.tier, "timeout", timeout_s, "its supervisor did not answer in time either")
                     raise ZygoteDied(f"no snippet was started within {START_S:g} s") from error
             except OSError as error:
@@ -220,6 +227,7 @@ def checked_request(
         )
     return {
         # Lone surrogates cannot be encoded in JSON, nor are they valid Python source.
+        # A question mark in a surrogate's place: the program may still run.
         "code": code.encode("utf-8", "replace").decode(),
         "files": [[name, len(content)] for name, content in files.items()],
         "fetch": list(fetch),
@@ -237,6 +245,7 @@ def read_reply(connection: socket.socket, message: dict[str, Any], tier: str, as
     try:
         out_size, err_size = message["streams"]
         sizes = {str(name): int(size) for name, size in message["files"]}
+        # Wider than the supervisor keeps, since the line between beginning and end comes on top.
         bound = 4 * (limits.OUTPUT_HEAD_BYTES + limits.OUTPUT_TAIL_BYTES)
         total = sum(sizes.values())
         if not (0 <= out_size <= bound and 0 <= err_size <= bound and min(sizes.values(), default=0) >= 0):

@@ -21,6 +21,7 @@ def write_args(path: Path, args: Mapping[str, Any]) -> None:
     import yaml
 
     for name, value in args.items():
+        # Refused and not masked, since a masked file could not repeat the run.
         if value and isinstance(value, str) and _SECRET.search(name):
             raise ConfigError(
                 f"setting {name!r} looks like a secret, and {path} is no place for one; use the environment"

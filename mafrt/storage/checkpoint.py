@@ -92,6 +92,7 @@ def save(
     try:
         if not root.is_dir():
             root.mkdir(parents=True)
+            # The name of a new folder lies in its parent, and is lost with the power if that was not written.
             fsync(root.parent)
         clean(root)
         temporary.mkdir()
@@ -102,6 +103,7 @@ def save(
             if not (temporary / name).exists():
                 raise FileNotFoundError(errno.ENOENT, "its writer wrote nothing", name)
         part = str(final)
+        # Through JSON and back, so that it compares equal with a manifest that was read from disk.
         manifest = _seal(temporary, step, json.loads(json.dumps(meta or {}, allow_nan=False)), sandbox_tier)
         _publish(temporary, final, manifest)
     except BaseException as error:
@@ -113,6 +115,7 @@ def save(
             ) from error
         raise
     try:
+        # Old ones go only after the new one stands, and a failure to remove them must not cost the run.
         thin(root, keep_last=keep_last, keep_every=keep_every, trusted=final)
     except OSError as error:
         log.warning("%s is written, but old checkpoints could not be removed: %s", final, error)
@@ -152,7 +155,9 @@ def _seal(folder: Path, step: int, meta: dict[str, Any], sandbox_tier: str | Non
         "files": files,
     }
     manifest["manifest_sha256"] = _manifest_hash(manifest)
+    # Last of all files: without it the folder is known to be unfinished.
     save_json(folder / MANIFEST, manifest)
+    # Inner folders first, so that what an outer one names is on disk before it.
     for path in reversed(folders):
         fsync(path)
     return manifest
@@ -166,6 +171,7 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
         except CheckpointError as error:
             log.warning("replacing a damaged checkpoint: %s", error)
         else:
+            # The same step again, as after a resumed evaluation: what is there stays, and nothing is at risk.
             if there.meta == manifest["meta"] and there.files == _hashes(manifest):
                 shutil.rmtree(temporary)
                 return
@@ -190,6 +196,7 @@ def thin(
     keep = {path for _, path in everything[:keep_last]}
     keep |= {path for step, path in everything if keep_every and step % keep_every == 0}
     for _, path in everything:
+        # At least one must be intact, whatever its age, or damage to the newest would end the run.
         if path == trusted or _is_intact(path):
             keep.add(path)
             break
@@ -324,6 +331,7 @@ def _verify_file(root: Path, name: str, entry: dict[str, Any]) -> None:
         raise CheckpointError(f"{root / MANIFEST} names {name!r}, which leads out of the checkpoint; do not trust it")
     path = root / name
     for part in (path, *(root / parent for parent in PurePosixPath(name).parents if str(parent) != ".")):
+        # A link could lead to a file outside, which the hash alone would not show.
         if part.is_symlink():
             raise CheckpointError(f"{part} is a symbolic link; a checkpoint holds files only")
     if not path.is_file():
@@ -367,6 +375,7 @@ def versions() -> dict[str, str]:
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        # In pieces, since weights may be larger than the memory that is free.
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -376,6 +385,7 @@ def _is_disk_error(error: BaseException) -> bool:
     """Whether the disk, not our code, is to blame. safetensors and torch hide the errno in messages of their own."""
     if isinstance(error, CheckpointError) or not isinstance(error, Exception):
         return False
+    # safetensors and torch raise errors of their own for a full disk, with the reason in the text only.
     hidden = ("os error 28", "No space left", "inline_container")
     return isinstance(error, OSError) or any(text in str(error) for text in hidden)
 

@@ -32,6 +32,7 @@ class JsonLines:
         """
         data = b"".join(encode_line({"iteration": iteration, **record}) for record in records)
         if self._file is None:
+            # Unbuffered, so that a kill loses no line that was reported as written.
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (kept open for the whole run)
             atomic_files.fsync(self.path.parent)
         end = os.fstat(self._file.fileno()).st_size
@@ -41,6 +42,7 @@ class JsonLines:
                 view = view[self._file.write(view) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            # Half a line would make the file unreadable for other tools.
             os.ftruncate(self._file.fileno(), end)
             raise CheckpointError(
                 f"cannot append to {self.path}: {error}; free some space, then go on with --load_path"
@@ -66,6 +68,7 @@ def json_safe(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
+        # NaN is no JSON, and most readers refuse the whole line.
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): json_safe(entry) for key, entry in value.items()}
@@ -91,6 +94,7 @@ def keep_until(path: Path, step: int) -> None:
         kept += len(line) if keep else 0
         is_prefix = is_prefix and not (keep and holes)
         holes += not keep
+    # Cut in place where possible, since episodes of a long run are gigabytes.
     if is_prefix:
         with open(path, "rb+") as file:
             file.truncate(kept)
@@ -104,5 +108,6 @@ def lines_until(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
     with open(path, "rb") as file:
         for line in file:
             prefix = _ITERATION.match(line)
+            # A machine that lost its power may leave zeros or half a line at the end.
             whole = prefix and line.endswith(b"}\n") and b"\0" not in line
             yield line, bool(whole and prefix and int(prefix[1]) <= step)

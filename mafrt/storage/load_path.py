@@ -70,6 +70,7 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
         raise CheckpointError(f"{path} {'is a file' if path.exists() else 'does not exist'}; {_TAKES}")
     if (path / MANIFEST).is_file():
         return _one_checkpoint(path)
+    # Its parts may be half-written, so it is not taken for a folder of adapters.
     if path.name.startswith("step_") or (path / "state").is_dir():
         raise CheckpointError(f"{path} is an unfinished checkpoint (it has no {MANIFEST}); give its run directory")
     if candidates(path):
@@ -79,6 +80,7 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
         if candidates(path / "checkpoints"):
             return _loadable("run", latest(path / "checkpoints"), path)
         log.warning("%s was stopped before its first checkpoint, so it starts where it started then", path)
+        # It began from another run's weights, so it begins there again and not from nothing.
         if (path / ORIGIN).exists():
             return replace(resolve(load_json(path / ORIGIN)["load_path"]), run=path)
         return Loadable("run", path, {}, None, run=path)
@@ -106,6 +108,7 @@ def _adapter_folders(path: Path) -> Loadable:
         raise CheckpointError(f"{path} is itself one adapter; give the folder that holds it, so that it has a name")
     adapters = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")):
+        # Both files are needed; one alone is more likely a broken copy than a folder of something else.
         present = [name for name in _ADAPTER_FILES if (folder / name).is_file()]
         if len(present) == len(_ADAPTER_FILES):
             adapters[folder.name] = folder

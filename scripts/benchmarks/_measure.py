@@ -26,6 +26,7 @@ class Disagreement(AssertionError):
 def agree(name: str, ours: Any, theirs: Any, *, tolerance: float) -> float:
     """The largest absolute difference of two tensors; raises Disagreement above `tolerance`."""
     worst = float((ours - theirs).detach().abs().max()) if ours.numel() else 0.0
+    # Written so that NaN disagrees, since no comparison with it is true.
     if ours.shape != theirs.shape or not worst <= tolerance:
         raise Disagreement(f"{name}: found a difference of {worst:.2e}, expected at most {tolerance:.0e}; not timed")
     return worst
@@ -46,10 +47,12 @@ def interleave(
         for call in rivals.values():
             call()
     gc.collect()
+    # A collection within one rival's turn would be counted against it.
     gc.disable()
     try:
         for turn in range(rounds):
             order = list(rivals.items())
+            # Forwards and backwards in turn, so that neither always runs on the other's warm caches.
             for name, call in order if turn % 2 == 0 else reversed(order):
                 synchronize(device)
                 start = now()
@@ -70,6 +73,7 @@ def synchronize(device: str) -> None:
 
 def ratio(above: list[float], below: list[float], digits: int = 3) -> dict[str, float]:
     """Median and quartiles of the rounds' ratios `above / below`."""
+    # Ratios of neighbouring runs: a machine that slows down slows both of a pair.
     ratios = sorted(a / b for a, b in zip(above, below, strict=True))
     if len(ratios) < 2:
         return {"median": ratios[0], "q1": ratios[0], "q3": ratios[0]}

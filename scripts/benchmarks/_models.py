@@ -32,6 +32,7 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     model = random_model(args, window)
+    # Both wrap the layers in place, so that each needs a model of its own.
     twin = copy.deepcopy(model)
     base = SharedBase(model, NoText(), "random Qwen3")
     peft: Any = None
@@ -42,6 +43,7 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
         peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
         if name not in peft.peft_config:
             peft.add_adapter(name, lora)
+        # The same weights in both, or the results could not be compared before they are timed.
         set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
     base.model.to(args.device)
     return base, peft.eval().to(args.device)
@@ -70,6 +72,7 @@ def random_model(args: argparse.Namespace, window: int) -> Any:
         head_dim=64,
         max_position_embeddings=window,
         pad_token_id=0,
+        # Without an end token every answer has the full length, and rivals do the same work.
         eos_token_id=None,
     )
     config._attn_implementation = "sdpa"

@@ -27,12 +27,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit("gpu: found no CUDA device, expected one; --device cpu --small runs the stages on a CPU")
     if args.small:
         torch.set_num_threads(1)
-    found = {"bench": "gpu", "machine": _measure.machine()}
-    found["stages"] = stages = run_stages(_stages(args), args.minutes, args.output)
+    results = {"bench": "gpu", "machine": _measure.machine()}
+    results["stages"] = stages = run_stages(_stages(args), args.minutes, args.output)
     print(table(stages))
     if failed := [name for name, entry in stages.items() if entry["state"] == "failed"]:
         raise _measure.Disagreement(f"failed: {', '.join(failed)}; {stages[failed[0]]['why']}")
-    return found
+    return results
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -131,6 +131,7 @@ class Trl:
             steps_per_generation=1,
             max_steps=args.rounds + 1,
             max_completion_length=args.tokens,
+            # As long as ours, which have no end token.
             generation_kwargs={"min_new_tokens": args.tokens},
             learning_rate=LR,
             beta=0.0,
@@ -148,6 +149,7 @@ class Trl:
         self.trainer: Any = trainer(
             model=whole.model,
             processing_class=whole.tokenizer,
+            # A cheap reward that differs between answers: equal ones would give no gradient.
             reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
             args=config,
             train_dataset=Dataset.from_dict({"prompt": messages}),
@@ -155,11 +157,13 @@ class Trl:
             callbacks=[Turnstile()],
         )
         self.thread = threading.Thread(target=self._train, daemon=True)
+        # TRL's loop cannot be stepped from outside, so it runs in a thread that waits at a gate for each step.
         self.thread.start()
 
     def _train(self) -> None:
         try:
             self.trainer.train()
+        # Handed to the thread that waits; otherwise it would wait for ever.
         except BaseException as error:
             self.error = error
             self.done.release()
@@ -217,10 +221,12 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     _check(args, ours, trl, count)
     times: dict[str, list[float]] = {"ours": [], "trl": [], "play": []}
     for number in range(args.rounds):
+        # In turn, so that a machine which slows down slows both.
         for rival in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
             times[rival].append((ours if rival == "ours" else trl).step())
         times["play"].append(ours.play)
     limit = _flop(ours) / roofline.measure(args.device, ours.base.model.dtype, small=True).flop_s
+    # TRL trains one adapter at a time, so a team of K takes K of its steps.
     whole = [count * seconds for seconds in times["trl"]]
     middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
     return {

@@ -106,6 +106,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
     from mafrt.scripts.benchmarks import _tasks
 
     task = task or task_of(rule)
+    # A copy, since the number of iterations is taken out of it.
     own = dict(OWN.get(rule, {}))
     rounds = round(iterations * own.pop("iterations", 1.0))
     groups = {"n_samples": GROUP} if algorithms.algorithm(rule).needs_groups else {}
@@ -113,11 +114,13 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
     config = TrainConfig.of(**{**COMMON, **PAID.get(task, {}), **groups, **own, **named})
     env_class: Any = _tasks.ENVIRONMENTS[task]
     held_out = env_class("test")
+    # Some libraries draw from the global generator when a model is loaded.
     torch.manual_seed(seed)
     runner = OnPolicy(env_class("train"), env_class.team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()
 
     def worth() -> dict[str, float]:
+        # The adapters that are evaluated are those of the agents, also where the rule has swapped them.
         runner.cast()
         plan = EvaluationPlan(tasks, samples, greedy=False, seed=seed_of(seed, "bench learn"))
         evaluation = evaluate(held_out, runner.player, plan)
@@ -195,6 +198,7 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--margin", type=float, default=0.1, help="least rise of the score")
     parser.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves its default")
     args = parser.parse_args(argv)
+    # `gae` is `ppo` to the credit stage.
     names = sorted(set(algorithms.ALGORITHMS) - {"gae"}) if args.algorithm == ["all"] else args.algorithm
     for name in names:
         algorithms.algorithm(name)

@@ -161,12 +161,12 @@ def _check(base: SharedBase, ids: Tensor, owner: Tensor) -> float:
 
 def _gradients(base: SharedBase, name: str) -> Tensor:
     """The gradient of an adapter, which is cleared."""
-    found = []
+    gradients = []
     for parameter in base.adapter_parameters(name):
         assert parameter.grad is not None
-        found.append(parameter.grad.flatten())
+        gradients.append(parameter.grad.flatten())
         parameter.grad = None
-    return torch.cat(found)
+    return torch.cat(gradients)
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
@@ -215,8 +215,8 @@ def tables(adapters: Sequence[Mapping[str, Any]], vocabularies: Sequence[Mapping
     def mib(row: Mapping[str, Any], *names: str, digits: int = 0) -> list[str]:
         return [f"{row[name] / MIB:.{digits}f}" for name in names]
 
-    def spread(found: Mapping[str, float], factor: float, digits: int) -> str:
-        median, q1, q3 = (f"{found[name] * factor:.{digits}f}" for name in ("median", "q1", "q3"))
+    def spread(quartiles: Mapping[str, float], factor: float, digits: int) -> str:
+        median, q1, q3 = (f"{quartiles[name] * factor:.{digits}f}" for name in ("median", "q1", "q3"))
         return f"{median} ({q1} to {q3})"
 
     first = _measure.markdown(

@@ -211,13 +211,13 @@ def _bars(measured: list[dict[str, Any]]) -> dict[str, bool]:
         ("K=16: >=.65 of the bare base", 16, (2, 8), ("bare",), 0.65),
         ("K=1: no slower than PEFT", 1, (2, 8), ("switching", *names), 1.0),
     )
-    found: dict[str, bool] = {}
+    passed: dict[str, bool] = {}
     for text, count, sizes, rivals, bar in bars:
         for row in measured:
             if row["K"] == count and row["rows_per_adapter"] in sizes:
                 holds = min(row[f"{rival}/ours"]["median"] for rival in rivals) >= bar
-                found[text] = found.get(text, True) and holds
-    return found
+                passed[text] = passed.get(text, True) and holds
+    return passed
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -85,6 +85,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     batch = _batch(args, count)
     rivals = _rivals(base, peft, batch, count)
     worst = _check(rivals, base, peft, count)
+    # Parity is checked in float32 first: in half precision a wrong result could hide behind the rounding.
     if args.dtype != "float32":
         for model in (base.model, peft):
             _cast(model, getattr(torch, args.dtype))
@@ -114,6 +115,7 @@ def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     """Rows in random order, `1..2*rows-1` per adapter, with a tail of short ones."""
     rng = random.Random(count)
+    # Unequal and shuffled groups, as a mini-batch has them; equal ones would flatter any grouping.
     owner = [k for k in range(count) for _ in range(rng.randint(1, 2 * args.rows - 1) if count > 1 else args.rows)]
     rng.shuffle(owner)
     lengths = [max(8, int(args.tokens * (0.4 + 0.6 * rng.random()))) for _ in owner]
@@ -121,6 +123,7 @@ def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     ids = torch.randint(0, args.vocab, (len(owner), args.tokens), generator=torch.Generator().manual_seed(count))
     steps = torch.arange(args.tokens)
     mask = (steps < torch.tensor(lengths)[:, None]).long()
+    # The first third is the prompt, which has no loss.
     actions = mask.bool() & (steps >= args.tokens // 3)
     return PaddedBatch(ids.to(args.device), mask.to(args.device), actions.to(args.device), owner)
 

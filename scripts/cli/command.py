@@ -9,27 +9,20 @@ flags. Standard library only at import: `--help` must not wait for torch.
 from __future__ import annotations
 
 import argparse
-import atexit
-import difflib
-import logging
-import math
-import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
-from mafrt.core.distributed import joined, started
-from mafrt.core.errors import ConfigError, MafrtError, ProcessLostError
-from mafrt.core.reading import parse_yaml, read_text
+from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
-from mafrt.core.threads import wait_passively
-from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
+from mafrt.scripts.cli.flag_synonyms import synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
+from mafrt.scripts.cli.unknown_flags import refuse_unknown, refuse_with_reason
+from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 T = TypeVar("T")
@@ -122,8 +115,8 @@ class Command:
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
         typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
-        _refuse_with_reason(rest, self.refused)
-        _refuse(rest, [option for action in parser._actions for option in action.option_strings])
+        refuse_with_reason(rest, self.refused)
+        refuse_unknown(rest, [option for action in parser._actions for option in action.option_strings])
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
         config = shipped(typed.config) if "config" in typed else None
         known = self.settings(algorithm)
@@ -171,127 +164,6 @@ class Command:
         stored = read_yaml(shipped(typed["config"])) if typed.get("config") else {}
         named = typed.get("algorithm") or stored.get("algorithm") or below.get("algorithm")
         return named if isinstance(named, str) and ":" in named else None
-
-
-def convert(setting: Setting, value: Any, where: str) -> Any:
-    """`value` (command-line text, or a YAML value) as the setting's type; `none` for an optional one."""
-    if setting.many:
-        if value is None or value in ("none", ["none"]):
-            return ()
-        if isinstance(value, Mapping):  # `env_kwargs: {name: value}` in a YAML file
-            value = [f"{key}={item}" for key, item in value.items()]
-        items = [value] if isinstance(value, (str, int, float)) else list(value)
-        parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
-        return tuple(_scalar(setting, part, where) for part in parts)
-    if setting.optional and (value is None or (value == "none" and "none" not in (setting.choices or ()))):
-        return None
-    return _scalar(setting, value, where)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A flat mapping of settings from a YAML file; ConfigError in one sentence otherwise."""
-    import yaml
-
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise ConfigError(
-            f"--config {path} cannot be read ({error.strerror}); give a YAML file of settings."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not text; give a YAML file of settings.") from error
-    try:
-        stored = parse_yaml(text)
-    except yaml.YAMLError as error:
-        problem = re.sub(r"\s+", " ", str(error))
-        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from error
-    if stored is None:
-        return {}
-    if not isinstance(stored, dict):
-        raise ConfigError(f"--config {path} holds a {type(stored).__name__}; expected lines of `name: value`.")
-    return stored
-
-
-def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    """Run a script's body; an error of ours becomes one sentence on stderr and exit code 2.
-
-    `python scripts/x.py` puts the scripts folder first on `sys.path`, where `evaluate.py` would shadow the package of
-    that name; it is taken off again.
-
-    One of several processes ends here and does not return: see `_leave`.
-    """
-    code = _run(main, argv)
-    if joined():
-        _leave(code)
-    return code
-
-
-def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
-    _log_to_stderr()
-    wait_passively()
-    try:
-        return main(argv)
-    except MafrtError as error:
-        if "--debug" in argv:
-            raise
-        print(f"error{_which()}: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr, flush=True)
-        if isinstance(error, ProcessLostError):
-            os._exit(2)  # a regular exit would wait for processes that are gone
-        return 2
-    except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:  # a folder that may not be written to, a full disk
-        if "--debug" in argv or error.filename is None:
-            raise
-        print(f"error: {error.filename} cannot be read or written: {error.strerror}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
-        return 130
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit after running the atexit handlers, but skip the interpreter's teardown.
-
-    Libraries keep process groups beyond `destroy_process_group`, and with them gloo's threads; one of these that lets
-    go of a tensor while the interpreter is being taken apart aborts the process (SIGABRT), after all its work was done
-    (https://github.com/pytorch/pytorch/issues/190489).
-    """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _which() -> str:
-    """Which process this is, where there are several."""
-    rank, size = started()
-    return f" (process {rank} of {size})" if size > 1 else ""
-
-
-def _log_to_stderr() -> None:
-    """Show the library's warnings; other packages' loggers are their own business."""
-    logger = logging.getLogger("mafrt")
-    if not logger.handlers:
-        handler = _ToStderr()
-        handler.setFormatter(logging.Formatter(f"%(levelname)s{_which()}: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
-
-
-class _ToStderr(logging.StreamHandler):
-    """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
 
 
 class _Parser(argparse.ArgumentParser):
@@ -351,69 +223,3 @@ def _underscored(word: str) -> str:
     name = flag[2:].replace("-", "_")
     off = name.startswith("no_")
     return ("--no-" if off else "--") + name[3 if off else 0 :] + equals + value
-
-
-def _advises(name: str, options: Sequence[str]) -> bool:
-    """Whether the synonym `name` stands for a flag that this command has, or for advice without one."""
-    meant = synonym(name)
-    return meant is not None and (meant.flag is None or f"--{meant.flag}" in options)
-
-
-def _refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
-    for item in rest:
-        flag = item.split("=")[0]
-        if (reason := reasons.get(flag.removeprefix("--"))) is not None:
-            raise ConfigError(f"There is no flag {flag!r} here: {reason}")
-
-
-def _refuse_several(rest: Sequence[str], options: Sequence[str]) -> None:
-    """Answer all flags of other libraries at once, if there are several: a launch line as it is typed there."""
-    flags = dict.fromkeys(item.split("=")[0].removeprefix("--") for item in rest if item.startswith("--"))
-    advised = [(flag, meant) for flag in flags if _advises(flag, options) and (meant := synonym(flag)) is not None]
-    if len(advised) > 1:
-        answers = "; ".join(f"--{flag}: {meant.advice.rstrip('.')}" for flag, meant in advised)
-        raise ConfigError(f"There are no flags {', '.join(f'--{flag}' for flag, _ in advised)}. {answers}.")
-
-
-def _refuse(rest: Sequence[str], options: Sequence[str]) -> None:
-    _refuse_several(rest, options)
-    for item in rest:
-        if item.startswith("-"):
-            flag = item.split("=")[0]
-            meant = synonym(flag.removeprefix("--"))
-            if meant is not None and _advises(flag.removeprefix("--"), options):
-                raise ConfigError(f"There is no flag {flag!r}; {meant.advice}")
-            known = [option for option in options if option != "-h"]
-            others = [f"--{name}" for name in SYNONYMS if _advises(name, options)]
-            near = difflib.get_close_matches(flag, [*known, *others], n=1, cutoff=0.8)
-            if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:
-                raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {meant.advice}")
-            raise ConfigError(unknown("flag", flag, known))
-    if rest:
-        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
-
-
-def _split(text: str) -> list[str]:
-    """Comma-separated words; `key=value` and JSON are left whole."""
-    return [text] if "=" in text or text.lstrip().startswith("{") else [part for part in text.split(",") if part]
-
-
-def _scalar(setting: Setting, value: Any, where: str) -> Any:
-    if setting.kind is bool and isinstance(value, bool):
-        return value
-    if setting.kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        if setting.choices and value not in setting.choices:
-            raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(setting.choices)}.")
-        return str(value)
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[setting.kind]
-    try:
-        if setting.kind in (bool, str) or isinstance(value, (bool, list, dict)) or value is None:
-            raise ValueError
-        if setting.kind is int and isinstance(value, float):
-            raise ValueError
-        number = setting.kind(value)
-        if not math.isfinite(number):
-            raise ValueError
-    except (ValueError, TypeError):
-        raise ConfigError(f"{where} is {value!r}; expected {wanted}.") from None
-    return number

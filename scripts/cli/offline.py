@@ -204,6 +204,7 @@ def read(settings: Settings, task: OfflineTask) -> OfflineData:
     answers = read_answers(data.records_path, task.fields, team)
     episodes = [read_episodes(path, team) for path in data.episodes_path]
     if team is None:
+        # Without a team file the agents are those that the records name.
         names = [group[0].agent for group in answers]
         names += [
             turn["agent"] for run_episodes in episodes for _, episode in run_episodes for turn in episode["turns"]
@@ -213,6 +214,7 @@ def read(settings: Settings, task: OfflineTask) -> OfflineData:
     held_out = read_answers(data.eval_records_path, task.fields, team)
     runs = []
     for path, run_episodes in zip(map(Path, data.episodes_path), episodes, strict=True):
+        # With recorded tokens nothing has to be played again to find the prompts.
         exact = not task.next_states and all(holds_tokens(episode) for _, episode in run_episodes)
         runs.append((path, run_episodes, *((None, 0) if exact else _environment(path))))
     return OfflineData(team, answers, held_out, runs)
@@ -244,6 +246,7 @@ def encode(
             print(f"{path}: {len(next_records)} next observations of {counts['episodes']} episodes{left}.", flush=True)
     records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
     kept = reading.fit(records, window, skip=data.skip_too_long)
+    # Said, since a silent cut would look like learning from all of them.
     if len(kept) < len(records):
         print(f"{len(records) - len(kept)} records are longer than {window} tokens and are left out.")
     held_out = reading.encode(source.held_out, source.team, tokenizer)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.core.distributed import ALONE, Processes, connect, started
 from mafrt.core.errors import ConfigError, MissingExtraError
-from mafrt.scripts.cli.command import Settings, shipped
+from mafrt.core.shipped import shipped
+from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.settings import ModelSettings, ScaleSettings
 
 if TYPE_CHECKING:

@@ -50,6 +50,8 @@ def with_recorded_files(stored: Mapping[str, Any], record: RunRecord) -> dict[st
         value = recorded.get(name)
         if number and isinstance(value, list):
             index = int(number.rstrip("]"))
+            # The recorded absolute path is taken only where the given one leads nowhere, so that a moved data set can
+            # be named anew.
             if index < len(value) and not shipped(str(value[index])).exists():
                 recorded[name] = [*value[:index], file.path, *value[index + 1 :]]
         elif isinstance(value, str) and ".py:" in value:  # a function in a file
@@ -100,6 +102,7 @@ def build_environment(record: EnvironmentRecord, run: Path) -> Env:
     """
     from mafrt.environment.registry import make_env
 
+    # Objects that were passed from Python cannot be written down.
     if record.arguments is None:
         raise ConfigError(
             f"The environment of the run {run} is {record.path}, made from Python with arguments that run.json cannot "
@@ -113,6 +116,7 @@ def command_of(run: Path) -> str | None:
     """The script that a run is gone on with by; None for a run from Python whose environment cannot be built."""
     try:
         record = load_record(run)
+    # Without a readable record there is nothing to decide by, and the command that was typed goes on.
     except CheckpointError:
         return None
     if record.command is not None:

@@ -76,19 +76,19 @@ def _memory(seats: Sequence[TeamRow], names: Sequence[str], use: Use) -> list[tu
     for name in names:
         own = [seat for seat in seats if seat.model == name]
         shape = own[0].shape
-        found = footprint(shape, replace(use, agents=0))
+        memory = footprint(shape, replace(use, agents=0))
         own_adapters = 0.0
         for seat in own:
             how = replace(use, agents=1, rank=seat.lora.rank, targets=seat.lora.targets)
             own_adapters += footprint(shape, how).adapters
         agents = str(sum(len(seat.agents) for seat in own))
         weights = f"{shape.block_weights + shape.other_weights:,}"
-        peak = found.base + own_adapters + max(found.activations, found.keys_and_values)
-        parts = (found.base, own_adapters, found.activations, found.keys_and_values, peak)
+        peak = memory.base + own_adapters + max(memory.activations, memory.keys_and_values)
+        parts = (memory.base, own_adapters, memory.activations, memory.keys_and_values, peak)
         rows.append((name, agents, weights, *(f"{part / 1e9:.2f}" for part in parts)))
-        bases, adapters, cached = bases + found.base, adapters + own_adapters, cached + found.keys_and_values
+        bases, adapters, cached = bases + memory.base, adapters + own_adapters, cached + memory.keys_and_values
         # Bases learn one after the other, so only the largest activations are in memory.
-        activations = max(activations, found.activations)
+        activations = max(activations, memory.activations)
     if len(names) > 1:
         total = (bases, adapters, activations, cached, bases + adapters + max(activations, cached))
         rows.append(("together", str(sum(len(s.agents) for s in seats)), "", *(f"{part / 1e9:.2f}" for part in total)))

@@ -72,6 +72,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     placement = join(settings, config)
     processes = placement.processes
     say = print if processes.main else quietly
+    # Chosen by one process, since the name holds the time of day.
     run_dir = Path(processes.lead(lambda: str(choose_run_dir(settings, loaded, prepared.name))))
     for note in prepared.notes:
         say(note)
@@ -87,6 +88,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
 
     def after_iteration(progress: Progress) -> None:
         terminal.iteration(progress)
+        # A number that the user gave is left alone.
         if settings["threads"] is None and (collapse := threads.look()) is not None:
             print(collapse, file=sys.stderr, flush=True)
 
@@ -100,6 +102,7 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         coach=coach,
         provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
+    # Only now, when everything that may be refused has been checked: a mistyped flag must not move a run.
     if settings["set_aside"] and not is_same(loaded, run_dir):
         from mafrt.storage.run_dir import set_aside
 
@@ -128,6 +131,7 @@ def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, Loadable | N
     stored, record = stored_args(loaded)
     if loaded is not None and loaded.checkpoint is not None and "rule" in loaded.checkpoint.meta:
         print(f"The adapters of {loaded.path}, which learnt without play, are the initial weights.")
+        # Its optimizers and position belong to another way of learning.
         loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
         settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
     elif stored:
@@ -156,6 +160,7 @@ def _check(
     check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
     now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)
+    # Before a model is loaded, and again by the runner, which knows the base.
     refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, team)
     check_several(team, models, config, rule)
@@ -222,6 +227,7 @@ def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Pa
     if settings["run_dir"] is None:
         if loaded is not None and loaded.resumes and loaded.run is not None:
             return loaded.run
+        # Seconds are in the name, and a number is added where two runs start within one.
         stem = Path("runs") / f"{name}-{datetime.now():%Y-%m-%d-%H%M%S}"
         return next(path for n in range(1, 1000) if not (path := Path(f"{stem}.{n}" if n > 1 else stem)).exists())
     run_dir = Path(settings["run_dir"]).expanduser()
@@ -250,6 +256,7 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
     from mafrt.storage import report
 
     if summary.stopped_by is not None:
+        # A sentence is a reason, one word a signal.
         if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal
             state = "Paused" if summary.paused else "Stopped"
             print(f"{state} after iteration {summary.iterations}: {summary.stopped_by}. Everything is saved.")
@@ -295,6 +302,7 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
 
 def go_on(command: Command, run_dir: Path) -> str:
     """The command line that goes on with a run, to be pasted as it is."""
+    # The line can be pasted as it is, so that it names what the user typed.
     if not sys.argv[0].endswith(".py"):
         return shlex.join(["mafrt", command.name, "--load_path", str(run_dir)])
     python = Path(sys.executable)

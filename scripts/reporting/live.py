@@ -28,13 +28,13 @@ class LiveReport:
 
     def version(self) -> str:
         """Changes whenever a run has written something that the report shows."""
-        found = []
+        states = []
         for folder in self.folders:
             for name in _WATCHED:
                 with contextlib.suppress(OSError):
                     state = (folder / name).stat()
-                    found.append((str(folder), name, state.st_mtime_ns, state.st_size))
-        return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
+                    states.append((str(folder), name, state.st_mtime_ns, state.st_size))
+        return hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
 
     def page(self) -> bytes:
         with self._lock:

@@ -124,14 +124,14 @@ def _table(table: Table) -> dict[str, Any]:
 def _explained(runs: Sequence[RunData]) -> dict[str, str]:
     """Metric -> its meaning and unit, for names that the glossary knows."""
     names = {name for run in runs for table in (run.metrics, run.evaluations) for name in table.columns}
-    found = {}
+    meanings = {}
     for name in sorted(names):
         try:
             meaning = explain(name)
         except KeyError:
             continue
-        found[name] = meaning.text + (f" ({meaning.unit})" if meaning.unit else "")
-    return found
+        meanings[name] = meaning.text + (f" ({meaning.unit})" if meaning.unit else "")
+    return meanings
 
 
 def _render(title: str, meta: dict[str, Any], blocks: Sequence[str], live: bool) -> bytes:

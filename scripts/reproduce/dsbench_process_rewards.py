@@ -68,7 +68,7 @@ def warm_start(folder: Path) -> Path:
 
 def config() -> dict[str, Any]:
     """Content of configs/dsbench.yaml."""
-    from mafrt.scripts.cli.command import read_yaml
+    from mafrt.scripts.cli.values import read_yaml
 
     return dict(read_yaml(CONFIGS / "dsbench.yaml"))
 

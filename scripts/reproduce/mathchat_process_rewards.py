@@ -46,7 +46,7 @@ class AccuracyCurve(LearningCurve):
 
 def settings(iterations: int) -> dict[str, Any]:
     """Settings of configs/mathchat.yaml that the runner reads."""
-    from mafrt.scripts.cli.command import read_yaml
+    from mafrt.scripts.cli.values import read_yaml
 
     known = TrainConfig().flat()
     known_settings = {name: value for name, value in read_yaml(CONFIG).items() if name in known}

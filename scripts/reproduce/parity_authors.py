@@ -26,8 +26,10 @@ Case = dict[str, Any]
 def functions(checkout: Path, file: str, *names: str, **known: Any) -> list[Any]:
     """Functions or methods of a file by name, imported as a module of their own; `known` are the globals they use."""
     tree = ast.parse((checkout / file).read_text(encoding="utf-8"))
-    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names}
-    text = "\n\n".join(["from __future__ import annotations", *(ast.unparse(found[name]) for name in names)])
+    definitions = {
+        node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names
+    }
+    text = "\n\n".join(["from __future__ import annotations", *(ast.unparse(definitions[name]) for name in names)])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "taken_out.py"
         path.write_text(text + "\n", encoding="utf-8")

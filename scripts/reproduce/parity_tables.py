@@ -50,11 +50,11 @@ def load(checkout: Path, name: str, file: str) -> Any:
 
 def cases() -> list[dict[str, Any]]:
     """Batches of sequences: group, length, outcome at the last token, and values."""
-    found = []
+    tables = []
     for seed in range(4):
         chance = random.Random(seed)
         lengths = [chance.randint(1, 6) for _ in range(8)]
-        found.append(
+        tables.append(
             {
                 "groups": [index // 4 for index in range(8)] if seed < 3 else [0, 0, 0, 1, 1, 1, 1, 2],
                 "lengths": lengths,
@@ -62,7 +62,7 @@ def cases() -> list[dict[str, Any]]:
                 "values": [[round(chance.uniform(-1, 1), 3) for _ in range(length)] for length in lengths],
             }
         )
-    return found
+    return tables
 
 
 def outputs(core: Any, case: dict[str, Any]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def trained(args: argparse.Namespace, program: str, seed: int) -> dict[str, floa
             "--eval_tasks_path", data / "word_problems_test.jsonl", "--eval_episodes", args.tasks,
             "--seed", seed, "--threads", args.threads, "--run_dir", folder, "--set_aside",
         )  # fmt: skip
-    found: dict[str, float] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    summary: dict[str, float] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
 
 
 def cell(values: Sequence[float]) -> str:

@@ -37,8 +37,8 @@ def measured(args: argparse.Namespace) -> list[Mapping[str, str | float | None]]
     if not numbers.is_file():
         words = ("--load_path", folder, "--tasks", args.tasks, "--k", 4, "--seed", args.seed)
         run(evaluate.main, *words, "--baselines", "--baseline_votes", args.votes, "--output", numbers)
-    found: list[Mapping[str, str | float | None]] = json.loads(numbers.read_text(encoding="utf-8"))["baselines"]
-    return found
+    rows: list[Mapping[str, str | float | None]] = json.loads(numbers.read_text(encoding="utf-8"))["baselines"]
+    return rows
 
 
 def table(rows: Sequence[Mapping[str, str | float | None]]) -> str:

@@ -131,12 +131,12 @@ def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:
     """A Markdown table: scores, and gains over the start with intervals clustered by seed."""
     lines = ["| arm | seeds | sampled | greedy | gain sampled | gain greedy |", "|---|---|---|---|---|---|"]
     lines.append(f"| start | - | {start.sampled:.3f} | {start.greedy:.3f} | | |")
-    for name, found in arms.items():
-        sampled, greedy = [run.sampled for run in found], [run.greedy for run in found]
+    for name, runs in arms.items():
+        sampled, greedy = [run.sampled for run in runs], [run.greedy for run in runs]
         cells = [f"{statistics.fmean(sampled):.3f}", f"{statistics.fmean(greedy):.3f}"]
         cells += [interval([value - start.sampled for value in sampled])]
         cells += [interval([value - start.greedy for value in greedy])]
-        lines.append(f"| {name} | {len(found)} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -168,11 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = []
     for split in args.splits:
         start = evaluate("start", split, adapters, args)
-        found = {
+        evaluated = {
             arm: [evaluate(f"{arm.replace(' ', '_')}_{seed}", split, trained[arm, seed], args) for seed in args.seeds]
             for arm in args.arms
         }
-        parts.append(f"stories:{split}\n\n{table(start, found)}")
+        parts.append(f"stories:{split}\n\n{table(start, evaluated)}")
     text = "\n\n".join(parts)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     if (svg := figure(out, args.seeds)) is not None:

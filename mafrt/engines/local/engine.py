@@ -97,6 +97,8 @@ class LocalEngine:
                 # Its weights are there for the time of play only, and elsewhere each time.
                 if self._gathered != self.base.sharding.gathered:
                     self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
+            # Somebody's code may write to the base between two calls; transcripts read with the old weights are then
+            # wrong too.
             elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
                 self.transcripts.clear()
@@ -120,6 +122,7 @@ class LocalEngine:
         tokens, window = len(request.prompt_ids), self.base.context_window
         if not tokens:
             raise ConfigError(f"request {place} (adapter {request.adapter!r}): found an empty prompt, expected tokens")
+        # One token more than the prompt, since a turn without an answer would teach nothing.
         if tokens + 1 > window:
             raise PromptTooLongError(
                 f"request {place} (adapter {request.adapter!r}): found a prompt of {tokens} tokens, expected at most "
@@ -196,9 +199,12 @@ def _batches(groups: list[SamplingGroup], most: int) -> list[list[SamplingGroup]
     total = sum(len(group.members) for group in groups)
     if not total:
         return []
+    # Rounded up twice: first the number of batches, then their equal size, so that the last is no remainder of a few
+    # rows.
     size = -(-total // -(-total // most))
     batches: list[list[SamplingGroup]] = [[]]
     room = size
+    # Like lengths together, because shorter prompts are padded to the longest of their batch.
     for group in sorted(groups, key=lambda group: len(group.prompt)):
         members = group.members
         while members:

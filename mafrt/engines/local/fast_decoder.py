@@ -58,6 +58,8 @@ class LeanModel:
 
     def __init__(self, base: SharedBase) -> None:
         config, inner = base.config, base.inner
+        # Each of these reasons is only logged: the model's own forward decodes it then, slower and with the same
+        # results.
         if config.model_type not in MODEL_TYPES or not hasattr(inner, "layers"):
             raise ValueError(f"model type {config.model_type}")
         if getattr(config, "use_bidirectional_attention", False):
@@ -68,6 +70,8 @@ class LeanModel:
         kinds = attention_kinds(config)
         rope = getattr(inner.rotary_emb, "rope_type", "default")
         for name in rope.values() if isinstance(rope, dict) else [rope]:
+            # Tables of the others depend on the length of the sequence, while here they are computed once for all
+            # positions.
             if name not in ("default", "linear", "llama3", "yarn"):
                 raise ValueError(f"rotary embedding {name}, which changes with the length")
         self.base = base
@@ -89,6 +93,7 @@ class LeanModel:
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
         experts = hasattr(layer.mlp, "experts")
+        # The lean decoder calls experts as they are, so adapters on them would silently have no effect.
         if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
             raise ValueError("experts that adapters may target")
         for holder, names in _GROUPS[:2] if experts else _GROUPS:
@@ -96,6 +101,7 @@ class LeanModel:
             if hasattr(parent, _FUSED.get(names, "")):
                 names = (_FUSED[names],)
             parts = [getattr(parent, name) for name in names]
+            # Below an adapter's wrapper: its contribution is added from the fused adapters instead.
             parts = [getattr(part, "base_layer", part) for part in parts]
             # A quantised layer, for one, does not multiply with its `weight` as it stands.
             if any(type(part) is not nn.Linear for part in parts):
@@ -105,6 +111,7 @@ class LeanModel:
             widths = [len(weight) for weight in weights]
             bias = None
             if any(part.bias is not None for part in parts):
+                # Qwen 2 has biases in some of the fused layers only; zeros stand for the others.
                 bias = torch.cat([p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts])
             packed = self._packed(weights)
             if copy and packed is None and len(weights) > 1:

@@ -80,6 +80,8 @@ class KVLayer(CacheLayerMixin):
         for name in ("keys", "values"):
             old = getattr(self, name)
             if old is not None:
+                # Into a new tensor of the same capacity: selecting in place would overwrite rows that are still to be
+                # read.
                 kept = old.new_empty(len(rows), old.shape[1], self.capacity, old.shape[3])
                 kept[:, :, : self.used] = old[:, :, : self.used].index_select(0, rows)
                 setattr(self, name, kept)

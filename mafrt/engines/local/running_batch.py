@@ -107,7 +107,9 @@ class RunningBatch:
         """Sample one token for every live row; returns the rows that this has ended."""
         ids, logprobs = self._sampler(self._logits, self._step)
         self._step += 1
+        # One transfer to the host for all rows; asking row by row would wait for a GPU each time.
         ended = self._take(ids.tolist(), logprobs.tolist())
+        # The last forward is saved: nothing would be sampled from it.
         if not self._live:
             return ended
         decoder = self._decoder = self._decoder or self._new_decoder()
@@ -126,6 +128,7 @@ class RunningBatch:
         prompts = joined(decoder.folded(), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
+        # Sorted anew, since the decoder needs rows of one adapter side by side.
         both = [*self.rows, *rows]
         order = sorted(range(len(both)), key=lambda place: both[place].order)
         self.rows = [both[place] for place in order]
@@ -134,6 +137,7 @@ class RunningBatch:
         self._live = list(range(len(self.rows)))
         # The new sampler skips the uniforms that each row has used, so samples do not depend on who joined when.
         self._sampler, self._step = self._new_sampler(), 0
+        # Made again at the next step: its buffers are laid out for a fixed number of rows.
         self._decoder = None
 
     def _prefilled(
@@ -180,6 +184,7 @@ class RunningBatch:
             row, token = rows[place], ids[place]
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
+            # Before the stop strings, so that a turn which ends in both counts as ended by itself.
             if token in eos:
                 row.stop = "eos"
             elif row.stops is not None and row.stops.hit(row.ids):
@@ -213,5 +218,6 @@ def completion_of(row: SamplingRow, base: SharedBase) -> Completion:
         logprobs=row.logprobs,
         stop=row.stop,
         text=base.tokenizer.decode(row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        # Recorded with the turn, since an update may follow before the turn is learnt from.
         adapter_version=0 if name is None else base.versions[name],
     )

@@ -157,7 +157,7 @@ class TranscriptCache:
         Returns:
             Hidden states after the last token of each `[rows, d]`, keys and values of past and rest.
         """
-        found: dict[int, tuple[Tensor, Fed]] = {}
+        computed: dict[int, tuple[Tensor, Fed]] = {}
         held = [self._held(*one) for one in past]
         budget = PREFILL_TOKENS.get(self.base.device.type, 16384)
         # Rows of like rests go together; rows of long pasts in smaller numbers, since they are copied.
@@ -167,10 +167,10 @@ class TranscriptCache:
             states, fed = self._pass(
                 [held[i] for i in chunk], lengths, [rests[i] for i in chunk], [adapters[i] for i in chunk]
             )
-            found |= {i: (states[row], fed[row]) for row, i in enumerate(chunk)}
+            computed |= {i: (states[row], fed[row]) for row, i in enumerate(chunk)}
             self.computed += sum(len(rests[i]) for i in chunk)
         order = range(len(rests))
-        return torch.stack([found[i][0] for i in order]), [found[i][1] for i in order]
+        return torch.stack([computed[i][0] for i in order]), [computed[i][1] for i in order]
 
     def _held(self, ids: tuple[int, ...], length: int) -> Fed | None:
         if not length:

@@ -71,8 +71,10 @@ class Handover:
         self._count = 0
 
     def _make(self, folder: str | Path | None) -> Path:
+        # The process id too, since several processes of one run write their adapters into one folder.
         own = f"mafrt-{self.run}-{os.getpid()}"
         if folder is None:
+            # In memory where possible: adapters are written anew after every update and read once.
             usable = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
             return Path(tempfile.mkdtemp(prefix=own + "-", dir=MEMORY if usable else None))
         path = Path(folder).expanduser().absolute() / own
@@ -98,6 +100,8 @@ class Handover:
         for name in dict.fromkeys(adapters):
             stamp = self._stamp(name)
             known = self._current.get(name)
+            # Compared by counts and not by content, since reading all weights before every batch would cost as much as
+            # writing them.
             if known is None or known[0] != stamp:
                 parcel = self._write(name)
                 if known is not None:
@@ -132,6 +136,7 @@ class Handover:
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
         (self._write_bare if name is None else self._writer(name))(scratch)
         digest = hashlib.sha256(f"{name}\x1f".encode())
+        # Named by their content: an engine that caches by name can then never answer from another version.
         for file in (CONFIG, WEIGHTS):
             digest.update((scratch / file).read_bytes())
         self._count += 1
@@ -140,6 +145,7 @@ class Handover:
         if path.exists():
             shutil.rmtree(scratch)  # equal bytes, by its name
         else:
+            # Temporary folders are private, but a server may run as another user.
             scratch.chmod(0o755)
             scratch.rename(path)
         return Parcel(full, self._count, path, 0 if name is None else self.base.versions[name])

@@ -74,6 +74,8 @@ class VllmEngine:
             "max_loras": config.max_loras or slots,
             "max_cpu_loras": max(config.max_loras or 0, slots) + 1,
             "max_lora_rank": config.max_lora_rank or room_for_rank(max(shapes.values(), default=1)),
+            # Bounded by the run's window, since vLLM refuses to start where the keys and values of its longest sequence
+            # do not fit.
             "max_model_len": self.window,
             "gpu_memory_utilization": config.gpu_memory_utilization or (0.4 if gpu else 0.1),
             "tensor_parallel_size": config.tensor_parallel_size,
@@ -83,6 +85,8 @@ class VllmEngine:
             # vLLM 0.32 on a CPU dies of a prompt cut into chunks whose request has a seed of its own.
             "enable_chunked_prefill": gpu,
             "enable_sleep_mode": self._sleeps,
+            # Otherwise vLLM mixes in the model's own defaults, such as top_p, and samples from another distribution
+            # than the trainer scores.
             "generation_config": "vllm",
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
@@ -124,6 +128,7 @@ class VllmEngine:
     def rest(self) -> None:
         """Give the GPU's memory back until the next call, where the device can; caches are gone then."""
         if self._sleeps and not self._asleep:
+            # The prefix cache is emptied first: its blocks are gone after the sleep, but would be looked up.
             self._ask(self._llm.reset_prefix_cache)
             self._ask(lambda: self._llm.sleep(level=1))
             self._asleep = True
@@ -140,6 +145,7 @@ class VllmEngine:
 
     def _hand_over(self, requests: Sequence[Request]) -> Mapping[str | None, Parcel]:
         parcels, replaced = self._handover.parcels(request.adapter for request in requests)
+        # Old versions leave first, since the new ones need their places.
         for parcel in replaced:
             self._ask(partial(self._llm.llm_engine.remove_lora, parcel.number))
             self._loaded.discard(parcel.number)
@@ -213,6 +219,7 @@ class _OneThread:
             done, _ = wait([result], timeout=POLL_S)
             if done:
                 return result.result()
+            # A process id alone may be used again by another process, hence its birth too.
             gone += not all(alive(pid, born) for pid, born in self.lives.items())
         raise _DiedError
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import weakref
 from collections import deque
@@ -23,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError
 from mafrt.core.types import Completion, Request, SamplingParams
-from mafrt.engines.checks import TOKEN, check_engine
+from mafrt.engines.checks import check_engine
 from mafrt.engines.requests import by_adapter, check_requests, completion, sampling_words
 from mafrt.engines.vllm.adapter_sync import Handover, Parcel
+from mafrt.engines.vllm.server_calls import SMALL_S, LostError, ServerCalls, UnknownModelError
 from mafrt.engines.vllm.watchdog import dismiss, watch
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 10.0
-SMALL_S = 30.0
-"""Seconds for an answer that nothing has to be computed for, and for a dead server to show that it is back."""
 REVIVE_S = 30.0
 """Seconds after which a dead server is asked again; twice as many after each time in vain."""
 REVIVE_MOST_S = 1800.0
@@ -46,21 +43,6 @@ LORA_COMMAND = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras N --max-lora-rank R "
     "--logprobs-mode processed_logprobs"
 )
-
-
-class _LostError(Exception):
-    """A server that cannot be reached, or cannot go on."""
-
-    def __init__(self, why: str, status: int | None = None, *, broken: bool = False) -> None:
-        super().__init__(why)
-        self.status = status
-        """of its answer, if there was one"""
-        self.broken = broken
-        """whether it is a connection that broke, which says little about the server"""
-
-
-class _UnknownModelError(Exception):
-    """A server that has forgotten an adapter: it was restarted."""
 
 
 @dataclass
@@ -123,8 +105,8 @@ class ServerEngine:
         self._eos = base.eos_ids
         self._servers = [_Server(url.rstrip("/")) for url in config.vllm_servers]
         self._only: list[_Server] | None = None
-        token = os.environ.get(TOKEN)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = ServerCalls(config.vllm_timeout)
+        # Asked before adapters are written: a wrong address is then an error within seconds.
         _run(self._open_all())
         self._handover = Handover(base, config.vllm_adapter_dir, run)
         # A trainer that is killed with -9 leaves no adapters behind in memory.
@@ -167,7 +149,7 @@ class ServerEngine:
         self._handover.close()
 
     async def _open_all(self) -> None:
-        async with self._client() as client:
+        async with self._http.client() as client:
             await asyncio.gather(*(self._open(client, server) for server in self._servers))
         self._someone()
         for server in self._servers:
@@ -178,8 +160,8 @@ class ServerEngine:
         """Find out the server's name of the base, and whether its context is long enough."""
         server.asked_at = time.monotonic()
         try:
-            models = await self._call(client, server, "GET", "/v1/models")
-        except _LostError as error:
+            models = await self._http.call(client, server.url, "GET", "/v1/models")
+        except LostError as error:
             server.why = str(error)
             return
         bases = [card for card in models.get("data", []) if not card.get("parent")]
@@ -204,9 +186,11 @@ class ServerEngine:
 
     async def _sample(self, requests: Sequence[Request], completions: dict[int, Completion]) -> None:
         """Fill `found`. Every place is in the queue, asked of one server, or answered; never two of these."""
-        async with self._client() as client:
+        async with self._http.client() as client:
             for server in self._servers:
+                # A lock belongs to one event loop, and each call has its own.
                 server.handing = asyncio.Lock()
+            # A check of one server must not be interrupted by attempts at others.
             if self._only is None:
                 await asyncio.gather(*(self._revive(client, server) for server in self._servers if _due(server)))
             parcels, replaced = self._handover.parcels(request.adapter for request in requests)
@@ -218,6 +202,7 @@ class ServerEngine:
                     hoped_at = len(completions)
                     await asyncio.gather(*(self._revive(client, server) for server in self._servers))
                 alive = self._someone()
+                # No more workers than places, so that small batches open no idle connections.
                 workers = min(self._config.vllm_concurrency, -(-len(queue) // len(alive)))
                 tasks = [
                     asyncio.create_task(self._work(client, server, queue, requests, parcels, completions))
@@ -251,10 +236,11 @@ class ServerEngine:
                 era = server.era
                 try:
                     completions[place] = await self._ask(client, server, request, parcel.name)
-                except _UnknownModelError:
+                except UnknownModelError:
                     await self._again(client, server, list(parcels.values()), era)
                     completions[place] = await self._ask(client, server, request, parcel.name)
-            except (_LostError, _UnknownModelError) as error:
+            except (LostError, UnknownModelError) as error:
+                # Back to the end of the queue, where another server takes it with the same seed.
                 queue.append(place)
                 self._bury(server, str(error))
 
@@ -287,20 +273,21 @@ class ServerEngine:
     async def _load(self, client: httpx.AsyncClient, server: _Server, parcel: Parcel) -> None:
         body = {"lora_name": parcel.name, "lora_path": str(parcel.path)}
         try:
-            await self._call(client, server, "POST", "/v1/load_lora_adapter", body)
-        except _UnknownModelError as error:
+            await self._http.call(client, server.url, "POST", "/v1/load_lora_adapter", body)
+        except UnknownModelError as error:
             raise ConfigError(
                 f"{server.url} cannot load adapters while it runs, or does not find {parcel.path} ({error}); start it "
                 f"as {LORA_COMMAND}, on a machine that sees that folder."
             ) from None
         except ConfigError as error:
+            # The answer of an earlier attempt was lost, and the adapter is there.
             if "already been loaded" not in str(error):
                 raise
-        except _LostError as error:
+        except LostError as error:
             # vLLM answers 500 both to an adapter that it cannot hold and when it is dying.
             if error.status != 500:
                 raise
-            await self._call(client, server, "GET", "/health")
+            await self._http.call(client, server.url, "GET", "/health")
             raise ConfigError(
                 f"{server.url} cannot hold the adapter {parcel.name} ({error}); start it as {LORA_COMMAND}, with a "
                 "rank and modules that hold the team's."
@@ -308,21 +295,22 @@ class ServerEngine:
         server.loaded[parcel.name] = parcel
 
     async def _unload(self, client: httpx.AsyncClient, server: _Server, name: str) -> None:
-        with contextlib.suppress(_UnknownModelError, ConfigError):
-            await self._call(client, server, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        # A server that was started again has none to unload.
+        with contextlib.suppress(UnknownModelError, ConfigError):
+            await self._http.call(client, server.url, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
         server.loaded.pop(name, None)
 
     async def _unload_all(self) -> None:
-        async with self._client() as client:
+        async with self._http.client() as client:
             for server in self._servers:
-                with contextlib.suppress(_LostError):
+                with contextlib.suppress(LostError):
                     for name in list(server.loaded) if server.alive else ():
                         await self._unload(client, server, name)
 
     async def _ask(self, client: httpx.AsyncClient, server: _Server, request: Request, model: str) -> Completion:
         words = sampling_words(request, self._eos, self.window)
         body = {"model": model, "prompt": list(request.prompt_ids), "return_token_ids": True, **words}
-        answer = await self._call(client, server, "POST", "/v1/completions", body)
+        answer = await self._http.call(client, server.url, "POST", "/v1/completions", body)
         try:
             choice = answer["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -339,7 +327,7 @@ class ServerEngine:
             await asyncio.wait_for(self._come_back(client, server), SMALL_S)
         except TimeoutError:
             server.alive, server.why, server.asked_at = False, f"no answer within {SMALL_S:g} s", time.monotonic()
-        except (_LostError, _UnknownModelError, ConfigError) as error:
+        except (LostError, UnknownModelError, ConfigError) as error:
             server.alive, server.why = False, str(error)
             log.warning("The vLLM server %s is not taken back: %s", server.url, error)
 
@@ -354,7 +342,7 @@ class ServerEngine:
         _run(self._keep_probes())
 
     async def _keep_probes(self) -> None:
-        async with self._client() as client:
+        async with self._http.client() as client:
             for server in self._servers:
                 if server.alive and self._probe_ids:
                     server.probe = await self._say_probe(client, server)
@@ -366,89 +354,24 @@ class ServerEngine:
         return await self._ask(client, server, Request(self._probe_ids, None, PROBE, seed=1), bare.name)
 
     async def _verify(self, client: httpx.AsyncClient, server: _Server) -> None:
-        """Raise _LostError unless the server answers the probe prompt as it, or another one, did before."""
+        """Raise LostError unless the server answers the probe prompt as it, or another one, did before."""
         known = server.probe or next((other.probe for other in self._servers if other.probe), None)
         if known is None:
             return
         said = await self._say_probe(client, server)
+        # Only up to the first difference, since later tokens follow from other texts.
         same = next((n for n, (a, b) in enumerate(zip(said.ids, known.ids, strict=False)) if a != b), len(known.ids))
         gaps = [abs(a - b) for a, b in zip(said.logprobs[:same], known.logprobs[:same], strict=False)]
+        # Rounding moves a log-prob by far less than .15 nats, and another base by more.
         if not gaps or sum(gaps) / len(gaps) > 0.15:
-            raise _LostError("it came back with another base")
+            raise LostError("it came back with another base")
         server.probe = said
-
-    async def _call(
-        self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
-    ) -> dict[str, Any]:
-        """One HTTP call, and a second one if the connection broke and the server is well.
-
-        Nothing is sampled twice by that: the first answer was lost, so it was not used.
-        """
-        try:
-            return await self._once(client, server, method, path, body)
-        except _LostError as error:
-            if not error.broken:
-                raise
-        await self._once(client, server, "GET", "/health")
-        return await self._once(client, server, method, path, body)
-
-    async def _once(
-        self, client: httpx.AsyncClient, server: _Server, method: str, path: str, body: Any = None
-    ) -> dict[str, Any]:
-        """One HTTP call, with its many ways to fail sorted by their consequence."""
-        import httpx
-
-        wait_s = self._config.vllm_timeout
-        if method == "GET" or "unload" in path:
-            wait_s = min(wait_s, SMALL_S)
-        patience = httpx.Timeout(wait_s, connect=CONNECT_S)
-        try:
-            answer = await client.request(method, server.url + path, json=body, headers=self._headers, timeout=patience)
-        except httpx.ConnectTimeout:
-            raise _LostError(f"no connection within {CONNECT_S:g} s", broken=True) from None
-        except httpx.TimeoutException:
-            raise _LostError(f"no answer within {wait_s:g} s") from None
-        except httpx.TransportError as error:
-            raise _LostError(str(error) or type(error).__name__, broken=True) from None
-        if answer.status_code == 200:
-            try:
-                return answer.json() if "json" in answer.headers.get("content-type", "") else {}
-            except ValueError:
-                raise _LostError("half an answer") from None
-        said = _words(answer)
-        if answer.status_code == 404:
-            raise _UnknownModelError(said)
-        if answer.status_code in (401, 403):
-            raise ConfigError(f"{server.url} refuses the token ({answer.status_code}); set {TOKEN} to its --api-key.")
-        if answer.status_code < 500 and answer.status_code not in (408, 429):
-            raise ConfigError(f"{server.url} refuses {path} ({answer.status_code}): {said}")
-        raise _LostError(f"{answer.status_code}: {said}", answer.status_code)
-
-    def _client(self) -> httpx.AsyncClient:
-        import httpx
-
-        return httpx.AsyncClient(
-            # A connection each: servers close idle ones, now and then just as the next request goes out.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
 
 
 def _due(server: _Server) -> bool:
     """Whether it is time to ask a dead server again."""
     wait_s = min(REVIVE_S * 2.0 ** min(server.in_vain, 9), REVIVE_MOST_S)
     return not server.alive and time.monotonic() - server.asked_at > wait_s
-
-
-def _words(answer: httpx.Response) -> str:
-    """The server's own sentence."""
-    try:
-        body = answer.json()
-        body = body.get("error", body)
-        text = body.get("message") or body.get("detail") if isinstance(body, dict) else body
-    except (ValueError, AttributeError):
-        text = answer.text
-    return " ".join(str(text).split())[:300] or answer.reason_phrase
 
 
 def _run(work: Any) -> Any:

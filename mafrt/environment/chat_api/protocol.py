@@ -169,14 +169,14 @@ def _with_tools(messages: list[Message], tools: Any) -> list[Message]:
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
     """Content, tool calls and finish reason of a reply."""
-    found = [find_call(match[0]) for match in _CALL.finditer(reply.text)] if call.tools else []
+    written = [find_call(match[0]) for match in _CALL.finditer(reply.text)] if call.tools else []
     calls = [
         {
             "id": f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
             "function": {"name": tool.name, "arguments": json.dumps(dict(tool.arguments), ensure_ascii=False)},
         }
-        for tool in found
+        for tool in written
         if isinstance(tool, ToolCall)
     ]
     if calls:

@@ -76,11 +76,14 @@ class Room:
 
     def prepare(self) -> str:
         uid, gid = self.outer
+        # The kernel demands this before an unprivileged process may map its group.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{INNER_ID} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{INNER_ID} {gid} 1")
         safe = libc.MS_NOSUID | libc.MS_NODEV
+        # Private first, or the mounts below would show outside as well.
         libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+        # A fresh /proc: the old one shows the processes of the room around this one.
         libc.mount("proc", "/proc", "proc", safe | libc.MS_NOEXEC)
         for place, size in ((WORKDIR, limits.WORKDIR_MIB), ("/tmp", limits.TMP_MIB)):
             options = f"mode=0700,size={size}m,nr_inodes={limits.WORKDIR_INODES}"
@@ -91,6 +94,7 @@ class Room:
 
     def enclose(self, workdir: str) -> None:
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
+        # Although the namespace bounds them: a right inside still opens more of the kernel to a snippet.
         drop_capabilities()
         seccomp.install(attributes=True, signals_to_others=True)
 
@@ -117,6 +121,7 @@ class Landlocked:
         return os.fork()
 
     def prepare(self) -> str:
+        # Processes whose parent ended come to the supervisor then, and cannot escape by forking twice.
         libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(libc.PR_SET_DUMPABLE, 0)
         workdir = tempfile.mkdtemp(prefix="mafrt-sandbox-", dir="/tmp")
@@ -132,6 +137,7 @@ class Landlocked:
         os.environ["TMPDIR"] = tempfile.tempdir = f"{os.path.dirname(workdir)}/tmp"
         if self.become is not None:
             libc.prctl(libc.PR_SET_KEEPCAPS, 1)
+            # Groups first: after the change of user there is no right to drop them.
             os.setgroups([])
             os.setresgid(self.become, self.become, self.become)
             os.setresuid(self.become, self.become, self.become)
@@ -139,6 +145,7 @@ class Landlocked:
         libc.prctl(libc.PR_SET_DUMPABLE, 1)
         landlock.confine([*ALWAYS, *self.readable], [os.path.dirname(workdir), "/dev/null"], self.listed)
         drop_capabilities(self.keep)
+        # Set after the change of user, which clears it.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         seccomp.install(attributes=False, signals_to_others=self.version >= landlock.HAS_SCOPES)
 

@@ -92,6 +92,7 @@ def gather(order):
             refused[shown] = "a name with control characters"
             continue
         try:
+            # Resolved and compared, since a folder on the way may be a link that leads out.
             folder = os.path.dirname(name)
             if os.path.realpath(folder or ".") != os.path.normpath(os.path.join(os.path.realpath("."), folder)):
                 refused[name] = "its folder is a link"  # whether there is anything behind it or not
@@ -132,14 +133,17 @@ def main():
     seconds = time.monotonic() - began
     # The whole group: what the snippet started must neither outlive it nor hold its streams open.
     with contextlib.suppress(OSError):
+        # Killed and not asked to end: a handler of the snippet could otherwise go on writing.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for stream in streams:
+        # Not for ever, since a daemon of the snippet may hold the pipe open.
         stream.thread.join(1.0)
     if os.path.exists(SNIPPET):
         os.remove(SNIPPET)
     files, refused = gather(order)
     last = bytes(streams[1].end or streams[1].head).strip().split(b"\n")[-1]
+    # Only the error's own name counts; a message that mentions it is the program's text.
     lacking = b"MemoryError" in last.split(b":")[0]
     result = {
         "exit_code": None if late else code,

@@ -59,13 +59,17 @@ def apply(mapped: int, memory_mib: int, timeout_s: float, processes: int, open_f
     The supervisor enforces the deadline; the CPU-time limit is only a backstop, and wide, since threads on several
     cores add up.
     """
+    # Address space counts what the warm interpreter has mapped, so that comes on top.
     lower(resource.RLIMIT_AS, mapped + memory_mib * MIB)
+    # A second net under the deadline; later than it, so that the deadline is named as the reason.
     lower(resource.RLIMIT_CPU, int(timeout_s * (os.cpu_count() or 1)) + 10)
     lower(resource.RLIMIT_FSIZE, FILE_MIB * MIB)
     lower(resource.RLIMIT_NPROC, processes)
     lower(resource.RLIMIT_NOFILE, open_files)
+    # A core file of a warm interpreter would fill the disk with hundreds of megabytes.
     lower(resource.RLIMIT_CORE, 0)
     lower(resource.RLIMIT_MEMLOCK, 0)
+    # As most systems have it, so that deep recursion ends alike on a host whose stack is unlimited.
     lower(resource.RLIMIT_STACK, 8 * MIB)
     for name in ("RLIMIT_MSGQUEUE", "RLIMIT_RTPRIO", "RLIMIT_NICE"):
         with contextlib.suppress(AttributeError, ValueError, OSError):

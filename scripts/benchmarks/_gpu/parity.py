@@ -130,13 +130,13 @@ def quantised(device: str) -> dict[str, Any]:
     """Cosine of the adapter gradients on a base in 8 and 4 bits with those on the whole one; at least .9 is asked."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {"left out": "bitsandbytes is not installed"}
-    found: dict[str, Any] = {}
+    cosines: dict[str, Any] = {}
     whole = _teaching(device, None)
     for bits in (8, 4):
-        found[f"{bits} bits"] = cosine = float(torch.cosine_similarity(_teaching(device, bits), whole, dim=0))
+        cosines[f"{bits} bits"] = cosine = float(torch.cosine_similarity(_teaching(device, bits), whole, dim=0))
         if not cosine >= 0.9:
             raise Disagreement(f"{bits} bits: the gradients' cosine is {cosine:.3f}, expected at least .9")
-    return found
+    return cosines
 
 
 def _teaching(device: str, bits: Any) -> Tensor:

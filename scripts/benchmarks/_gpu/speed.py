@@ -34,7 +34,7 @@ def decode(
 ) -> list[dict[str, Any]]:
     """Tokens/s of the local engine over K adapters, rows and context, with the bare base beside each."""
     engine = LocalEngine(base, eos_ids=())
-    device, found = str(base.device), []
+    device, measured = str(base.device), []
     for context in contexts:
         for count in rows:
             for k in (0, *adapters):
@@ -42,7 +42,7 @@ def decode(
                 first = best_time(partial(engine.generate, _shortened(requests)), device, 2)
                 whole = best_time(partial(engine.generate, requests), device, 2)
                 step = max((whole - first) / (steps - 1), 1e-9)
-                found.append(
+                measured.append(
                     {
                         "K": k,
                         "rows": count,
@@ -53,7 +53,7 @@ def decode(
                         "share_of_bytes_s": round(step_bytes(base, shape, count, context) / step / limit.bytes_s, 3),
                     }
                 )
-    return found
+    return measured
 
 
 def step_bytes(base: SharedBase, shape: ModelShape, rows: int, context: int) -> float:
@@ -88,7 +88,7 @@ def update(
     length: int = 512,
 ) -> list[dict[str, Any]]:
     """Seconds of a forward and backward pass with log-probabilities, by tokens per adapter."""
-    device, found = str(base.device), []
+    device, measured = str(base.device), []
     base.gradient_checkpointing(True)
     for count in adapters:
         for each in tokens:
@@ -99,7 +99,7 @@ def update(
             amount = ids.numel()
             # Checkpointing computes the blocks' forward pass twice.
             flop = 2.0 * amount * (3 * shape.block_weights + 2 * shape.vocabulary * shape.hidden)
-            found.append(
+            measured.append(
                 {
                     "K": count,
                     "tokens_per_adapter": each,
@@ -109,7 +109,7 @@ def update(
                 }
             )
     base.gradient_checkpointing(False)
-    return found
+    return measured
 
 
 def one_pass(base: SharedBase, ids: torch.Tensor, index: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ def kernels(base: SharedBase, shape: ModelShape, most: int = 12) -> dict[str, li
     cuda = base.device.type == "cuda"
     engine, requests = LocalEngine(base, eos_ids=()), _requests(shape, 64, 8, min(4, len(base.adapters)), 16)
     ids = torch.randint(1, shape.vocabulary, (4, 512), device=base.device)
-    index, found = torch.arange(4) % len(base.adapters), {}
+    index, slowest = torch.arange(4) % len(base.adapters), {}
     for name, call in (("decode", lambda: engine.generate(requests)), ("update", lambda: one_pass(base, ids, index))):
         call()
         started = time.perf_counter()
@@ -139,8 +139,8 @@ def kernels(base: SharedBase, shape: ModelShape, most: int = 12) -> dict[str, li
         time_of = "self_device_time_total" if cuda else "self_cpu_time_total"
         events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, time_of))
         busy = sum(getattr(event, time_of) for event in events) / 1e6
-        found[name] = [{"kernel": "all", "ms": round(1000 * busy, 2), "of_wall": round(busy / wall, 3)}] + [
+        slowest[name] = [{"kernel": "all", "ms": round(1000 * busy, 2), "of_wall": round(busy / wall, 3)}] + [
             {"kernel": event.key[:80], "calls": event.count, "ms": round(getattr(event, time_of) / 1000, 2)}
             for event in events[:most]
         ]
-    return found
+    return slowest

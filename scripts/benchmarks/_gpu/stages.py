@@ -25,17 +25,17 @@ class GpuStage:
 
 def run_stages(stages: Sequence[GpuStage], minutes: float, output: Path | None) -> dict[str, Any]:
     """Results by stage: `{"state": "ok" | "failed" | "left out", "seconds": ..., "result" or "why": ...}`."""
-    ends, found = time.monotonic() + 60 * minutes, dict[str, Any]()
+    ends, results = time.monotonic() + 60 * minutes, dict[str, Any]()
     for stage in stages:
         left = ends - time.monotonic()
         if left < stage.needs_s:
-            found[stage.name] = {"state": "left out", "why": f"{left:.0f} s left, it needs {stage.needs_s:.0f}"}
+            results[stage.name] = {"state": "left out", "why": f"{left:.0f} s left, it needs {stage.needs_s:.0f}"}
         else:
-            found[stage.name] = _run(stage)
-        print(f"{stage.name}: {found[stage.name]['state']}  {_brief(found[stage.name])}", flush=True)
+            results[stage.name] = _run(stage)
+        print(f"{stage.name}: {results[stage.name]['state']}  {_brief(results[stage.name])}", flush=True)
         if output is not None:
-            save_json(output, found)
-    return found
+            save_json(output, results)
+    return results
 
 
 def _run(stage: GpuStage) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""The body of a script as a process: errors as one sentence, exit codes, the log on stderr."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from mafrt.core.distributed import joined, started
+from mafrt.core.errors import MafrtError, ProcessLostError
+from mafrt.core.threads import wait_passively
+
+
+def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a script's body; an error of ours becomes one sentence on stderr and exit code 2.
+
+    `python scripts/x.py` puts the scripts folder first on `sys.path`, where `evaluate.py` would shadow the package of
+    that name; it is taken off again.
+
+    One of several processes ends here and does not return: see `_leave`.
+    """
+    code = _run(main, argv)
+    if joined():
+        _leave(code)
+    return code
+
+
+def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
+    _log_to_stderr()
+    wait_passively()
+    try:
+        return main(argv)
+    except MafrtError as error:
+        if "--debug" in argv:
+            raise
+        print(f"error{_which()}: " + re.sub(r"\s+", " ", str(error)).strip(), file=sys.stderr, flush=True)
+        if isinstance(error, ProcessLostError):
+            os._exit(2)  # a regular exit would wait for processes that are gone
+        return 2
+    except BrokenPipeError:  # `... | head` has seen enough; keep the interpreter from complaining when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # a folder that may not be written to, a full disk
+        if "--debug" in argv or error.filename is None:
+            raise
+        print(f"error: {error.filename} cannot be read or written: {error.strerror}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
+        return 130
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit after running the atexit handlers, but skip the interpreter's teardown.
+
+    Libraries keep process groups beyond `destroy_process_group`, and with them gloo's threads; one of these that lets
+    go of a tensor while the interpreter is being taken apart aborts the process (SIGABRT), after all its work was done
+    (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _which() -> str:
+    """Which process this is, where there are several."""
+    rank, size = started()
+    return f" (process {rank} of {size})" if size > 1 else ""
+
+
+def _log_to_stderr() -> None:
+    """Show the library's warnings; other packages' loggers are their own business."""
+    logger = logging.getLogger("mafrt")
+    if not logger.handlers:
+        handler = _ToStderr()
+        handler.setFormatter(logging.Formatter(f"%(levelname)s{_which()}: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+class _ToStderr(logging.StreamHandler):
+    """Writes to the standard error of the moment: programs that call `main` may replace it between two calls."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
