@@ -39,15 +39,15 @@ IMPORTED = (
 class WarmProcess:
     """A program that was started; its output goes to files, so that it cannot block on a full pipe."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.pid = int(_appeared(folder / "pid", 120))
+    def __init__(self, server: subprocess.Popen, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self.pid = int(self._appeared("pid", 120))
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, negative for a signal. Raises TimeoutExpired."""
         if self.returncode is None:
-            self.returncode = int(_appeared(self._folder / "code", timeout))
+            self.returncode = int(self._appeared("code", timeout))
         return self.returncode
 
     def poll(self) -> int | None:
@@ -69,15 +69,16 @@ class WarmProcess:
     def stderr(self) -> str:
         return (self._folder / "err").read_text()
 
-
-def _appeared(path: Path, timeout: float | None) -> str:
-    """The text of a file that another process moves into place."""
-    deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise subprocess.TimeoutExpired(str(path), timeout or 0)
-        time.sleep(0.005)
-    return path.read_text()
+    def _appeared(self, name: str, timeout: float | None) -> str:
+        """The text of a file that the server moves into place."""
+        path, deadline = self._folder / name, time.monotonic() + (float("inf") if timeout is None else timeout)
+        while not path.exists():
+            if self._server.poll() is not None:
+                raise RuntimeError(f"the process that holds the imports ended with code {self._server.returncode}")
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(path), timeout or 0)
+            time.sleep(0.005)
+        return path.read_text()
 
 
 def start_python(*argv: str | Path, cwd: str | Path = ".", env: Mapping[str, str] | None = None) -> WarmProcess:
@@ -89,10 +90,12 @@ def start_python(*argv: str | Path, cwd: str | Path = ".", env: Mapping[str, str
         "cwd": str(Path(cwd).resolve()),
         "env": dict(os.environ if env is None else env),
     }
-    line = _server().stdin
-    assert line is not None
-    line.write(json.dumps(job).encode() + b"\n")
-    return WarmProcess(folder)
+    if _server().poll() is not None:
+        _server.cache_clear()  # one that ended fails the test that met it, and not all after it
+    server = _server()
+    assert server.stdin is not None
+    server.stdin.write(json.dumps(job).encode() + b"\n")
+    return WarmProcess(server, folder)
 
 
 def run_python(
