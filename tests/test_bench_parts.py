@@ -6,7 +6,7 @@ import pytest
 
 from mafrt.runners.intervals import seed_interval
 from mafrt.scripts.benchmarks import parts
-from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Helpers, Words
+from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
 from mafrt.scripts.benchmarks.parts import PARTS
 
 
@@ -56,6 +56,37 @@ def test_a_helper_is_paid_alike_whatever_it_says(own, word, helped):
     assert first.rewards == {"agent0": own, "agent1": 0.0} and not first.terminated
     last = world.step({"agent0": "x", "agent1": "x"})
     assert last.rewards == {"agent0": own, "agent1": helped} and last.info["outcome"] == helped
+
+
+def test_calculations_are_unpaid_in_training_and_count_where_held_out():
+    for world, paid in ((Unpaid(), 0.0), (Unpaid().evaluated(), 1.0)):
+        asked = world.reset(options={"task": BOXES + 2})[0]["agent0"]
+        assert asked == ("Compute 7 * 7." if paid == 0.0 else "Compute 4 * 2.")
+        assert world.step({"agent0": "Multiply"}).info == {"outcome": paid, "measures": {"skill": 1.0}}
+        world.reset(options={"task": 1})
+        assert world.step({"agent0": WORDS[1]}).info["outcome"] == 1.0
+
+
+def test_lazy_work_pays_less_and_more_for_each_turn():
+    def played(second):
+        world = Lazy()
+        world.reset(options={"task": 0})
+        result = world.step({"agent0": "Add"})
+        for turn in range(1, 6):
+            agent = f"agent{turn % 2}"
+            assert result.observations == {agent: "Add. Box 0."}
+            result = world.step({agent: second if turn == 1 else "Add"})
+            if result.terminated:
+                return turn + 1, result.info["outcome"]
+
+    assert played("Add") == (6, 1.0) and played("Divide") == (2, 0.5)  # 1 / 6 < .5 / 2
+
+
+@pytest.mark.parametrize("words, outcome", [((WORDS[1], WORDS[1]), 1.0), ((WORDS[1], "x"), 0.0), (("x", "x"), 0.2)])
+def test_to_be_right_alone_costs(words, outcome):
+    world = Both()
+    world.reset(options={"task": 1})
+    assert world.step(dict(zip(world.agents, words, strict=True))).info["outcome"] == outcome
 
 
 def test_an_interval_by_hand():

@@ -73,7 +73,7 @@ def test_referential_by_hand():
     acting, _ = game.reset()
     assert acting == {"scout": f"The number is {game.target}. Say one word, without a number."}
     seen = game.step({"scout": "7! Ben, it is"}).observations["guesser"]
-    assert seen.startswith("The scout said ben. Pick one number: ")
+    assert seen.startswith("The scout said Ben. Pick one number: ")
     result = game.step({"guesser": f"I take {game.target}, not 9"})
     assert result.terminated and result.info == {"outcome": 1.0, "measures": {"valid": 1.0}}
     game.step({"scout": "3"})
@@ -81,10 +81,20 @@ def test_referential_by_hand():
 
 
 @pytest.mark.parametrize(
-    "said, seen", [("three", "nothing"), ("3", "nothing"), ("", "nothing"), ("Tom", "tom"), ("x" * 90, "x" * 12)]
+    "said, seen", [("three", "nothing"), ("3", "nothing"), ("", "nothing"), ("tom", "Tom"), ("x" * 90, "X" + "x" * 11)]
 )
 def test_numbers_do_not_get_through(said, seen):
     assert heard(said) == seen
+
+
+def test_brief_observations_have_no_instructions():
+    game = Referential(brief=True)
+    game.rng.seed(1)
+    assert game.reset()[0] == {"scout": str(game.target)}
+    seen = game.step({"scout": "Zoe"}).observations["guesser"]
+    assert seen == " ".join(map(str, game.choices)) + " Zoe"
+    with pytest.raises(ConfigError, match="brief is 'yes'; choose true or false"):
+        Referential(brief="yes")
 
 
 def test_plan_path_by_hand():

@@ -31,15 +31,22 @@ class Game(Env):
     """A game whose instances are drawn from a seed, with a solver that knows the best moves.
 
     A subclass defines `draw`, `start`, `step` and `move`.
+
+    Args:
+        split: `train` or `test`.
+        brief: observations without instructions, for small bases: every word that is always the same costs time, and
+            hides the ones that differ.
     """
 
     held_out: ClassVar[Mapping[str, Any]] = {"split": "test"}
     bounded = True
 
-    def __init__(self, split: str = "train") -> None:
+    def __init__(self, split: str = "train", brief: bool = False) -> None:
         if split not in SPLITS:
             raise ConfigError(f"split is {split!r}; choose {' or '.join(SPLITS)}.")
-        self.split = split
+        if not isinstance(brief, bool):
+            raise ConfigError(f"brief is {brief!r}; choose true or false.")
+        self.split, self.brief = split, brief
 
     def draw(self, rng: random.Random) -> str:
         """Draw an instance into the game's fields; returns its key, which is equal for equal instances only."""

@@ -26,10 +26,13 @@ _WORD = re.compile(r"[A-Za-z]+")
 
 
 def heard(text: str) -> str:
-    """The first word of a scout's text as the guesser sees it; `nothing` for none, or for one that names a number."""
+    """The first word of a scout's text as the guesser sees it, capitalised: small bases read names as one token.
+
+    `nothing` for no word, or for one that names a number.
+    """
     match = _WORD.search(text)
-    word = match[0][:LONGEST_WORD].lower() if match else SILENCE
-    return SILENCE if word in NUMBER_WORDS else word
+    word = match[0][:LONGEST_WORD].capitalize() if match else SILENCE
+    return SILENCE if word.lower() in NUMBER_WORDS else word
 
 
 class Referential(Game):
@@ -39,14 +42,15 @@ class Referential(Game):
         things: numbers that the code has to tell apart, from 1 on: 2 to 9.
         offered: numbers that the guesser chooses from, the target among them.
         split: `train` or `test`.
+        brief: observations without instructions.
     """
 
     agents = ("scout", "guesser")
     max_steps = 2
     bounded = True
 
-    def __init__(self, things: int = 4, offered: int = 4, split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(self, things: int = 4, offered: int = 4, split: str = "train", brief: bool = False) -> None:
+        super().__init__(split, brief)
         if not 2 <= offered <= things <= 9:
             raise ConfigError(f"things is {things} and offered is {offered}; choose 2 <= offered <= things <= 9.")
         self.things, self.offered = things, offered
@@ -58,13 +62,15 @@ class Referential(Game):
         return f"{self.choices}|{self.target}"
 
     def start(self) -> dict[str, Observation]:
-        return {"scout": f"The number is {self.target}. Say one word, without a number."}
+        asked = f"The number is {self.target}. Say one word, without a number."
+        return {"scout": str(self.target) if self.brief else asked}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "scout" in actions:
             self.signal = heard(actions["scout"])
             seen = f"The scout said {self.signal}. Pick one number: {', '.join(map(str, self.choices))}."
-            return StepResult({"guesser": seen}, {}, False, False, {})
+            brief = f"{' '.join(map(str, self.choices))} {self.signal}"
+            return StepResult({"guesser": brief if self.brief else seen}, {}, False, False, {})
         match = _NUMBER.search(actions["guesser"])
         # Silence loses, or saying nothing would cost no more than a word that means nothing.
         right = float(self.signal != SILENCE and match is not None and match[0] == str(self.target))
@@ -72,11 +78,9 @@ class Referential(Game):
         return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}})
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
-        words = WORDS[: self.things]
         if agent == "scout":
-            code = words[self.target - 1] if player == "optimal" else words[0]
-            return rng.choice(words) if player == "random" else code
+            code = WORDS[self.target - 1] if player == "optimal" else WORDS[0]
+            return rng.choice(WORDS) if player == "random" else code
         if player == "optimal":
-            known = [word.lower() for word in words]
-            return str(known.index(self.signal) + 1 if self.signal in known else self.choices[0])
+            return str(WORDS.index(self.signal) + 1 if self.signal in WORDS[: self.things] else self.choices[0])
         return str(rng.choice(self.choices) if player == "random" else 1)

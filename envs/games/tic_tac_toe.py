@@ -78,6 +78,7 @@ class TicTacToe(Game):
         plies: most moves of a start position, 2 to 5; at least two are made.
         opponent: `self`, or the scripted player on the other seat: `optimal`, `random` or `constant`.
         split: `train` or `test`.
+        brief: observations without instructions.
     """
 
     agents = SEATS
@@ -85,8 +86,8 @@ class TicTacToe(Game):
     bounded = True
     held_out: ClassVar[Mapping[str, Any]] = {"split": "test", "opponent": "random"}
 
-    def __init__(self, plies: int = 4, opponent: str = "self", split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(self, plies: int = 4, opponent: str = "self", split: str = "train", brief: bool = False) -> None:
+        super().__init__(split, brief)
         if not 2 <= plies <= 5 or opponent not in OPPONENTS:
             raise ConfigError(
                 f"plies is {plies} and opponent is {opponent!r}; choose 2 to 5 moves and {', '.join(OPPONENTS)}."
@@ -117,6 +118,8 @@ class TicTacToe(Game):
     def shown(self) -> str:
         """The board with free cells as numbers, for the seat to move."""
         cells = [str(cell + 1) if sign == FREE else sign.upper() for cell, sign in enumerate(self.board)]
+        if self.brief:
+            return f"{to_move(self.board).upper()} {' '.join(cells)}"
         rows = "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
         return f"You are {to_move(self.board).upper()}.\n{rows}\nSay the number of a free cell."
 

@@ -51,6 +51,10 @@ class Words(Env):
         self.rounds, self.together, self.offset, self.fixed = rounds, together, offset, fixed
         self.num_tasks = BOXES
 
+    def evaluated(self) -> Words:
+        """The same boxes without offset, scale and given boxes: only words that are right by themselves count."""
+        return Words(len(self.agents), self.rounds, together=self.together, relay=self.relay)
+
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = options["task"] if options else self.rng.randrange(BOXES)
         self.right, self.done, self.said = 0.0, 0, ""
@@ -92,6 +96,9 @@ class Helpers(Env):
         self.agents, self.own = team(2).names, own
         self.num_tasks = BOXES
 
+    def evaluated(self) -> Helpers:
+        return self
+
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.box = options["task"] if options else self.rng.randrange(BOXES)
         self.helped: float | None = None
@@ -107,3 +114,104 @@ class Helpers(Env):
 
     def _ask(self) -> dict[str, str]:
         return dict.fromkeys(self.agents, f"Box {self.box}.")
+
+
+class Unpaid(Env):
+    """One agent. Of 16 tasks 8 are boxes, paid for the word of the box, and 8 are calculations, paid nothing.
+
+    The shipped base names the operation of `Compute 3 + 4.` mostly rightly, so that there is a skill to be forgotten.
+    The score is the share of right words on boxes and on calculations with other numbers.
+    """
+
+    bounded = True
+
+    def __init__(self, held_out: bool = False) -> None:
+        self.agents, self.held_out = team(1).names, held_out
+        self.num_tasks = 2 * BOXES
+
+    def evaluated(self) -> Unpaid:
+        return Unpaid(held_out=True)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.task = options["task"] if options else self.rng.randrange(2 * BOXES)
+        number = self.task % BOXES
+        asked = f"Box {number}." if self.task < BOXES else self._calculation(number)
+        return {self.agents[0]: asked}, {"task": str(self.task)}
+
+    def _calculation(self, number: int) -> str:
+        """Of the numbers 5 to 9 in training, of 2 to 4 where held out."""
+        first, second = (2 + number % 3, 2 + number % 2) if self.held_out else (5 + number % 5, 5 + number % 3)
+        return f"Compute {first} {'+-*/'[number % 4]} {second}."
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        word = actions[self.agents[0]].strip()
+        if self.task < BOXES:
+            right = float(word == WORDS[self.task % len(WORDS)])
+            return StepResult({}, {}, True, False, {"outcome": right, "measures": {"box": right}})
+        right = float(word == ("Add", "Subtract", "Multiply", "Divide")[self.task % 4])
+        return StepResult({}, {}, True, False, {"outcome": right * self.held_out, "measures": {"skill": right}})
+
+
+class Lazy(Env):
+    """Two agents in turn. The second may end the work with its first word: half of the pay, a third of the turns.
+
+    The outcome of six turns is the share of right words. After `STOP` it is .5 if the only word said before was right,
+    else 0. So work pays more, and, divided by the turns of the episode, stopping does.
+    """
+
+    bounded = True
+    stop = "Divide"
+    words = ("Add", "Subtract", "Multiply")
+    turns = 6
+
+    def __init__(self) -> None:
+        self.agents = team(2).names
+        self.num_tasks = BOXES
+
+    def evaluated(self) -> Lazy:
+        return self
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        self.right, self.done = 0, 0
+        return {self.agents[0]: f"Box {self.box}."}, {"task": str(self.box)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        [(_, said)] = actions.items()
+        self.done += 1
+        if self.done == 2 and said.strip() == self.stop:
+            return self._end(self.right / 2, lazy=True)
+        self.right += said.strip() == self.words[self.box % len(self.words)]
+        if self.done == self.turns:
+            return self._end(self.right / self.turns, lazy=False)
+        # The word before is shown, so that its influence on the next one can be measured.
+        asked = f"{said.strip()}. Box {self.box}."
+        return StepResult({self.agents[self.done % 2]: asked}, {}, False, False, {})
+
+    @staticmethod
+    def _end(outcome: float, lazy: bool) -> StepResult:
+        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"lazy": float(lazy)}})
+
+
+class Both(Env):
+    """Two agents at once: the outcome is 1 if both words are right, .2 if neither is, and 0 if one alone is.
+
+    Whoever is right alone is worse off, so both have to move together (a climbing game, Claus and Boutilier 1998).
+    """
+
+    bounded = True
+
+    def __init__(self) -> None:
+        self.agents = team(2).names
+        self.num_tasks = BOXES
+
+    def evaluated(self) -> Both:
+        return self
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.box = options["task"] if options else self.rng.randrange(BOXES)
+        return dict.fromkeys(self.agents, f"Box {self.box}."), {"task": str(self.box)}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        right = sum(text.strip() == WORDS[self.box % len(WORDS)] for text in actions.values())
+        return StepResult({}, {}, True, False, {"outcome": (0.2, 0.0, 1.0)[right]})

@@ -25,7 +25,7 @@ from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.benchmarks._parts import BOXES, Helpers, Words, team
+from mafrt.scripts.benchmarks._parts import BOXES, Both, Helpers, Lazy, Unpaid, Words, team
 
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
@@ -53,7 +53,7 @@ class RulePart:
     alive: Mapping[str, Any] = field(default_factory=dict)
     dead: Mapping[str, Any] = field(default_factory=dict)
     iterations: int = 20
-    of: type[Words] | type[Helpers] = Words
+    of: type[Words] | type[Helpers] | type[Unpaid] | type[Lazy] | type[Both] = Words
 
 
 CHAIN = {"size": 2, "rounds": 2}
@@ -65,6 +65,8 @@ SIX_TEXT = "6 agents at once, told only their mean"
 OWN = {"algorithm": "maporl", "round_gamma": 0.0, "outcome_weight": 0.0}
 SHAKY = {"algorithm": "maporl", "outcome_weight": 1.0}
 SHAKY_TEXT = "4 turns at once in 2 rounds, each paid by itself; half of the boxes add 8 to the outcome of all"
+LAZY_TEXT = "6 turns, told their share of right words at the end; one word ends after 2 turns for half of it"
+BOTH_TEXT = "2 agents at once, paid if both are right, and less if one alone is than if neither is"
 AT_ONCE = {"size": 2, "rounds": 2, "together": True}
 PARTS = {
     part.name: part
@@ -214,6 +216,43 @@ PARTS = {
             {"critic_lr": DEAD},
             iterations=30,
         ),
+        RulePart(
+            "KL to the base",
+            "1 turn; 8 boxes are paid, 8 calculations are not; score of both, with other numbers",
+            {},
+            {"algorithm": "reinforce_pp", "kl_in": "loss"},
+            {"kl_coef": 0.3},
+            {"kl_coef": 0.0},
+            of=Unpaid,
+        ),
+        RulePart(
+            "dr_mamr: no division by turns",
+            LAZY_TEXT,
+            {},
+            {"n_samples": 8, "outcome_to": "last"},
+            {"algorithm": "dr_mamr", "influence_weight": 0.0},
+            {"algorithm": "grpo", "level": "action"},
+            of=Lazy,
+        ),
+        RulePart(
+            "dr_mamr: influence on the next turn",
+            LAZY_TEXT,
+            {},
+            {"algorithm": "dr_mamr", "n_samples": 8},
+            {"influence_weight": 0.1},
+            {"influence_weight": 0.0},
+            of=Lazy,
+        ),
+        RulePart(
+            "round robin: one agent at a time",
+            BOTH_TEXT,
+            {},
+            {"algorithm": "reinforce_pp"},
+            {"agent_iteration_interval": 5},
+            {"agent_iteration_interval": 0},
+            iterations=40,
+            of=Both,
+        ),
     )
 }
 
@@ -267,11 +306,8 @@ def score(part: RulePart, settings: Mapping[str, Any], seed: int, iterations: in
     for _ in range(iterations):
         runner.learn(runner.collect())
     runner.cast()
-    held_out = world
-    if isinstance(world, Words):
-        # Without offset, scale and given boxes: only words that are right by themselves count.
-        held_out = Words(len(world.agents), world.rounds, together=world.together, relay=world.relay)
-    plan = EvaluationPlan(BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
+    held_out = world.evaluated()
+    plan = EvaluationPlan(held_out.num_tasks or BOXES, samples=16, greedy=False, seed=seed_of(seed, "bench parts"))
     evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None
     return statistics.fmean(value for scores in evaluation.scores.values() for value in scores)

@@ -1,0 +1,195 @@
+"""Games that are learnt: from a start that imitates legal random play, by reinforcement learning alone.
+
+Per game: records of legal random play are written and imitated (the start, shared by all arms and seeds), each arm is
+trained with each seed (configs/game_*.yaml), and start and teams play held-out instances, beside the scripted
+players. Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mafrt.core.shipped import SHIPPED
+from mafrt.runners.intervals import seed_interval
+from mafrt.scripts.reproduce._commands import run
+from mafrt.scripts.reproduce._figure import need_matplotlib
+
+Words = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One game: its start, its arms, and the opponents or settings that its evaluations play."""
+
+    legal: Words
+    """of train_sft: how legal random play is imitated"""
+    episodes: int = 200
+    """of legal random play"""
+    habits: Words = ()
+    """of train_sft: how `habit_episodes` are imitated after it; none: they are not"""
+    habit_episodes: int = 12
+    habit_agents: tuple[str, ...] = ()
+    profile: str | None = None
+    kwargs: Mapping[str, str] = field(default_factory=dict)
+    arms: Mapping[str, Words] = field(default_factory=dict)
+    """label -> words beside the config"""
+    against: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"held out": {}})
+    """label -> further arguments of the environment in an evaluation"""
+
+
+RECIPES = {
+    "referential": Recipe(
+        legal=("--lr", 5e-3, "--batch_size", 16),
+        habits=("--lr", 5e-3, "--batch_size", 16, "--epochs", 40),
+        habit_agents=("scout",),
+        profile="profiles/referential.json",
+        kwargs={"brief": "true"},
+        arms={"one agent at a time": (), "both at once": ("--agent_iteration_interval", 0)},
+    ),
+    "tic_tac_toe": Recipe(
+        legal=("--lr", 3e-3, "--batch_size", 16),
+        episodes=300,
+        profile="profiles/tic_tac_toe.json",
+        kwargs={"brief": "true"},
+        arms={"league of 4": (), "no league": ("--league", 0)},
+        against={"random": {}, "solver": {"opponent": "optimal"}},
+    ),
+}
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--games", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--arms", nargs="+", help="of a game, by number from 1 on; default: all")
+    parser.add_argument("--iterations", type=int, help="of training; default: the config's own")
+    parser.add_argument("--tasks", type=int, default=100, help="held-out instances of an evaluation")
+    parser.add_argument("--output", type=Path, default=Path("runs/reproduce/games"))
+    return parser.parse_args(argv)
+
+
+def start(name: str, recipe: Recipe, out: Path) -> Path:
+    """The adapters that all arms and seeds start from."""
+    from mafrt.environment.registry import make_env
+    from mafrt.envs.games.base import Game
+    from mafrt.envs.games.legal_play import write_legal_play
+    from mafrt.scripts import train_sft
+
+    game = make_env(name, **{key: value == "true" or value for key, value in recipe.kwargs.items()}).unwrapped
+    assert isinstance(game, Game)
+    team: Words = ("--profile_path", recipe.profile) if recipe.profile else ()
+    legal, folder = out / f"{name}_legal", out / f"{name}_start"
+    if not (legal / "adapters").is_dir():
+        write_legal_play(game, out / f"{name}_legal.jsonl", recipe.episodes)
+        run(train_sft.main, "--records_path", out / f"{name}_legal.jsonl", *recipe.legal, *team, "--run_dir", legal)
+    if not recipe.habits:
+        return legal / "adapters"
+    if not (folder / "adapters").is_dir():
+        records = out / f"{name}_habits.jsonl"
+        write_legal_play(game, records, recipe.habit_episodes, seed=102, agents=recipe.habit_agents)
+        words = ("--records_path", records, *recipe.habits, *team, "--load_path", legal / "adapters")
+        run(train_sft.main, *words, "--run_dir", folder)
+    return folder / "adapters"
+
+
+def train(name: str, arm: int, seed: int, begin: Path, args: argparse.Namespace) -> Path:
+    """The adapters of one arm with one seed: the best by its own evaluations, or the last ones if it has none."""
+    from mafrt.scripts import train as command
+
+    folder: Path = args.output / f"{name}_{arm}_{seed}"
+    if not (folder / "summary.json").is_file():
+        words: Words = ("--config", SHIPPED / "configs" / f"game_{name}.yaml", "--load_path", begin)
+        words += list(RECIPES[name].arms.values())[arm - 1]
+        words += ("--iterations", args.iterations) if args.iterations else ()
+        run(command.main, *words, "--seed", seed, "--run_dir", folder)
+    return folder / "best" if (folder / "best").is_dir() else folder
+
+
+def evaluate(name: str, label: str, key: str, adapters: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Metrics of `mafrt evaluate` on held-out instances."""
+    from mafrt.scripts import evaluate as command
+
+    recipe = RECIPES[name]
+    path: Path = args.output / f"{name}_{key}_{label.replace(' ', '_')}.json"
+    if not path.is_file():
+        kwargs = {"split": "test", **recipe.kwargs, **({"opponent": "random"} if name == "tic_tac_toe" else {})}
+        kwargs |= recipe.against[label]
+        words: Words = ("--env", name, "--env_kwargs", *(f"{k}={v}" for k, v in kwargs.items()))
+        words += ("--profile_path", recipe.profile) if recipe.profile else ()
+        words += ("--load_path", adapters, "--tasks", args.tasks, "--k", 2, "--max_new_tokens", 1)
+        run(command.main, *words, "--output", path)
+    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return found
+
+
+def players(name: str, label: str) -> dict[str, float]:
+    """Mean outcome of the scripted players on 200 held-out instances."""
+    from mafrt.environment.registry import make_env
+    from mafrt.envs.games.base import Game, baseline_scores
+
+    against = {"opponent": "random"} if name == "tic_tac_toe" else {}
+    game = make_env(name, **{"split": "test", **against, **RECIPES[name].against[label]}).unwrapped
+    assert isinstance(game, Game)
+    return baseline_scores(game)
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
+    bounds = seed_interval(values)
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if bounds is None else f"{mean} ({bounds[0]:.3f} to {bounds[1]:.3f})"
+
+
+def table(found: Mapping[str, Sequence[Mapping[str, float]]], scripted: Mapping[str, float]) -> str:
+    """A Markdown table: scripted players, the start, and each arm over its seeds."""
+    lines = ["| player | seeds | sampled | greedy | least of the seeds, sampled |", "|---|---|---|---|---|"]
+    lines += [f"| {name} player | - | {score:.3f} | | |" for name, score in scripted.items()]
+    for name, runs in found.items():
+        sampled, greedy = [run["eval/avg@2"] for run in runs], [run["eval/greedy"] for run in runs]
+        cells = [name, len(runs), with_interval(sampled), with_interval(greedy), f"{min(sampled):.3f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def curve(folder: Path, key: str = "score") -> list[float]:
+    """The training score of every iteration of a run."""
+    run_dir = folder.parent if folder.name == "best" else folder
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)[key] for line in lines]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    need_matplotlib()
+    from mafrt.scripts.reproduce._figure import curves
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for name in args.games:
+        recipe = RECIPES[name]
+        begin = start(name, recipe, args.output)
+        arms = [number for number in range(1, len(recipe.arms) + 1) if not args.arms or str(number) in args.arms]
+        labels = dict(zip(range(1, len(recipe.arms) + 1), recipe.arms, strict=True))
+        runs = {arm: [train(name, arm, seed, begin, args) for seed in args.seeds] for arm in arms}
+        for against in recipe.against:
+            found = {"start": [evaluate(name, against, "start", begin, args)]}
+            for arm, folders in runs.items():
+                pairs = zip(args.seeds, folders, strict=True)
+                found[labels[arm]] = [evaluate(name, against, f"{arm}_{seed}", run, args) for seed, run in pairs]
+            parts.append(f"{name}, {against}\n\n{table(found, players(name, against))}")
+        drawn = {labels[arm]: [curve(folder) for folder in folders] for arm, folders in runs.items()}
+        svg = curves(f"{name}: {len(args.seeds)} seeds and their mean", drawn, "training score")
+        (args.output / f"{name}.svg").write_text(svg, encoding="utf-8")
+    text = "\n\n".join(parts)
+    (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,31 @@
+"""The table of learnt games, and its whole chain on one iteration."""
+
+from __future__ import annotations
+
+import pytest
+
+from mafrt.scripts.reproduce import games
+from mafrt.scripts.reproduce.games import table
+
+
+def test_the_table_has_means_and_intervals_over_seeds():
+    runs = [{"eval/avg@2": value, "eval/greedy": 1.0} for value in (0.90, 0.95, 1.00)]
+    rows = table({"team": runs, "start": runs[:1]}, {"optimal": 1.0}).splitlines()[2:]
+    # Deviation .05 over three seeds, t of two degrees of freedom 4.303: .05 * 4.303 / sqrt(3) = .124 to both sides.
+    assert rows == [
+        "| optimal player | - | 1.000 | | |",
+        "| team | 3 | 0.950 (0.826 to 1.074) | 1.000 (1.000 to 1.000) | 0.900 |",
+        "| start | 1 | 0.900 | 1.000 | 0.900 |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_whole_chain_runs_and_keeps_what_is_there(tmp_path):
+    words = ["--games", "referential", "--arms", "1", "--seeds", "1", "--iterations", "1", "--tasks", "4"]
+    words += ["--output", str(tmp_path)]
+    assert games.main(words) == 0
+    run = tmp_path / "referential_1_1" / "summary.json"
+    made = run.stat().st_mtime_ns
+    assert games.main(words) == 0
+    assert run.stat().st_mtime_ns == made and "| one agent at a time | 1 | " in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "referential.svg").read_text().startswith("<?xml")
