@@ -125,12 +125,12 @@ class Unpaid(Env):
 
     bounded = True
 
-    def __init__(self, held_out: bool = False) -> None:
-        self.agents, self.held_out = team(1).names, held_out
+    def __init__(self, fresh: bool = False) -> None:
+        self.agents, self.fresh = team(1).names, fresh
         self.num_tasks = 2 * BOXES
 
     def evaluated(self) -> Unpaid:
-        return Unpaid(held_out=True)
+        return Unpaid(fresh=True)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.task = options["task"] if options else self.rng.randrange(2 * BOXES)
@@ -139,8 +139,8 @@ class Unpaid(Env):
         return {self.agents[0]: asked}, {"task": str(self.task)}
 
     def _calculation(self, number: int) -> str:
-        """Of the numbers 5 to 9 in training, of 2 to 4 where held out."""
-        first, second = (2 + number % 3, 2 + number % 2) if self.held_out else (5 + number % 5, 5 + number % 3)
+        """Of the numbers 5 to 9 in training, of 2 to 4 where fresh."""
+        first, second = (2 + number % 3, 2 + number % 2) if self.fresh else (5 + number % 5, 5 + number % 3)
         return f"Compute {first} {'+-*/'[number % 4]} {second}."
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -149,7 +149,7 @@ class Unpaid(Env):
             right = float(word == WORDS[self.task % len(WORDS)])
             return StepResult({}, {}, True, False, {"outcome": right, "measures": {"box": right}})
         right = float(word == ("Add", "Subtract", "Multiply", "Divide")[self.task % 4])
-        return StepResult({}, {}, True, False, {"outcome": right * self.held_out, "measures": {"skill": right}})
+        return StepResult({}, {}, True, False, {"outcome": right * self.fresh, "measures": {"skill": right}})
 
 
 class Lazy(Env):

@@ -35,7 +35,7 @@ class Recipe:
     habit_episodes: int = 12
     habit_agents: tuple[str, ...] = ()
     profile: str | None = None
-    kwargs: Mapping[str, str] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     arms: Mapping[str, Words] = field(default_factory=dict)
     """label -> words beside the config"""
     against: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"held out": {}})
@@ -48,14 +48,14 @@ RECIPES = {
         habits=("--lr", 5e-3, "--batch_size", 16, "--epochs", 40),
         habit_agents=("scout",),
         profile="profiles/referential.json",
-        kwargs={"brief": "true"},
+        kwargs={"brief": True, "things": 3, "offered": 3},
         arms={"one agent at a time": (), "both at once": ("--agent_iteration_interval", 0)},
     ),
     "tic_tac_toe": Recipe(
         legal=("--lr", 3e-3, "--batch_size", 16),
         episodes=300,
         profile="profiles/tic_tac_toe.json",
-        kwargs={"brief": "true"},
+        kwargs={"brief": True},
         arms={"league of 4": (), "no league": ("--league", 0)},
         against={"random": {}, "solver": {"opponent": "optimal"}},
     ),
@@ -80,7 +80,7 @@ def start(name: str, recipe: Recipe, out: Path) -> Path:
     from mafrt.envs.games.legal_play import write_legal_play
     from mafrt.scripts import train_sft
 
-    game = make_env(name, **{key: value == "true" or value for key, value in recipe.kwargs.items()}).unwrapped
+    game = make_env(name, **recipe.kwargs).unwrapped
     assert isinstance(game, Game)
     team: Words = ("--profile_path", recipe.profile) if recipe.profile else ()
     legal, folder = out / f"{name}_legal", out / f"{name}_start"
@@ -119,7 +119,7 @@ def evaluate(name: str, label: str, key: str, adapters: Path, args: argparse.Nam
     if not path.is_file():
         kwargs = {"split": "test", **recipe.kwargs, **({"opponent": "random"} if name == "tic_tac_toe" else {})}
         kwargs |= recipe.against[label]
-        words: Words = ("--env", name, "--env_kwargs", *(f"{k}={v}" for k, v in kwargs.items()))
+        words: Words = ("--env", name, "--env_kwargs", *(f"{k}={str(v).lower()}" for k, v in kwargs.items()))
         words += ("--profile_path", recipe.profile) if recipe.profile else ()
         words += ("--load_path", adapters, "--tasks", args.tasks, "--k", 2, "--max_new_tokens", 1)
         run(command.main, *words, "--output", path)
@@ -133,7 +133,9 @@ def players(name: str, label: str) -> dict[str, float]:
     from mafrt.envs.games.base import Game, baseline_scores
 
     against = {"opponent": "random"} if name == "tic_tac_toe" else {}
-    game = make_env(name, **{"split": "test", **against, **RECIPES[name].against[label]}).unwrapped
+    game = make_env(
+        name, **{"split": "test", **RECIPES[name].kwargs, **against, **RECIPES[name].against[label]}
+    ).unwrapped
     assert isinstance(game, Game)
     return baseline_scores(game)
 
