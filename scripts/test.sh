@@ -11,6 +11,8 @@ if [ $# -gt 0 ]; then
   exec .venv/bin/python -m pytest "$@"
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Compiled modules are kept, even where the environment asks for none: every process would compile all of them again.
+unset PYTHONDONTWRITEBYTECODE
 # Coverage of the fast part only: the slow tests run mostly in processes of their own.
 coverage=()
 if [ "${COVERAGE:-}" = 1 ]; then
