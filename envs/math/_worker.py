@@ -33,6 +33,7 @@ _REFUSED = ("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "
 
 def refuse(event: str, args: tuple[Any, ...]) -> None:
     """Audit hook: nothing that math needs starts a program, opens a socket or writes a file."""
+    # sympy evaluates parts of what it parses, so that an answer may try to act; a parser needs none of these.
     if event in _REFUSED or event.startswith("socket."):
         raise PermissionError(f"{event} is refused in the verifier's process")
     if event == "open":
@@ -84,14 +85,17 @@ def main() -> None:
     for warm_up in ("\\frac{1}{2}", "\\{1, 2\\}", "x^2 + 1"):
         compare(warm_up, "0.5")
     limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
+    # After the warm-up, which may write caches.
     limit(resource.RLIMIT_FSIZE, 0)
     limit(resource.RLIMIT_CORE, 0)
+    # Processor time and not wall time: a busy machine must not make an answer wrong.
     signal.signal(signal.SIGPROF, interrupt)
     sys.addaudithook(refuse)
     reply({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
+        # Counted from what the process has used, since the limit is on its whole life.
         limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + KILL_AFTER_CPU_S)
         late, equal = False, False
         # Whatever goes wrong while reading an answer, the answer is not right.
@@ -102,6 +106,7 @@ def main() -> None:
                 equal = compare(request["given"], request["reference"])
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
+        # With the request's number, so that a late reply is not taken for the next one's.
         reply({"id": request["id"], "equal": equal and not late, "timeout": late})
 
 

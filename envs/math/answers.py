@@ -34,6 +34,7 @@ def boxed(text: str) -> str | None:
     for match in _BRACE.finditer(text):
         if match[0] == "}":
             begun = opened.pop() if opened else None
+            # The last box that is opened counts, so that an outer one, which closes later, does not replace it.
             if begun is not None and begun > start:
                 start, end = begun, match.start()
         elif match[0].endswith("{") and match[0][1:2] != "{":
@@ -69,6 +70,7 @@ def tidy(answer: str) -> str:
 
 def plain_number(answer: str) -> Fraction | None:
     """The value of a plain integer or decimal such as `-3`, `1,234.50` or `.5`; None for anything else."""
+    # A number of thousands of digits takes Python quadratic time, and is no answer to anything here.
     match = _PLAIN.fullmatch(answer) if len(answer) <= LONGEST_NUMBER else None
     if match is None or not answer.strip("+-."):
         return None
@@ -84,6 +86,7 @@ def words(answer: str) -> str | None:
     match = _WORDS.fullmatch(answer)
     if match is None:
         match = _BARE_WORDS.fullmatch(answer)
+        # Short bare letters are variables or units, which math-verify compares better.
         if match is None or not re.search("[A-Za-z]{4}", match[1]):
             return None
     return re.sub("[^a-z]+", " ", match[1].lower()).strip()
@@ -134,12 +137,14 @@ def comparable(given: str, reference: str) -> list[str] | None:
             parts = parts[1:]
         if not parts or not all(parts):
             return None
+    # math-verify drops the sign, and 3% would pass for 3.
     if _PERCENT.search(given) and not _PERCENT.search(reference):
         parts = [f"\\frac{{{_PERCENT.sub('', part)}}}{{100}}" if _PERCENT.search(part) else part for part in parts]
     kind, size = _collection(reference)
     for part in parts:
         own, count = _collection(part)
         signs = any(sign in text for sign in _SIGNS for text in (part, reference))
+        # math-verify takes a set for a tuple and ignores missing elements, so both are told apart here.
         if {own, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
     return parts
@@ -148,6 +153,7 @@ def comparable(given: str, reference: str) -> list[str] | None:
 def _collection(answer: str) -> tuple[str, int]:
     """`set`, `tuple`, `list` or `one`, and how many things it holds; those of a set that are equal count once."""
     text = _SIZE.sub("", answer).strip()
+    # A name in front, as in x = 1, 2, is no element.
     if "=" in text and _NAME.match(text):
         text = text[text.rindex("=") + 1 :].strip()
     if re.match(r"[A-Za-z] *\\in(?![a-z])", text):

@@ -75,11 +75,14 @@ def parse(source: str) -> Arithmetic:
 
 def problems(chosen: Arithmetic) -> Iterator[tuple[str, str]]:
     """Distinct (problem, answer) pairs. Raises DataError if the range has too few."""
+    # Seeded by all settings, so that two sources of other settings do not begin alike.
     rng = random.Random(f"arithmetic:{chosen}")
     seen: set[str] = set()
     for number in range(chosen.count):
         for _ in range(MOST_DRAWS):
             expression, value = _draw(rng, chosen)
+            # The split follows from the expression itself, so that no other range or count can move a held-out problem
+            # into training.
             if value is not None and expression not in seen and _split(expression) == chosen.split:
                 break
         else:
@@ -114,4 +117,5 @@ def _draw(rng: random.Random, chosen: Arithmetic) -> tuple[str, int | None]:
 
 
 def _split(expression: str) -> str:
+    # A hash and not Python's own, which differs from process to process.
     return SPLITS[hashlib.sha256(expression.encode()).digest()[0] % HELD_OUT == 0]

@@ -37,6 +37,7 @@ def build(settings: Mapping[str, Any], team: Team | None = None) -> Construction
     leaks = find_leaks(tasks, held_out)
     if leaks.shared:
         notes.append(f"Careful: {leaks}, so the evaluation shows in part what was learnt by heart.")
+    # After the search for leaks, which is about all of the data.
     tasks = subset(tasks, settings.get("train_limit"), settings.get("seed", 0))
     eval_env = evaluation_env(settings, held_out, team) if held_out else None
     return Construction(build_env(settings, tasks, team), eval_env, tuple(notes))
@@ -73,6 +74,7 @@ def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task
 def several(source: str) -> bool:
     """Whether a setting names several sets, or one with a weight: `a.jsonl@2,b.jsonl`."""
     text = os.fspath(source)
+    # A file may have such a name, and then it is meant.
     return ("," in text or "@" in text) and not os.path.exists(text)
 
 

@@ -40,6 +40,7 @@ class LeakReport:
 
 def normalise(problem: str) -> str:
     """Text that is equal for problems that differ in case, spacing, punctuation or LaTeX spacing only."""
+    # Copies of a problem differ in typography more often than in words.
     text = unicodedata.normalize("NFKC", problem).casefold()
     text = _LATEX_SPACE.sub(" ", text)
     return " ".join(word for word in (w.strip(".") for w in _NOT_WORD.sub(" ", text).split()) if word)
@@ -57,6 +58,7 @@ def find_leaks(train: Iterable[Task], evaluation: Iterable[Task]) -> LeakReport:
         train=len(train),
         evaluation=len(evaluation),
         shared=tuple((e.id, t.id) for e, t in pairs),
+        # Worth a line of their own: one of the two data sets has a wrong answer there.
         contradicting=tuple((e.id, t.id) for e, t in pairs if e.answer != t.answer),
         repeated_train=len(train) - len(by_text),
         repeated_evaluation=len(evaluation) - len(set(eval_texts)),

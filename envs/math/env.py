@@ -64,6 +64,7 @@ class MathEnv(TaskEnv):
         if given is None:
             return None
         number = plain_number(tidy(given))
+        # Votes are counted by value, so that 1,000 and 1000.0 are one answer.
         return tidy(given) if number is None else str(number)
 
     def rules(self) -> MathRules:

@@ -80,6 +80,7 @@ class MathRules:
 
 def plan(text: str, right: Right) -> Scored | None:
     """Score of a plan that states a result or can be computed; None if only later turns can decide."""
+    # Punctuation alone is an empty plan too.
     if not re.search(r"\w", text):
         return Scored(0.0, "The plan is empty.")
     stated = extract_answer(text)
@@ -93,6 +94,7 @@ def plan(text: str, right: Right) -> Scored | None:
         good = right(f"\\boxed{{{stated}}}")
         return Scored(10.0 if good else 1.0, f"The plan states the {'right' if good else 'wrong'} result.")
     value = carried_out(text)
+    # A plan that cannot be carried out by reading is left to be judged by what follows from it.
     if value is None:
         return None
     good = right(f"\\boxed{{{_shown(value)}}}")

@@ -65,19 +65,23 @@ def run(orders: socket.socket, workdir: str, confinement: Confinement, streams: 
 
 def _settle(workdir: str, streams: tuple[int, int], orders: int, note: int) -> None:
     """A session, streams and a folder of its own; nothing else of the supervisor's stays open."""
+    # A session of its own, so that all it starts can be ended together.
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate((null, *streams)):
         os.dup2(source, target)
     first, second = sorted((orders, note))
+    # Whatever else was inherited is closed, since a descriptor gives rights that no wall takes back.
     os.closerange(3, first)
     os.closerange(first + 1, second)
     os.closerange(second + 1, 65536)
+    # The zygote has Python's handler switched off, which a program would notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(workdir)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "replace")
     sys.stdout = _writer(1)
     sys.stderr = _writer(2)
+    # Also the originals, which some libraries write to.
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
     sys.argv = [NAME]
     sys.path.insert(0, workdir)
@@ -93,7 +97,9 @@ def _execute(code: str) -> int:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=NAME, __builtins__=__builtins__)
     sys.modules["__main__"] = main
+    # The code is in no file, and a traceback without its lines would be of little use to the agent.
     linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
+    # For every snippet alike: a program that forgets to seed must not make a resumed run another one.
     random.seed(0)
     status = 0
     try:
@@ -101,6 +107,7 @@ def _execute(code: str) -> int:
     except BaseException as error:
         status = _report(error)
     try:
+        # As an interpreter does at its end, so that threads and exit handlers still get to write.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -118,12 +125,14 @@ def _report(error: BaseException) -> int:
         sys.stderr.write(f"{error.code}\n")
         return 1
     trace = error.__traceback__
+    # Our own frames are left out: the agent should see its program only.
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
     if isinstance(error, MemoryError):
         error.__traceback__ = trace = None  # its frames keep the objects that filled the memory alive
     try:
         traceback.print_exception(type(error), error, trace)
+    # An exception may have a __str__ that raises.
     except BaseException:
         os.write(2, f"{type(error).__name__}\n".encode())
     return 1

@@ -69,6 +69,7 @@ def supervise(line: socket.socket, confinement: Confinement, group: ControlGroup
     """
     broken, place, lane, pid = "", "", None, 0
     try:
+        # Prepared before there is a request, which then waits for none of it.
         place = confinement.prepare()
         lane, pid = _fork(confinement, place)
         if group is not None:
@@ -77,6 +78,7 @@ def supervise(line: socket.socket, confinement: Confinement, group: ControlGroup
         broken = f"no room could be made for a snippet: {error}"
     try:
         message, descriptors, _, _ = socket.recv_fds(line, 16, 1)
+        # The zygote has closed the line, so the trainer is gone.
         if not message:
             return
         with socket.socket(fileno=descriptors[0]) as connection:
@@ -107,6 +109,7 @@ def _fork(confinement: Confinement, place: str) -> tuple[Lane, int]:
     child_end.close()
     for pipe in (out, err, note):
         os.close(pipe[1])
+        # One loop reads all of them, and must not wait on one.
         os.set_blocking(pipe[0], False)
     return Lane(ours, out[0], err[0], note[0], shared), pid
 
@@ -147,6 +150,7 @@ def _follow(
 ) -> None:
     """Until the snippet's main process has ended, or must be."""
     every = limits.WATCH_EVERY_S if run.group is not None else limits.WATCH_MORE_OFTEN_S
+    # A descriptor that becomes ready at its end, since a SIGCHLD handler could be lost in a fork.
     ended = os.pidfd_open(run.pid)
     poll = select.poll()
     for source in (run.note, *run.streams, ended, connection.fileno()):
@@ -159,10 +163,12 @@ def _follow(
             break
         for source, _ in poll.poll(1000 * max(0.001, min(deadline - now, every))):
             if source == connection.fileno():
+                # Nothing is ever sent to us at this point but the end of the connection.
                 run.verdict = "gone"  # the caller no longer waits for the result
             elif source == ended:
                 _read_note(run)
                 _notice_start(run, connection)
+                # The first process is the program; what it has left behind is ended below.
                 run.wait_status = os.waitpid(run.pid, 0)[1]
                 run.stopped = time.monotonic()
                 os.close(ended)
@@ -172,8 +178,10 @@ def _follow(
                     poll.unregister(source)
             elif not _read(run, source):
                 poll.unregister(source)
+        # The clock begins with the code, so that a busy machine's slow fork costs the program nothing.
         if run.started is None and _notice_start(run, connection):
             deadline = time.monotonic() + timeout_s
+        # Counted although only the ends are kept: an endless writer would occupy the machine until its deadline.
         if sum(kept.total for kept in run.kept) > limits.OUTPUT_BYTES:
             run.verdict, run.why = "killed", f"ended: it wrote more than {limits.OUTPUT_BYTES // limits.MIB} MiB"
         if time.monotonic() >= look:
@@ -231,6 +239,7 @@ def _end_all(confinement: Confinement, run: RunningSnippet | None = None) -> Non
         pids = [] if confinement.alone else watch.processes(alone=False)
         with contextlib.suppress(ProcessLookupError):
             if confinement.alone:
+                # In a pid namespace that is everything but the supervisor.
                 os.kill(-1, signal.SIGKILL)
         # First none may go on forking, then all end.
         for kind in (signal.SIGSTOP, signal.SIGKILL):
@@ -260,6 +269,7 @@ def _drain(run: RunningSnippet) -> None:
 def _reply(connection: socket.socket, run: RunningSnippet, wanted: list[str], handed: dict[str, bytes]) -> None:
     fetched = _gather(run.workdir, wanted, handed)
     status, code = _outcome(run)
+    # Read before the reason is added, so that the reason stands last.
     out, err = (kept.bytes() for kept in run.kept)
     if run.why:
         err += (b"\n" if err and not err.endswith(b"\n") else b"") + f"[sandbox] {run.why}\n".encode()
@@ -279,6 +289,7 @@ def _gather(place: str, wanted: list[str], handed: dict[str, bytes]) -> workdir.
     """The files of the workdir. Whatever a snippet has made of it, the report of how it ended is not lost."""
     try:
         return workdir.fetch_changes(place, handed) if wanted == ["*"] else workdir.fetch(place, list(wanted))
+    # The files are the program's work; none of them may end the supervisor.
     except (OSError, RecursionError, MemoryError, ValueError) as error:
         none = workdir.Fetched()
         none.refuse("*", f"the workdir cannot be read ({type(error).__name__})")

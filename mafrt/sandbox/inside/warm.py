@@ -69,6 +69,7 @@ def _use_sklearn() -> None:
     columns = ColumnTransformer(
         [("number", make_pipeline(SimpleImputer(), StandardScaler()), ["x"]), ("kind", OneHotEncoder(), ["kind"])]
     )
+    # The usual steps of a small study, so that a snippet pays for none of them.
     cross_val_score(make_pipeline(columns, LogisticRegression()), frame[["x", "kind"]], frame["y"], cv=2)
     for model in (LogisticRegression(), Ridge(), RandomForestClassifier(2), GradientBoostingRegressor(n_estimators=2)):
         inputs, rest, wanted, truth = train_test_split(frame[["x", "id"]], frame["y"], stratify=frame["y"])

@@ -17,6 +17,7 @@ def processes(alone: bool) -> list[int]:
     processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     if alone:
         return [pid for pid in processes if pid != own]
+    # Found by descent, since without namespaces other processes of the user are none of ours.
     parents = {pid: parent for pid in processes if (parent := _parent(pid))}
     return [pid for pid in parents if _descends(pid, own, parents)]
 
@@ -30,6 +31,7 @@ def own_bytes(pid: int | str) -> int:
     """Resident memory that no file on disk stands behind; 0 for a process that is gone."""
     total = 0
     for line in _lines(f"/proc/{pid}/status"):
+        # Pages of files are shared with the warm interpreter, and cost the machine nothing more.
         if line.startswith((b"RssAnon:", b"RssShmem:")):
             total += 1024 * int(line.split()[1])
     return total
@@ -40,6 +42,7 @@ def available_bytes() -> int:
     for line in _lines("/proc/meminfo"):
         if line.startswith(b"MemAvailable:"):
             return 1024 * int(line.split()[1])
+    # Without /proc/meminfo there is nothing to watch, and no snippet is ended for it.
     return 2**63
 
 
@@ -60,6 +63,7 @@ def folder_fault(folder: str) -> str | None:
     for files, (path, about, is_folder) in enumerate(workdir.entries(folder, DEEPEST), start=1):
         if is_folder and path.count("/") + 1 >= DEEPEST:
             return f"folders nested more than {DEEPEST} deep"
+        # Blocks and not lengths, since a file may have holes.
         total += about.st_blocks * 512
         if files > limits.WORKDIR_INODES:
             return f"more than {limits.WORKDIR_INODES} files"

@@ -28,6 +28,7 @@ def write(workdir: str, files: Mapping[str, bytes], owner: int | None = None) ->
                 if owner is not None:
                     os.chown(path, owner, owner)
         path = f"{path}/{last}"
+        # Created and never overwritten: a name that comes twice is a fault of the caller.
         with open(path, "xb") as file:
             file.write(content)
         if owner is not None:
@@ -44,6 +45,7 @@ class Fetched:
         self.total = 0
 
     def refuse(self, name: str, why: str) -> None:
+        # The list is bounded too, since a program can make any number of files that are refused.
         if len(self.refused) < limits.FETCH_FILES:
             self.refused[name] = why
 
@@ -92,6 +94,7 @@ def fetch_changes(workdir: str, handed: Mapping[str, bytes]) -> Fetched:
             break
         before = fetched.total
         fetched.add(workdir, name)
+        # Unchanged files are left where the caller has them.
         if name in fetched.files and fetched.files[name] == handed.get(name):
             del fetched.files[name]
             fetched.total = before
@@ -124,6 +127,7 @@ def entries(workdir: str, deepest: int = names.MAX_PARTS) -> Iterator[tuple[str,
                 if is_folder and len(parts) + 1 < deepest:
                     inner.append((*parts, name))
                 yield "/".join((*parts, name)), about, is_folder
+            # A stack instead of recursion, since folders can be nested deeper than Python can call.
             waiting += reversed(inner)
         finally:
             os.close(folder)
@@ -140,6 +144,7 @@ def _walk(workdir: str) -> Iterator[str]:
 
 def _open_folder(workdir: str, parts: Sequence[str]) -> int:
     place = os.open(workdir, _FOLDER)
+    # Opened one by one without following links: a path as a whole could lead out through one on the way.
     for part in parts:
         try:
             inner = os.open(part, _FOLDER, dir_fd=place)
@@ -167,6 +172,7 @@ def _read(workdir: str, name: str, room: int) -> bytes:
             raise RefusedFile("a symbolic link")
         if not stat.S_ISREG(kind):
             raise RefusedFile("a folder" if stat.S_ISDIR(kind) else "not a regular file")
+        # Opened without blocking, or a pipe in place of a file would hold the supervisor.
         file = os.open(last, _FILE, dir_fd=place)
     finally:
         os.close(place)
