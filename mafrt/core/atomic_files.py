@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import CheckpointError
+from mafrt.core.flat_tensors import flattened, restored
 from mafrt.core.reading import parse_json, read_file
 
 
@@ -19,7 +20,7 @@ def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
 
     # Through memory, so that a full disk is an ordinary OSError instead of an abort inside torch's zip writer.
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(flattened(state), buffer)
     with open(path, "wb") as file:
         file.write(buffer.getbuffer())
 
@@ -29,7 +30,7 @@ def load_tensors(path: str | os.PathLike[str]) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return restored(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many types of error on damaged input
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"{path} holds no plain tensors that can be loaded: {reason[0]}") from error

@@ -21,6 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -363,13 +364,17 @@ def _manifest_hash(manifest: dict[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that a resumed run must share to give the same numbers."""
-    packages = {"python": platform.python_version()}
-    for name in ("mafrt", "torch", "transformers", "peft"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = "absent"
-    return packages
+    names = ("mafrt", "torch", "transformers", "peft")
+    return {"python": platform.python_version()} | {name: _package_version(name) for name in names}
+
+
+@cache
+def _package_version(name: str) -> str:
+    # Kept, since each look parses the package's whole description.
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def _sha256(path: Path) -> str:
