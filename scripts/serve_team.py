@@ -58,7 +58,7 @@ def serve(argv: Sequence[str]) -> int:
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ServeSettings)
     token = os.environ.get(TOKEN) or None
-    # Whoever reaches the address can use the model, so that an open one needs a secret.
+    # Anyone who reaches the address can use the model, so that an open one needs a secret.
     if asked.host not in LOOPBACK and token is None:
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
     # The port is taken before the model is loaded: one that is in use is then an error at once.

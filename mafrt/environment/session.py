@@ -148,7 +148,7 @@ class Session(Env):
             # Without this the player would wait for ever for an agent to act.
             elif not result.observations:
                 raise EnvError(f"{where} returned no observations although the episode is not over; no agent can act")
-        # Observations at the end are dropped: nobody acts on them, and a wrong one must not end the run.
+        # Observations at the end are dropped: no agent acts on them, and a wrong one must not end the run.
         return result._replace(observations={}) if result.terminated or result.truncated else result
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:

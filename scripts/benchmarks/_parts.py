@@ -196,7 +196,7 @@ class Lazy(Env):
 class Both(Env):
     """Two agents at once: the outcome is 1 if both words are right, .2 if neither is, and 0 if one alone is.
 
-    Whoever is right alone is worse off, so both have to move together (a climbing game, Claus and Boutilier 1998).
+    One that is right alone is worse off, so both have to move together (a climbing game, Claus and Boutilier 1998).
     """
 
     bounded = True

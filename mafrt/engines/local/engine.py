@@ -97,7 +97,7 @@ class LocalEngine:
                 # Its weights are there for the time of play only, and elsewhere each time.
                 if self._gathered != self.base.sharding.gathered:
                     self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
-            # Somebody's code may write to the base between two calls; transcripts read with the old weights are then
+            # A caller may write to the base between two calls; transcripts read with the old weights are then
             # wrong too.
             elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
