@@ -46,6 +46,9 @@ def test_a_game_by_hand():
     game = TicTacToe()
     game.board = "xo......."
     assert game.shown() == "You are X.\nX O 3\n4 5 6\n7 8 9\nSay the number of a free cell."
+    game.brief = True
+    assert game.shown() == "X X O 3 4 5 6 7 8 9"
+    game.brief = False
     assert game.step({"x": "I take 4"}).observations["o"].startswith("You are O.\nX O 3\nX 5 6")
     game.step({"o": "5"})
     result = game.step({"x": "7"})
