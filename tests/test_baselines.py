@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from helpers_models import add_random_adapter, tiny_base
 
 from mafrt.config.team import Team
 from mafrt.core.types import Episode, Request, SamplingParams, Turn
@@ -16,6 +17,7 @@ from mafrt.envs.math import MathEnv, Task
 from mafrt.runners.evaluation import EvaluationPlan
 from mafrt.scripts import evaluate
 from mafrt.scripts.baselines import table as baselines
+from mafrt.scripts.baselines.build import start_of
 from mafrt.scripts.baselines.imitation import solved_turns
 
 
@@ -70,6 +72,18 @@ def test_imitation_takes_the_solved_episodes_and_equal_turns_once():
 
     records = solved_turns([episode(5, 1.0), episode(6, 0.5), episode(5, 1.0), episode(7, 1.0)], 1.0)
     assert [record.turns[0].action_ids for record in records] == [[5], [7]]
+
+
+def test_the_start_of_a_run_is_found_from_any_working_directory(tmp_path):
+    base = tiny_base()
+    add_random_adapter(base, "solver")
+    base.save_adapter("solver", tmp_path / "start" / "solver")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "origin.json").write_text(json.dumps({"load_path": str(tmp_path / "start")}))
+    typed = {"load_path": "start"}  # relative to a working directory of the past
+    assert start_of(typed, run) == {"solver": tmp_path / "start" / "solver"}
+    assert start_of({}, run) == {} and start_of({"load_path": str(tmp_path / "start")}, None) == start_of(typed, run)
 
 
 @pytest.mark.slow

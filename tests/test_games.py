@@ -75,9 +75,11 @@ def test_referential_by_hand():
     seen = game.step({"scout": "7! Ben, it is"}).observations["guesser"]
     assert seen.startswith("The scout said Ben. Pick one number: ")
     result = game.step({"guesser": f"I take {game.target}, not 9"})
-    assert result.terminated and result.info == {"outcome": 1.0, "measures": {"valid": 1.0}}
+    answers = {"guesser": {"key": str(game.target), "score": 1.0}}
+    assert result.terminated and result.info == {"outcome": 1.0, "measures": {"valid": 1.0}, "answers": answers}
     game.step({"scout": "3"})
-    assert game.step({"guesser": str(game.target)}).info["outcome"] == 0.0
+    silent = game.step({"guesser": str(game.target)}).info
+    assert silent["outcome"] == 0.0 and silent["answers"]["guesser"]["key"] is None
 
 
 @pytest.mark.parametrize(

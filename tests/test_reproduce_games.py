@@ -23,6 +23,9 @@ def test_the_table_has_means_and_intervals_over_seeds():
 def test_the_whole_chain_runs_and_keeps_what_is_there(tmp_path):
     words = ["--games", "referential", "--arms", "1", "--seeds", "1", "--iterations", "1", "--tasks", "4"]
     words += ["--output", str(tmp_path)]
+    assert games.main([*words, "--only_start"]) == 0
+    assert (tmp_path / "referential_start" / "adapters" / "scout").is_dir()
+    assert not (tmp_path / "referential_1_1").exists()
     assert games.main(words) == 0
     run = tmp_path / "referential_1_1" / "summary.json"
     made = run.stat().st_mtime_ns

@@ -75,7 +75,9 @@ class Referential(Game):
         # Silence loses, or saying nothing would cost no more than a word that means nothing.
         right = float(self.signal != SILENCE and match is not None and match[0] == str(self.target))
         valid = float(self.signal != SILENCE and match is not None and match[0] in map(str, self.choices))
-        return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}})
+        picked = match[0] if valid and match else None  # None takes no part in a vote over samples
+        answers = {"guesser": {"key": picked, "score": right}}
+        return StepResult({}, {}, True, False, {"outcome": right, "measures": {"valid": valid}, "answers": answers})
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "scout":

@@ -80,18 +80,23 @@ def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> B
     return BaselinePlan(
         guarded(training_env(settings, loaded, team), settings["env_timeout_s"]),
         team,
-        start_of(stored),
+        start_of(stored, None if loaded is None else loaded.run),
         asked.baseline_votes,
         asked.baseline_episodes or played or EPISODES,
         asked.baseline_lr,
     )
 
 
-def start_of(stored: Mapping[str, Any]) -> dict[str, Path]:
+def start_of(stored: Mapping[str, Any], run: Path | None) -> dict[str, Path]:
     """Adapter -> folder of the weights that a run with these settings began with."""
+    from mafrt.core.atomic_files import load_json
+    from mafrt.storage.checkpoint import ORIGIN
     from mafrt.storage.load_path import resolve
 
     named = stored.get("load_path")
+    # The settings have the path as it was typed, perhaps in another working directory.
+    if named is not None and run is not None and (run / ORIGIN).is_file():
+        named = load_json(run / ORIGIN)["load_path"]
     return {} if named is None else dict(resolve(named).adapters)
 
 

@@ -69,6 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", help="of a game, by number from 1 on; default: all")
     parser.add_argument("--iterations", type=int, help="of training; default: the config's own")
     parser.add_argument("--tasks", type=int, default=100, help="held-out instances of an evaluation")
+    parser.add_argument("--only_start", action="store_true", help="make the starts, and train nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/games"))
     return parser.parse_args(argv)
 
@@ -167,7 +168,8 @@ def curve(folder: Path, key: str = "score") -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    need_matplotlib()
+    if not args.only_start:
+        need_matplotlib()
     from mafrt.scripts.reproduce._figure import curves
 
     args.output.mkdir(parents=True, exist_ok=True)
@@ -175,6 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.games:
         recipe = RECIPES[name]
         begin = start(name, recipe, args.output)
+        if args.only_start:
+            continue
         arms = [number for number in range(1, len(recipe.arms) + 1) if not args.arms or str(number) in args.arms]
         labels = dict(zip(range(1, len(recipe.arms) + 1), recipe.arms, strict=True))
         runs = {arm: [train(name, arm, seed, begin, args) for seed in args.seeds] for arm in arms}
@@ -187,6 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = {labels[arm]: [curve(folder) for folder in folders] for arm, folders in runs.items()}
         svg = curves(f"{name}: {len(args.seeds)} seeds and their mean", drawn, "training score")
         (args.output / f"{name}.svg").write_text(svg, encoding="utf-8")
+    if args.only_start:
+        return 0
     text = "\n\n".join(parts)
     (args.output / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
