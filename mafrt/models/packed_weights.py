@@ -12,6 +12,7 @@ the same.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -46,8 +47,7 @@ class PackedWeights:
             return None
         if transposed and first.dtype != torch.float32:
             return None
-        # The address and the type too, since `Module.to` replaces both and leaves the tensor its id.
-        key = (transposed, *((id(weight), weight.data_ptr(), weight.dtype) for weight in weights))
+        key = (transposed, *((weight.data_ptr(), weight.dtype, weight.shape) for weight in weights))
         # Torch counts the writes to a tensor.
         version = sum(weight._version for weight in weights)
         kept = self._packed.get(key)
@@ -55,9 +55,16 @@ class PackedWeights:
             with torch.no_grad():
                 whole = weights[0] if len(weights) == 1 else torch.cat(weights)
                 whole = whole.t().contiguous() if transposed else whole
-                # The weights are kept along with it, so that no other tensor gets their ids.
-                kept = self._packed[key] = (version, list(weights), _pack(whole.detach()))
+                # The weights' memory is held along with it, so that no other weight comes to lie at their addresses:
+                # `Module.to` gives a parameter new memory and lets the old one go.
+                kept = self._packed[key] = (version, [w.detach() for w in weights], _pack(whole.detach()))
         return kept[2]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
+        """Without the copies, which torch cannot copy: those of another model are made of its own weights."""
+        fresh = copy(self)
+        fresh._packed = {}
+        return fresh
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
