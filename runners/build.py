@@ -19,8 +19,12 @@ from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
 from mafrt.engines import is_foreign
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary
 from mafrt.engines.registry import SHIPPED, own_engine
 from mafrt.engines.several import SeveralEngines
+from mafrt.engines.vllm.in_process import VllmEngine
+from mafrt.engines.vllm.server import ServerEngine
 from mafrt.models.several_bases import Bases, SeveralBases
 from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
 from mafrt.models.shared_base import SharedBase
@@ -216,8 +220,6 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
 
 def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
     """The engine that samples on the shared base itself."""
-    from mafrt.engines.local.engine import LocalEngine
-
     return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
 
 
@@ -243,8 +245,6 @@ def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
 def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
     if config.engine.engine == "local":
         return make_local_engine(base, config)
-    from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary
-
     if config.engine.engine not in SHIPPED:
         engine = own_engine(config.engine.engine, base, config, window)
         if is_foreign(engine):
@@ -252,8 +252,6 @@ def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
         return engine
     checks: dict[str, SelfCheck] = {}
     if not config.engine.vllm_servers:
-        from mafrt.engines.vllm.in_process import VllmEngine
-
         colocated = VllmEngine(base, config.engine, window=window)
         try:
             checks["vLLM"] = self_check(colocated, base)
@@ -262,8 +260,6 @@ def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
             raise
         log.info("%s", summary(checks))
         return colocated
-    from mafrt.engines.vllm.server import ServerEngine
-
     # All processes of a run hand over the same adapters, under the same names.
     run = base.processes.gather(uuid.uuid4().hex[:8])[0]
     servers = ServerEngine(base, config.engine, window=window, run=run, probe=probe_prompt(base))

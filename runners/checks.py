@@ -19,6 +19,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.models.load_bases import check_template
 from mafrt.rollout.prompts import Voice, encode_prompt
+from mafrt.rollout.tree_player import scorable
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
@@ -138,7 +139,6 @@ def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool =
                 f"be copied ({problem}); define fork(self), or compare whole episodes: --tree_samples 1 --n_samples 8."
             )
         return
-    from mafrt.rollout.tree_player import scorable
 
     def judged(evidence: Evidence | None) -> bool:
         if isinstance(coach, RulesCoach):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.train_config import RunConfig
+from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError
 from mafrt.runners.evaluation import Evaluation
 
@@ -141,8 +142,6 @@ class HeldOutGuard:
 
     def load(self, path: Path) -> None:
         """The inverse of `state`, from a checkpoint's file. A checkpoint without one leaves everything as it is."""
-        from mafrt.core.atomic_files import load_tensors
-
         if not path.is_file():
             return
         tensors = load_tensors(path)

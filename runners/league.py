@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, MafrtError
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ class League:
 
     def load(self, path: Path) -> None:
         """The inverse of `state`. Raises CheckpointError for a file of another league, or none."""
-        from mafrt.core.atomic_files import load_tensors
-
         if not path.is_file():
             raise CheckpointError(f"{path} is missing, so this run had no league; leave --league out.")
         saved: Mapping[str, Any] = load_tensors(path)

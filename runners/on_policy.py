@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt import engines
+from mafrt.algorithms.spin import Spin
 from mafrt.coach import Coach
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
@@ -131,7 +132,6 @@ class OnPolicy:
 
     def _build_stages(self, coach: Coach | None) -> None:
         """The engine and the stages of an iteration: player, judge, collector, updater."""
-        from mafrt.algorithms.spin import Spin
         from mafrt.runners.build import make_engine, make_player, sampling_of
         from mafrt.runners.preference_update import PreferenceUpdater
         from mafrt.runners.update import Updater

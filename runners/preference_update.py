@@ -24,6 +24,7 @@ from mafrt.engines import Engine
 from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
+from mafrt.runners.build import make_critic
 from mafrt.runners.judge import Judge
 from mafrt.runners.offline.dataset import Record, turn_of
 from mafrt.runners.offline.dpo import Dpo, pairs_of
@@ -111,8 +112,6 @@ class PreferenceUpdater:
     """always None: the reference is in the loss"""
 
     def __post_init__(self) -> None:
-        from mafrt.runners.build import make_critic
-
         if len(self.base.parts) > 1 or self.base.processes.size > 1 or self.config.play.async_steps:
             raise ConfigError("spin learns on one base, in one process and without async_steps; leave the others out.")
         assert isinstance(self.rule.settings, Spin)

@@ -21,6 +21,7 @@ from mafrt.rollout.play_stats import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import staleness
+from mafrt.runners.build import make_critic, make_kl_control, make_learner
 from mafrt.runners.evaluation import measures_of, score
 from mafrt.runners.judge import Judge
 from mafrt.runners.schedules import IterationPlan
@@ -49,8 +50,6 @@ class Updater:
     """judged the batch; None without a coach"""
 
     def __post_init__(self) -> None:
-        from mafrt.runners.build import make_critic, make_kl_control, make_learner
-
         self.critic = make_critic(self.base, self.team, self.config, self.rule)
         self.learner = make_learner(self.base, self.team, self.config, self.rule, self.sampling)
         self.kl = make_kl_control(self.rule.settings)

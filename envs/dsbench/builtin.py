@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.core.errors import DataError
 from mafrt.envs.dsbench.builtin_stories import BUILTIN
 from mafrt.envs.dsbench.builtin_tables import Builtin, make
+from mafrt.envs.dsbench.ground_truth import make_answers
 from mafrt.envs.dsbench.metrics import metric_of
 from mafrt.envs.dsbench.records import METRICS_FILE, Loaded, load_records
 from mafrt.envs.dsbench.scoring import encode
@@ -147,8 +148,6 @@ def tables(task: Builtin) -> tuple[pandas.DataFrame, pandas.DataFrame, pandas.Da
 def reference(task: Builtin, train: pandas.DataFrame, test: pandas.DataFrame, answers: pandas.DataFrame) -> float:
     """Score of the right kind of model on plainly prepared features without the leak: the level of sound work."""
     import pandas as pd
-
-    from mafrt.envs.dsbench.ground_truth import make_answers
 
     targets, key = list(task.targets), task.id_column
     features = _prepared(pd.concat([train.drop(columns=targets), test]).drop(columns=[key, task.leak]))

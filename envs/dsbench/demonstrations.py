@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mafrt.core.types import Message
@@ -93,8 +94,6 @@ def demonstrations(
     tasks: Sequence[TabularTask], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
 ) -> list[dict[str, Any]]:
     """Records for SFT (docs/dpo_sft.md): prompts and answers of each agent in really played episodes."""
-    from concurrent.futures import ThreadPoolExecutor
-
     env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)
     with ThreadPoolExecutor(PLAYED_AT_ONCE) as pool:
         played = pool.map(lambda episode: _episode(Session(env.spawn()), env.tasks, episode, seed), range(episodes))

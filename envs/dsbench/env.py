@@ -15,7 +15,9 @@ from mafrt.environment.base import Env
 from mafrt.environment.cloning import spawn_sharing
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.dsbench import process_rewards, prompts
+from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import REFUSED
+from mafrt.envs.dsbench.records import find_records, load_records
 from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.tasks import TabularTask
@@ -278,11 +280,7 @@ def _read(
     if dataset_path is None and data_root is None:
         if split not in ("train", "eval"):
             raise ConfigError(unknown("split", str(split), ("train", "eval")))
-        from mafrt.envs.dsbench.builtin import builtin_tasks
-
         return builtin_tasks(split)
-    from mafrt.envs.dsbench.records import find_records, load_records
-
     root = Path(data_root) if data_root is not None else Path(dataset_path or ".").parent
     if dataset_path is None:
         files = find_records(root)

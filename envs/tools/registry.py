@@ -8,9 +8,11 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.environment.python_tool import PythonTool
+from mafrt.envs.search.env import RetrieverChoice
 from mafrt.envs.tools.base import Failed, Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.calculator import calculator
 from mafrt.envs.tools.files import file_tools, inside, keep, read_folder
+from mafrt.envs.tools.mcp_servers import server_tools
 
 TOPK = 3
 
@@ -32,8 +34,6 @@ def python(sandbox: str) -> Tool:
 
 def search(source: str) -> Tool:
     """Searches a corpus file by BM25, or asks a retriever behind a URL. Raises ConfigError, DataError."""
-    from mafrt.envs.search.env import RetrieverChoice
-
     remote = source.startswith(("http://", "https://"))
     retriever = (RetrieverChoice(retriever=source) if remote else RetrieverChoice(corpus_path=source)).open(())
 
@@ -52,8 +52,6 @@ def search(source: str) -> Tool:
 
 def mcp(source: str) -> Sequence[Tool]:
     """The tools of MCP servers. Raises ConfigError for one that does not answer."""
-    from mafrt.envs.tools.mcp_servers import server_tools
-
     return server_tools(source)
 
 

@@ -9,6 +9,9 @@ A custom coach needs only `Coach` and `Case`; `--coach` takes a shipped name or 
 from __future__ import annotations
 
 from mafrt.coach.base import Case, Coach, RulesCoach
+from mafrt.coach.budget import Budget, Prices
+from mafrt.coach.cache import VerdictCache
+from mafrt.coach.local_coach import LocalCoach
 from mafrt.coach.providers import PROVIDERS, make_provider
 from mafrt.coach.rubric import load_rubric
 from mafrt.config.resolve import load_object
@@ -61,8 +64,6 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
         return RulesCoach()
     criteria = load_rubric(config.coach_rubric, rubric)
     if kind == "local":
-        from mafrt.coach.local_coach import LocalCoach
-
         return LocalCoach(criteria, config.coach_adapter, config.coach_max_tokens)
     # Made before the cache is opened, so that a missing key leaves no file behind.
     provider = make_provider(kind, model, config.coach_base_url, config.coach_max_tokens, config.coach_timeout)
@@ -71,8 +72,6 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     except ImportError as error:
         raise MissingExtraError(f"coach {config.coach} needs {error.name}: pip install 'mafrt[coach]'") from error
     from mafrt.coach.api_coach import RemoteCoach
-    from mafrt.coach.budget import Budget, Prices
-    from mafrt.coach.cache import VerdictCache
 
     return RemoteCoach(
         provider,

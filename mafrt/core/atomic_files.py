@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -14,8 +15,6 @@ from mafrt.core.reading import parse_json, read_file
 
 def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
     """Write tensors in plain containers (a `state_dict`), to be read by `load_tensors`."""
-    import io
-
     import torch
 
     # Through memory, so that a full disk is an ordinary OSError instead of an abort inside torch's zip writer.

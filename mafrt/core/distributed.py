@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mafrt.core import errors
@@ -198,8 +199,6 @@ def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
     rank, size = started()
     if size == 1:
         return ALONE
-    from datetime import timedelta
-
     import torch
 
     # Its functions take the default group for a default argument: imported later, they would keep that group, and the
@@ -221,8 +220,6 @@ def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
 
 
 def _new_group(distributed: Any, timeout_s: float) -> Any:
-    from datetime import timedelta
-
     return distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
 

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,6 @@ def parse_yaml(text: str) -> Any:
 
 def is_writable(folder: str | os.PathLike[str]) -> str | None:
     """None if a file can be made in `folder`, which need not exist yet; else the reason why not."""
-    import tempfile
-
     path = Path(folder).expanduser().absolute()
     while not path.exists():
         path = path.parent

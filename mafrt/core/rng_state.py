@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -11,8 +12,6 @@ log = logging.getLogger(__name__)
 
 def seed_random_state(seed: int) -> None:
     """Seed the global generators of python, numpy and torch, which otherwise start from the clock of each process."""
-    import random
-
     import numpy
     import torch
 
@@ -23,8 +22,6 @@ def seed_random_state(seed: int) -> None:
 
 def random_state() -> dict[str, Any]:
     """The states of the global generators of python, numpy and torch (CPU, CUDA), as JSON."""
-    import random
-
     import numpy
     import torch
 
@@ -40,8 +37,6 @@ def random_state() -> dict[str, Any]:
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Put the global generators where `random_state` found them."""
-    import random
-
     import numpy
     import torch
 

@@ -6,6 +6,8 @@ import sys
 from typing import Any
 
 from mafrt.environment.base import Env
+from mafrt.environment.from_pettingzoo import FromAec, FromParallel
+from mafrt.environment.plain_class import PlainEnv
 
 
 def adapted(kind: type) -> type[Env] | None:
@@ -22,9 +24,5 @@ def adapted(kind: type) -> type[Env] | None:
 def _adapter(kind: type) -> Any:
     pettingzoo: Any = sys.modules.get("pettingzoo")  # a class of pettingzoo cannot be there without it
     if pettingzoo is not None and issubclass(kind, (pettingzoo.AECEnv, pettingzoo.ParallelEnv)):
-        from mafrt.environment.from_pettingzoo import FromAec, FromParallel
-
         return FromAec if issubclass(kind, pettingzoo.AECEnv) else FromParallel
-    from mafrt.environment.plain_class import PlainEnv
-
     return PlainEnv

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from mafrt.core.errors import EnvError
 from mafrt.environment.tool_calls import shorten
+from mafrt.sandbox import SandboxError, shared_sandbox
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox
@@ -46,14 +47,10 @@ class PythonTool:
         self._opened()
 
     def _opened(self) -> Sandbox:
-        from mafrt.sandbox import shared_sandbox
-
         return shared_sandbox(self.sandbox)
 
     def run(self, code: str, files: Mapping[str, bytes] | None = None, fetch: Sequence[str] = ()) -> Execution:
         """Run a program. Raises EnvError if the sandbox, not the program, failed."""
-        from mafrt.sandbox import SandboxError
-
         try:
             return self._opened().execute(
                 code, files or {}, fetch, timeout_s=self.timeout_s, memory_mib=self.memory_mib

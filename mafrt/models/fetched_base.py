@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mafrt.core.atomic_files import fsync
 from mafrt.core.errors import MissingExtraError, ModelError
 from mafrt.core.shipped import cached_bases
 
@@ -207,8 +208,6 @@ def convert(source: WheelBase, gguf: Path, folder: Path) -> None:
 
 def _move(made: Path, target: Path) -> None:
     """Put the finished folder in its place, durably."""
-    from mafrt.core.atomic_files import fsync
-
     for path in made.iterdir():
         path.chmod(0o644)
         fsync(path)

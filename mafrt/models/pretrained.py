@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from mafrt.core.errors import ModelError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
+from mafrt.models.quantization import keep_differentiable, quantisation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -26,8 +27,6 @@ def load_pretrained(
 ) -> tuple[Any, Any, str]:
     """(model, tokenizer, path or hub id); arguments and errors as of `SharedBase.load`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from mafrt.models.quantization import keep_differentiable, quantisation
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)

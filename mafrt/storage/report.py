@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,6 @@ AUDITS = ("fidelity", "variance", "noise", "influence")
 
 def audits(run_dir: str | Path) -> dict[str, float]:
     """`audit_*` metrics of a run (`--audit_turns`), each its mean over the iterations that have it; empty without."""
-    import json
-
     path, series = Path(run_dir) / "metrics.jsonl", dict[str, list[float]]()
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         for name, value in json.loads(line).items():
@@ -93,8 +92,6 @@ def audit_table(numbers: Mapping[str, float]) -> str:
 
 def write_summary(run_dir: str | Path, summary: Mapping[str, Any]) -> Path:
     """Write `summary.json` atomically and return its path. Non-finite values become null."""
-    import json
-
     path = Path(run_dir) / SUMMARY
     write_atomic(path, (json.dumps(json_safe(summary), indent=2, allow_nan=False) + "\n").encode())
     return path
