@@ -15,6 +15,9 @@ from mafrt.core.types import Message
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
+from mafrt.scripts.reporting.terminal import safe
+from mafrt.scripts.serving.trained_team import load_team, read_source
+from mafrt.scripts.serving.workflow import play_problem, workflow_of
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
@@ -67,8 +70,6 @@ class Conversation:
 
     def say(self, text: str) -> list[tuple[str, str]]:
         """(speaker, text) of every answer to `text`. Raises MafrtError."""
-        from mafrt.scripts.serving.workflow import play_problem
-
         self.asked += 1
         # Another seed for each question, so that asking again gives another answer and a restart the same ones.
         seed = seed_of(self.seed, "chat", self.asked)
@@ -85,9 +86,6 @@ class Conversation:
 
 
 def chat(argv: Sequence[str]) -> int:
-    from mafrt.scripts.serving.trained_team import load_team, read_source
-    from mafrt.scripts.serving.workflow import workflow_of
-
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ChatSettings)
     env = None if source.loaded.run is None else workflow_of(source.loaded.run)
@@ -104,8 +102,6 @@ def chat(argv: Sequence[str]) -> int:
 
 def talk(conversation: Conversation) -> None:
     """Read lines until the end of the input."""
-    from mafrt.scripts.reporting.terminal import safe
-
     print(f"You talk to {conversation.agent}; there are {', '.join(conversation.names)}. {HELP}", flush=True)
     while True:
         try:

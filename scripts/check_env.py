@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError
+from mafrt.environment.registry import make_env
+from mafrt.environment.sample import payment_problem, sample_episode
+from mafrt.environment.workers import check_guarded, guarded
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.run_main import run_main
@@ -38,10 +41,6 @@ def check(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv)
     if settings["env"] is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    from mafrt.environment.registry import make_env
-    from mafrt.environment.sample import payment_problem, sample_episode
-    from mafrt.environment.workers import check_guarded, guarded
-
     env = make_env(settings["env"], **env_arguments(settings["env_kwargs"], "env_kwargs"))
     check_guarded(env, settings["env_timeout_s"])
     tasks = "draws its own tasks" if env.num_tasks is None else f"{env.num_tasks} tasks"

@@ -16,6 +16,7 @@ from mafrt.core.reading import is_writable
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
+from mafrt.scripts.reporting.episodes import read_episodes
 
 if TYPE_CHECKING:
     from mafrt.scripts.reporting.episodes import Recorded
@@ -67,8 +68,6 @@ def collect(argv: Sequence[str]) -> int:
             f"output {target} cannot be written ({why if target.parent.is_dir() else 'no such folder'}); "
             "give another name."
         )
-    from mafrt.scripts.reporting.episodes import read_episodes
-
     problems: list[str] = []
     seen: set[str] = set()
     agents: set[str] = set()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.main import COMMANDS
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = """usage: mafrt completion bash|zsh|fish
@@ -21,8 +22,6 @@ Print the completion script of a shell. To switch it on:
 
 def parser() -> argparse.ArgumentParser:
     """All commands as subcommands of one parser."""
-    from mafrt.scripts.main import COMMANDS
-
     whole = argparse.ArgumentParser(prog="mafrt")
     commands = whole.add_subparsers()
     for name, told in COMMANDS.items():

@@ -12,17 +12,28 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt import engines
 from mafrt.config.agent import LoraSpec
 from mafrt.config.schema import describe
 from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
+from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.engines.checks import check_engine, reach_servers
+from mafrt.environment.registry import make_env
+from mafrt.environment.workers import guarded
 from mafrt.envs.math import load_tasks
 from mafrt.envs.math.build import evaluation_env, load_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
+from mafrt.rollout.player import Player
+from mafrt.runners import evaluation
+from mafrt.runners import evaluation_summary as summary
+from mafrt.runners.checks import check_prompts, check_window
+from mafrt.runners.evaluation import EvaluationPlan
+from mafrt.runners.identity import describe_run, refuse_changes
+from mafrt.runners.judge import decoder
 from mafrt.runners.limits import check_limits
 from mafrt.scripts.baselines import build as baselines
 from mafrt.scripts.cli.command import Command, Settings
@@ -41,6 +52,7 @@ from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.recorded_run import rebuild, recorded_settings, run_of
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import BaselineSettings, EvaluateSettings, ModelSettings, RecordSettings, SampleSettings
+from mafrt.storage.report import duration
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 from mafrt.storage.transcript_files import FOLDER
 from mafrt.storage.transcripts import TranscriptWriter, wanted
@@ -88,17 +100,12 @@ def evaluate(argv: Sequence[str]) -> int:
     env, team = environment(settings, loaded)
     casts = role_swaps(team) if asked.swap else {}
     against = baselines.plan(settings, loaded, env, team)
-    from mafrt.environment.workers import guarded
-
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
     check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
     print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
     base = load_base(settings, team)
     place(base, team, loaded)
-
-    from mafrt import engines
-    from mafrt.runners.evaluation import EvaluationPlan
 
     started = time.perf_counter()
     plan = EvaluationPlan(asked.tasks or env.num_tasks or SEEDS_BY_DEFAULT, asked.k, asked.greedy, asked.seed)
@@ -150,9 +157,7 @@ def _output_file(asked: EvaluateSettings) -> Path | None:
 
 def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
     """The player of the team, with the engine that the settings ask for; the prompts are checked first."""
-    from mafrt.rollout.player import Player
     from mafrt.runners.build import make_engine, sampling_of, voices_of
-    from mafrt.runners.checks import check_prompts, check_window
 
     sampling = {name: sampling_of(config, team, name) for name in team.names}
     voices = voices_of(base, team, config.play.context_window)
@@ -163,8 +168,6 @@ def _player(base: Bases, env: Env, team: Team, config: TrainConfig) -> Player:
 
 
 def _played(env: Env, player: Player, plan: EvaluationPlan) -> Evaluation:
-    from mafrt.runners import evaluation
-
     evaluated = evaluation.evaluate(env, player, plan, keep=lambda _: True)
     assert evaluated is not None  # None means interrupted, and nothing here interrupts it
     return evaluated
@@ -174,8 +177,6 @@ def _record(
     folder: Path, recording: RecordSettings, base: Bases, team: Team, evaluated: Evaluation, iteration: int
 ) -> None:
     """Write the conversations that `recording` asks for."""
-    from mafrt.runners.judge import decoder
-
     share, most = recording.transcript_share, recording.transcript_max_mib
     decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
     writer = TranscriptWriter(
@@ -230,9 +231,6 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
     Raises:
         ConfigError: the run's environment cannot be built again, or something changed since the run was started.
     """
-    from mafrt.environment.registry import make_env
-    from mafrt.runners.identity import refuse_changes
-
     run = run_of(loaded)
     named = "env" in settings.flags
     if run is not None and not named:
@@ -280,8 +278,6 @@ def _now(prepared: PreparedRun, run: Path, settings: Settings) -> RunRecord:
     args = recorded_settings(run, load_record(run))
     if settings["dataset_path"] is not None:
         args |= {"dataset_path": None, "eval_dataset_path": None}
-    from mafrt.runners.identity import describe_run
-
     now = describe_run(prepared.team, args, env=prepared.env, eval_env=prepared.eval_env)
     changed = _changed(settings)
     if "profile_path" in changed:
@@ -302,9 +298,6 @@ def place(base: Bases, team: Team, loaded: Loadable | None) -> None:
 
 def table(evaluation: Evaluation, swapped: Mapping[str, Evaluation], seconds: float) -> str:
     """The numbers for people, with 95% intervals over tasks."""
-    from mafrt.runners import evaluation_summary as summary
-    from mafrt.storage.report import duration
-
     tasks = max(len(evaluation.scores), len(evaluation.greedy_scores))
     rows = [(name, str(number)) for name, number in summary.numbers(evaluation).items()]
     if (most := summary.majority(evaluation.episodes)) is not None and evaluation.samples > 1:
@@ -329,9 +322,6 @@ def write(
     baseline_rows: Sequence[baselines.BaselineRow] = (),
 ) -> None:
     """Write numbers with intervals, scores of every task, every prompt and answer, and the settings."""
-    from mafrt.core.atomic_files import write_atomic
-    from mafrt.runners import evaluation_summary as summary
-
     most = summary.majority(evaluation.episodes)
     intervals = {name: number.bounds for name, number in summary.numbers(evaluation).items()}
     content = {

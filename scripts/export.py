@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.core.shipped import base_folder
+from mafrt.engines.checks import room_for_rank
+from mafrt.models.load_bases import models_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.exporting.cards import Export, agent_card, team_card
+from mafrt.scripts.exporting.merged import check_mergeable, write_merged
+from mafrt.scripts.exporting.scores import last_scores
+from mafrt.scripts.reporting.run_data import read_run
+from mafrt.storage.load_path import resolve
+from mafrt.storage.run_record import load_record
 
 if TYPE_CHECKING:
     from mafrt.scripts.exporting.cards import Export
@@ -50,8 +58,6 @@ def export(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(ExportSettings)
     if settings.load_path is None:
         raise ConfigError("Name a run, as in mafrt export runs/NAME.")
-    from mafrt.storage.load_path import resolve
-
     loaded = resolve(settings.load_path)
     if loaded.run is None or not loaded.adapters or loaded.checkpoint is None:
         raise CheckpointError(f"{settings.load_path} holds no checkpoint of a run; give a run that made one.")
@@ -59,8 +65,6 @@ def export(argv: Sequence[str]) -> int:
     check_target(target, settings.overwrite)
     facts = facts_of(loaded, target)
     if settings.merged:
-        from mafrt.scripts.exporting.merged import check_mergeable, write_merged
-
         if facts.activated:
             raise ConfigError(
                 f"Adapter {facts.activated[0]!r} has adapter_scope action, so it cannot be merged into a base that "
@@ -106,13 +110,6 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def facts_of(loaded: Loadable, target: Path) -> Export:
     """Everything that the cards say. Raises CheckpointError if the run has no record."""
-    from mafrt.engines.checks import room_for_rank
-    from mafrt.models.load_bases import models_of
-    from mafrt.scripts.exporting.cards import Export
-    from mafrt.scripts.exporting.scores import last_scores
-    from mafrt.scripts.reporting.run_data import read_run
-    from mafrt.storage.run_record import load_record
-
     assert loaded.run is not None and loaded.checkpoint is not None
     run, record = read_run(loaded.run), load_record(loaded.run)
     team = record.agents()
@@ -142,8 +139,6 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
 
 def write(target: Path, facts: Export, loaded: Loadable) -> None:
     """The folders of all adapters, the team file and the cards."""
-    from mafrt.scripts.exporting.cards import agent_card, team_card
-
     target.mkdir(parents=True)
     for name in facts.team.adapters:
         shutil.copytree(loaded.adapter(name), target / name)

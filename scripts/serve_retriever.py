@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.environment.chat_api.server import LOOPBACK
+from mafrt.envs.search.questions import load_corpus
+from mafrt.envs.search.retrieval import TOKEN, Bm25
+from mafrt.envs.search.server import app
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 
@@ -42,11 +46,6 @@ COMMAND = Command(
 
 
 def serve(argv: Sequence[str]) -> int:
-    from mafrt.environment.chat_api.server import LOOPBACK
-    from mafrt.envs.search.questions import load_corpus
-    from mafrt.envs.search.retrieval import TOKEN, Bm25
-    from mafrt.envs.search.server import app
-
     asked = COMMAND.read(argv).make(RetrieverSettings)
     token = os.environ.get(TOKEN) or None
     if asked.corpus_path is None:

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError
+from mafrt.environment.chat_api.server import LOOPBACK, ChatServer, Limits
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings
+from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.trained_team import load_team, read_source
+from mafrt.scripts.serving.workflow import workflow_of
 
 TOKEN = "MAFRT_SERVE_TOKEN"
 """Environment variable of the token that clients give as their API key."""
@@ -50,11 +54,6 @@ COMMAND = Command(
 
 
 def serve(argv: Sequence[str]) -> int:
-    from mafrt.environment.chat_api.server import LOOPBACK, ChatServer, Limits
-    from mafrt.scripts.serving.answers import TeamAnswers
-    from mafrt.scripts.serving.trained_team import load_team, read_source
-    from mafrt.scripts.serving.workflow import workflow_of
-
     source = read_source(COMMAND, argv)
     asked = source.settings.make(ServeSettings)
     token = os.environ.get(TOKEN) or None

@@ -13,6 +13,8 @@ from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
+from mafrt.scripts.reporting.episodes import read_episodes
+from mafrt.scripts.reporting.terminal import episode_table, print_episode
 
 if TYPE_CHECKING:
     from mafrt.scripts.reporting.episodes import Recorded
@@ -61,9 +63,6 @@ def show(argv: Sequence[str]) -> int:
     [run] = folders
     from rich.console import Console
 
-    from mafrt.scripts.reporting.episodes import read_episodes
-    from mafrt.scripts.reporting.terminal import episode_table, print_episode
-
     problems: list[str] = []
     # Everything off that would read an agent's words as markup.
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
@@ -83,8 +82,6 @@ def show(argv: Sequence[str]) -> int:
 
 def find(run: Path, name: str, problems: list[str]) -> Recorded:
     """The episode with this number or id. Raises ConfigError if there is none."""
-    from mafrt.scripts.reporting.episodes import read_episodes
-
     count = 0
     for episode in read_episodes(run, problems):
         # By number or by id, since other files of a run name episodes by their ids.
@@ -97,8 +94,6 @@ def find(run: Path, name: str, problems: list[str]) -> Recorded:
 
 def selected(run: Path, settings: ShowSettings, problems: list[str]) -> Iterator[Recorded]:
     """The episodes that pass all filters."""
-    from mafrt.scripts.reporting.episodes import read_episodes
-
     for episode in read_episodes(run, problems):
         if settings.kind not in ("all", episode.kind):
             continue

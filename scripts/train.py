@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
+from mafrt.environment.registry import env_names, make_env, takes
+from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.session import session_of
+from mafrt.environment.workers import check_guarded, guarded
+from mafrt.envs.mixed import MixedTasks, named_sets, weights_of
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -40,10 +44,6 @@ COMMAND = Command(
 
 def prepare(settings: Settings) -> PreparedRun:
     """Environment and team, checked before the model is loaded."""
-    from mafrt.environment.registry import env_names, make_env, takes
-    from mafrt.environment.sample import payment_problem, sample_episode
-    from mafrt.environment.workers import check_guarded, guarded
-
     if settings["program"] is not None or settings["command"] is not None:
         return prepare_program(settings)
     name = settings["env"]
@@ -83,10 +83,6 @@ def prepare(settings: Settings) -> PreparedRun:
 
 def prepare_mixture(settings: Settings, team: Team | None, names: str) -> PreparedRun:
     """Several environments as one, `--env math@2,code`; `--env_kwargs '{"math": {...}}'` has arguments of one."""
-    from mafrt.environment.registry import make_env, takes
-    from mafrt.environment.workers import guarded
-    from mafrt.envs.mixed import MixedTasks, named_sets, weights_of
-
     sets = named_sets(names)
     given, differing = (env_arguments(settings[name], name) for name in ("env_kwargs", "eval_env_kwargs"))
     for name in [*given, *differing]:
@@ -111,8 +107,6 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
 
 def prepare_program(settings: Settings) -> PreparedRun:
     """The environment that runs the user's own program."""
-    from mafrt.environment.registry import make_env
-
     if settings["env"] is not None:
         raise ConfigError(f"--env {settings['env']} and a program exclude each other; leave one of them out.")
     team = load_team(settings)

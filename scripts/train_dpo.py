@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mafrt.core.errors import ConfigError
+from mafrt.scripts import train
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.offline import OFFLINE, OfflineTask, study
 from mafrt.scripts.cli.run_main import run_main
@@ -67,8 +68,6 @@ def prepare(settings: Settings) -> OfflineTask:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "--online" in words:
-        from mafrt.scripts import train
-
         words.remove("--online")
         return train.main([*words, "--algorithm", "spin"])
     return run_main(lambda words: study(COMMAND, words, prepare), argv)

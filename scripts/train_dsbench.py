@@ -11,6 +11,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.envs.dsbench import build
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import REFUSED, DsbenchSettings
+from mafrt.envs.dsbench.demonstrations import demonstrations
 from mafrt.envs.dsbench.records import Loaded
 from mafrt.envs.dsbench.roles import ROLES
 from mafrt.scripts.cli.command import Command, Settings
@@ -80,8 +81,6 @@ def check(settings: Settings) -> int:
 
 def write_programs(settings: Settings) -> int:
     """Play demonstrations, write them as JSON lines, and print the next command."""
-    from mafrt.envs.dsbench.demonstrations import demonstrations
-
     path = demonstrations_file(settings)
     episodes, seed = settings["demonstration_episodes"], settings["seed"]
     tasks, _, _ = build.read_tasks(settings.values)

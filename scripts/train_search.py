@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mafrt.core.errors import ConfigError
 from mafrt.envs.search import build
 from mafrt.envs.search.config import SearchSettings
+from mafrt.envs.search.demonstrations import demonstrations
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.demonstrations import demonstrations_file, save_demonstrations
@@ -32,8 +33,6 @@ def prepare(settings: Settings) -> PreparedRun:
 
 def write_demonstrations(settings: Settings) -> int:
     """Play demonstrations, write them as JSON lines, and print the next command."""
-    from mafrt.envs.search.demonstrations import demonstrations
-
     path = demonstrations_file(settings)
     episodes = settings["demonstration_episodes"]
     if settings["dataset_path"] is not None or settings["workflow"] != "search":

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.team import Team
+from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import ConfigError
+from mafrt.environment.registry import make_env
+from mafrt.environment.workers import guarded
+from mafrt.envs.math import MathEnv
 from mafrt.scripts.baselines.table import BaselineRow, Baselines, place_start, table
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.loading import env_arguments, stored_args, with_sandbox
 from mafrt.scripts.cli.recorded_run import rebuild, run_of
 from mafrt.scripts.cli.settings import BaselineSettings
+from mafrt.storage.checkpoint import ORIGIN
+from mafrt.storage.load_path import resolve
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -73,8 +79,6 @@ def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> B
         )
     if any(agent.model is not None for agent in team.agents):
         raise ConfigError("baselines compare a team on one base, and agents of this team name their own model.")
-    from mafrt.environment.workers import guarded
-
     stored, _ = stored_args(loaded)
     played = int(stored.get("iterations", 0)) * int(stored.get("n_rollout_threads", 0))
     return BaselinePlan(
@@ -89,10 +93,6 @@ def plan(settings: Settings, loaded: Loadable | None, env: Env, team: Team) -> B
 
 def start_of(stored: Mapping[str, Any], run: Path | None) -> dict[str, Path]:
     """Adapter -> folder of the weights that a run with these settings began with."""
-    from mafrt.core.atomic_files import load_json
-    from mafrt.storage.checkpoint import ORIGIN
-    from mafrt.storage.load_path import resolve
-
     named = stored.get("load_path")
     # The settings have the path as it was typed, perhaps in another working directory.
     if named is not None and run is not None and (run / ORIGIN).is_file():
@@ -102,9 +102,6 @@ def start_of(stored: Mapping[str, Any], run: Path | None) -> dict[str, Path]:
 
 def training_env(settings: Settings, loaded: Loadable | None, team: Team) -> Env:
     """The environment of the training tasks that belong to the held-out ones."""
-    from mafrt.environment.registry import make_env
-    from mafrt.envs.math import MathEnv
-
     run = run_of(loaded)
     if settings["dataset_path"] is not None:
         raise ConfigError("baselines choose on training tasks, and --dataset_path names none; leave it out.")

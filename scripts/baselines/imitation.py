@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode
+from mafrt.runners.evaluation import score
+from mafrt.runners.offline.dataset import RecordPasses
+from mafrt.runners.offline.replay import RecordedTurn
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
@@ -20,8 +23,6 @@ BATCH = 64
 
 def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
     """The turns of episodes that score at least `at_least`, equal ones (agent, prompt, answer) once."""
-    from mafrt.runners.evaluation import score
-    from mafrt.runners.offline.replay import RecordedTurn
     from mafrt.runners.offline.sft import examples_of
 
     turns = [
@@ -35,7 +36,6 @@ def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
 
 def imitate(records: Sequence[Record], team: Team, base: Bases, lr: float, seed: int) -> None:
     """One pass over the records; the adapters of `team`, which are on `base`, learn."""
-    from mafrt.runners.offline.dataset import RecordPasses
     from mafrt.runners.offline.runner import Offline
     from mafrt.runners.offline.sft import Sft
 

@@ -15,7 +15,13 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
+from mafrt.engines.prefixed import PrefixedEngine
+from mafrt.envs.games.base import PLAYERS, Game, play
+from mafrt.envs.workflows.task_env import TaskEnv
+from mafrt.runners.evaluation import SOLVED, evaluate
+from mafrt.runners.evaluation_summary import majority, number, numbers
 from mafrt.scripts.baselines.imitation import SAMPLES, imitate, solved_turns
+from mafrt.storage.report import aligned
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -87,8 +93,6 @@ class Baselines:
         for temperature in TEMPERATURES:
             yield row(f"start, temperature {temperature:g}", self._played(self._player(temperature)))
         voted = self._played(self._player(), samples=self.votes, greedy=False)
-        from mafrt.runners.evaluation_summary import majority
-
         if (most := majority(voted.episodes)) is not None:
             yield BaselineRow(f"start, majority@{self.votes}", most.number)
             yield from self._prefixed(voted)
@@ -96,10 +100,6 @@ class Baselines:
 
     def without_model(self) -> Iterator[BaselineRow]:
         """The most frequent training answer as every answer; in games, the scripted players."""
-        from mafrt.envs.games.base import PLAYERS, Game, play
-        from mafrt.envs.workflows.task_env import TaskEnv
-        from mafrt.runners.evaluation_summary import number
-
         env = self.env.unwrapped
         if isinstance(env, Game):
             seeds = [seed_of(self.plan.seed, "task", task) for task in range(self.plan.tasks)]
@@ -132,8 +132,6 @@ class Baselines:
         count = self.train_env.num_tasks or tasks
         samples = -(-self.episodes // min(count, tasks))
         played = self._played(self._player(), self.train_env, tasks=tasks, samples=samples, greedy=False)
-        from mafrt.runners.evaluation import SOLVED
-
         records = solved_turns(played.episodes, SOLVED)
         name = f"imitation of the solved ones of {len(played.episodes)} episodes"
         if not records:
@@ -144,8 +142,6 @@ class Baselines:
 
     def _player(self, temperature: float | None = None, deciding: Sequence[str] = (), prefix: str = "") -> Player:
         """A player of the start: at a temperature, or with a prefix before the answers of `deciding`."""
-        from mafrt.engines.prefixed import PrefixedEngine
-
         adapters = {agent.name: agent.adapter for agent in self.start.agents}
         player = self.player.cast(adapters)
         if temperature is not None:
@@ -157,8 +153,6 @@ class Baselines:
 
     def _played(self, player: Player, env: Env | None = None, **changes: Any) -> Evaluation:
         """The episodes of the plan, with these fields of it changed."""
-        from mafrt.runners.evaluation import evaluate
-
         evaluation = evaluate(env or self.env, player, replace(self.plan, **changes), keep=lambda _: True)
         assert evaluation is not None  # None means interrupted, and nothing here interrupts it
         return evaluation
@@ -166,8 +160,6 @@ class Baselines:
 
 def row(name: str, evaluation: Evaluation) -> BaselineRow:
     """The row of an evaluation."""
-    from mafrt.runners.evaluation_summary import numbers
-
     values = numbers(evaluation)
     return BaselineRow(name, values.get(f"avg@{evaluation.samples}"), values.get("greedy"))
 
@@ -201,6 +193,4 @@ def place_start(base: Bases, team: Team, folders: dict[str, Any]) -> Team:
 
 def table(rows: Sequence[BaselineRow], k: int) -> str:
     """The rows for people, with 95% intervals over tasks."""
-    from mafrt.storage.report import aligned
-
     return "\n".join(aligned([("", f"avg@{k}", "greedy"), *(each.cells() for each in rows)]))

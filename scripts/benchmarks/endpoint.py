@@ -25,8 +25,15 @@ from mafrt.config.team import AgentSpec, Team
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.environment.base import Env
+from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.session import session_of
+from mafrt.envs.program import ProgramEnv
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.serving.answers import TeamAnswers
+from mafrt.scripts.serving.engine_queue import EngineQueue
+from mafrt.scripts.serving.trained_team import TrainedTeam
 
 BAR = 1.3
 TEAM = Team((AgentSpec("reasoner", prompt="You plan."), AgentSpec("actor", prompt="You solve.")))
@@ -72,13 +79,8 @@ class _Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         from mafrt.engines.local.engine import LocalEngine
-        from mafrt.environment.chat_api.server import ChatServer
         from mafrt.models.shared_base import SharedBase
-        from mafrt.rollout.player import Player
         from mafrt.runners.build import voices_of
-        from mafrt.scripts.serving.answers import TeamAnswers
-        from mafrt.scripts.serving.engine_queue import EngineQueue
-        from mafrt.scripts.serving.trained_team import TrainedTeam
 
         self.calls: Calls = [
             (TEAM.names[n % 2], f"Problem: Tom has {n} pens and gets {n + 3} more. How many pens does he have?", n)
@@ -114,8 +116,6 @@ class _Bench:
         self.team.close()
 
     def rivals(self) -> dict[str, Callable[[], object]]:
-        from mafrt.envs.program import ProgramEnv
-
         program = ProgramEnv(program=f"{__name__}:one_call", agents=TEAM.names)
         programs = [session_of(program if not n else program.spawn()) for n in range(len(self.calls))]
         direct = [session_of(_OneCall()) for _ in self.calls]
@@ -137,8 +137,6 @@ class _Bench:
         self.seconds.append(seconds)
 
     def _play(self, name: str, envs: Sequence[Env]) -> None:
-        from mafrt.rollout.live import Start
-
         starts = iter([Start(f"{n:05d}", f"{n}", reset_seed=n, seed=n) for n in range(len(envs))])
         episodes, _ = self.player.play(envs, lambda slot, finished: next(starts, None))
         self.texts[name] = [turn.text for episode in episodes for turn in episode.turns]

@@ -22,11 +22,13 @@ from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.malloc import keep_freed_memory
+from mafrt.core.shipped import SHIPPED
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import StepResult
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.registry import register_engine
 from mafrt.environment.base import Env
+from mafrt.envs.math.tasks import load_tasks
 from mafrt.models.memory_estimate import shape_of
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
@@ -251,9 +253,6 @@ def _flop(ours: Ours) -> float:
 
 
 def _problems(count: int) -> list[str]:
-    from mafrt.core.shipped import SHIPPED
-    from mafrt.envs.math.tasks import load_tasks
-
     tasks = load_tasks(str(SHIPPED / "envs/math/data/word_problems_train.jsonl"))
     return [task.problem for task in tasks[:count]]
 

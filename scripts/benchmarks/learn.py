@@ -26,7 +26,12 @@ from mafrt.algorithms.presets import C3
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, MafrtError
+from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.seeding import seed_of
+from mafrt.core.signals import StopRequest
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.benchmarks import _tasks
 from mafrt.scripts.benchmarks._measure import machine
 
 if TYPE_CHECKING:
@@ -99,11 +104,7 @@ def train(rule: str, seed: int, iterations: int, tasks: int, samples: int, task:
     """Train with one rule and one seed, and evaluate on held-out tasks before and after."""
     import torch
 
-    from mafrt.core.signals import StopRequest
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.evaluation import EvaluationPlan, evaluate
-    from mafrt.runners.on_policy import OnPolicy
-    from mafrt.scripts.benchmarks import _tasks
 
     task = task or task_of(rule)
     # A copy, since the number of iterations is taken out of it.
@@ -208,8 +209,6 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
         import torch
 
         torch.set_num_threads(args.threads)
-    from mafrt.core.malloc import keep_freed_memory
-
     keep_freed_memory()
     rows = []
     for name in names:

@@ -10,6 +10,7 @@ from typing import Any
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Settings
+from mafrt.storage.run_dir import set_aside
 
 
 def demonstrations_file(settings: Settings) -> Path:
@@ -24,8 +25,6 @@ def demonstrations_file(settings: Settings) -> Path:
 
 def save_demonstrations(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """Write records as JSON lines, rename an earlier file, and print the next command."""
-    from mafrt.storage.run_dir import set_aside
-
     path.parent.mkdir(parents=True, exist_ok=True)
     if aside := set_aside(path):
         print(f"The earlier file is now {aside}.")

@@ -17,14 +17,20 @@ from urllib.parse import urlsplit
 
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.precision import choose_dtype
 from mafrt.core.shipped import SHIPPED, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
+from mafrt.environment.registry import takes
+from mafrt.environment.session import session_of
+from mafrt.environment.workers import guarded
+from mafrt.models import load_bases
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.storage import load_path
 from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
@@ -101,9 +107,6 @@ def prepared_run(
 
 def guarded_run(run: PreparedRun, timeout_s: float | None) -> PreparedRun:
     """The run with environments that hold a user's code in worker processes, which end at the timeout."""
-    from mafrt.environment.session import session_of
-    from mafrt.environment.workers import guarded
-
     env, eval_env = (None if env is None else guarded(session_of(env), timeout_s) for env in (run.env, run.eval_env))
     assert env is not None
     return replace(run, env=env, eval_env=eval_env)
@@ -131,8 +134,6 @@ def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
 
 def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """`kwargs` with the run's sandbox, if the environment takes one; ConfigError if one is asked for in vain."""
-    from mafrt.environment.registry import takes
-
     if takes(env, "sandbox"):
         return {"sandbox": settings["sandbox"], **kwargs}
     if "sandbox" in settings.flags:
@@ -144,8 +145,6 @@ def resolve(settings: Settings) -> Loadable | None:
     """The target of `--load_path`."""
     if settings["load_path"] is None:
         return None
-    from mafrt.storage import load_path
-
     return load_path.resolve(settings["load_path"])
 
 
@@ -171,11 +170,8 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
     recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
     print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
-    from mafrt.core.malloc import keep_freed_memory
-    from mafrt.models.load_bases import load_bases
-
     keep_freed_memory()
-    bases = load_bases(
+    bases = load_bases.load_bases(
         recorded_models(team, settings),
         settings["model_name_or_path"],
         dtype=_dtype(settings, machine, several=placement is not None and placement.processes.size > 1),
@@ -205,8 +201,6 @@ def recorded_models(team: Team, settings: Settings) -> Team:
 
 def check_models(settings: Settings, team: Team) -> dict[str, str]:
     """Adapter -> its base, checked as far as it can be before one is loaded. Raises ModelError."""
-    from mafrt.models import load_bases
-
     models = load_bases.models_of(recorded_models(team, settings), settings["model_name_or_path"])
     for model in dict.fromkeys(models.values()):
         work_offline_if_unreachable(model)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig, RunConfig, TeamConfig, TrainConfig
 from mafrt.core.errors import ConfigError, DataError
+from mafrt.runners.checks import check_window
+from mafrt.runners.identity import Provenance
 from mafrt.runners.limits import check_limits
+from mafrt.runners.offline import dataset as reading
+from mafrt.runners.offline.dataset import RecordPasses, read_answers
+from mafrt.runners.offline.next_states import next_states
+from mafrt.runners.offline.replay import holds_tokens, read_episodes, recorded_turns
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
@@ -18,7 +24,9 @@ from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
 from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, go_on, is_same
+from mafrt.storage import report
 from mafrt.storage.args_file import ARGS, read_args
+from mafrt.storage.run_dir import set_aside
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -165,8 +173,6 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     base = load_base(settings, source.team).main
     records, held_out = encode(source, settings, task, base)
 
-    from mafrt.runners.identity import Provenance
-    from mafrt.runners.offline.dataset import RecordPasses
     from mafrt.runners.offline.runner import Offline
 
     terminal = Terminal(words=offline_words)
@@ -179,11 +185,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
         run_dir=run_dir,
         provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
-    if settings["set_aside"] and not is_same(loaded, run_dir):
-        from mafrt.storage.run_dir import set_aside
-
-        if aside := set_aside(run_dir):
-            print(f"The earlier run is now in {aside}.")
+    if settings["set_aside"] and not is_same(loaded, run_dir) and (aside := set_aside(run_dir)):
+        print(f"The earlier run is now in {aside}.")
     counts = ", ".join(f"{name} {len(own_records)}" for name, own_records in runner.records.items())
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
     try:
@@ -195,9 +198,6 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
 
 def read(settings: Settings, task: OfflineTask) -> OfflineData:
     """All answers and episodes, checked against the team; without a team file, the agents they name form it."""
-    from mafrt.runners.offline.dataset import read_answers
-    from mafrt.runners.offline.replay import holds_tokens, read_episodes
-
     data, team = settings.make(OfflineSettings), load_team(settings)
     if not data.records_path and not data.episodes_path:
         raise ConfigError("There is nothing to learn from; name files by --records_path, or runs by --episodes_path.")
@@ -224,11 +224,6 @@ def encode(
     source: OfflineData, settings: Settings, task: OfflineTask, base: SharedBase
 ) -> tuple[list[Record], list[Record]]:
     """The records to learn from and the held-out ones, as tokens."""
-    from mafrt.runners.checks import check_window
-    from mafrt.runners.offline import dataset as reading
-    from mafrt.runners.offline.next_states import next_states
-    from mafrt.runners.offline.replay import recorded_turns
-
     data, tokenizer = settings.make(OfflineSettings), base.tokenizer
     window = check_window(data.context_window, base.context_window)
     turns: list[RecordedTurn] = []
@@ -297,7 +292,6 @@ def _report_line(path: Path, counts: Mapping[str, int], turns: int) -> str:
 
 def _close(command: Command, summary: RunSummary, team: Team, run_dir: Path) -> int:
     from mafrt.runners.offline.runner import ADAPTERS
-    from mafrt.storage import report
 
     if summary.stopped_by is not None:
         print(f"Stopped by {summary.stopped_by} after step {summary.iterations}; everything is saved.")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from mafrt.core.distributed import ALONE, Processes, connect, started
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.shipped import shipped
+from mafrt.runners.checks import check_processes
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.settings import ModelSettings, ScaleSettings
+from mafrt.training.deepspeed_config import check_fields, read_zero
 
 if TYPE_CHECKING:
     from mafrt.config.train_config import TrainConfig
@@ -40,15 +42,12 @@ def join(settings: Settings, config: TrainConfig) -> Placement:
         ConfigError, MissingExtraError: settings contradict each other, or a package is missing.
         ProcessLostError: the others are not found.
     """
-    from mafrt.runners.checks import check_processes
-
     rank, size = started()
     scale = settings.make(ScaleSettings)
     check_processes(Processes(rank, size), config)
     zero = None
     if config.learn.deepspeed is not None:
         from mafrt.models.sharding import quiet_deepspeed
-        from mafrt.training.deepspeed_config import check_fields, read_zero
 
         path = shipped(config.learn.deepspeed)
         zero = read_zero(path, config.learn, dtype=settings["dtype"], processes=size)

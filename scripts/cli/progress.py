@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mafrt.storage.report import duration
+
 if TYPE_CHECKING:
     from mafrt.runners.loop import Progress
 
@@ -70,8 +72,6 @@ class Terminal:
             if last:
                 self.close()
         elif last or self._counted == 1 or time.monotonic() - self._shown_at >= EVERY_S:
-            from mafrt.storage.report import duration
-
             done = f"iteration {progress.iteration}/{progress.iterations}"
             self._line(f"{done}  {self.words(progress)}  {duration(left)} left")
 
@@ -122,6 +122,4 @@ def _left(seconds: float, done: int, remaining: int, before: float | None) -> st
         left = seconds / done * remaining
     else:
         return ""
-    from mafrt.storage.report import duration
-
     return f", {duration(left)} left"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import base_folder, shipped
+from mafrt.environment.registry import make_env
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
@@ -100,8 +101,6 @@ def build_environment(record: EnvironmentRecord, run: Path) -> Env:
         ConfigError: its arguments could not be recorded.
         EnvError: it cannot be found or built.
     """
-    from mafrt.environment.registry import make_env
-
     # Objects that were passed from Python cannot be written down.
     if record.arguments is None:
         raise ConfigError(

@@ -16,12 +16,24 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.core.threads import ThreadWatch
+from mafrt.rollout.stratified_order import strata_of
+from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.async_rollout import check_async
+from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
+from mafrt.runners.epochs import with_epochs
+from mafrt.runners.identity import Provenance, describe_run, refuse_changes
+from mafrt.runners.judge import prepare_coach
+from mafrt.runners.limits import check_limits
+from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
+from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
+from mafrt.storage import report
+from mafrt.storage.run_dir import set_aside
 
 if TYPE_CHECKING:
     from mafrt.coach.base import Coach
@@ -80,9 +92,6 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         say(f"Turns are judged by: {coach.name}")
     base = _load(checked, placement, say)
 
-    from mafrt.runners.identity import Provenance
-    from mafrt.runners.on_policy import OnPolicy
-
     config, args = _sized(checked, base, processes, say)
     terminal, threads = Terminal(config.run.iterations), ThreadWatch()
 
@@ -103,11 +112,9 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
     # Only now, when everything that may be refused has been checked: a mistyped flag must not move a run.
-    if settings["set_aside"] and not is_same(loaded, run_dir):
-        from mafrt.storage.run_dir import set_aside
-
-        if aside := processes.lead(lambda: str(set_aside(run_dir) or "")):
-            say(f"The earlier run is now in {aside}.")
+    moves = settings["set_aside"] and not is_same(loaded, run_dir)
+    if moves and (aside := processes.lead(lambda: str(set_aside(run_dir) or ""))):
+        say(f"The earlier run is now in {aside}.")
     first = " (evaluating first)" if config.run.eval_episodes and not (loaded and loaded.step) else ""
     names = ", ".join(prepared.team.names)
     many = f" with {processes.size} processes" if processes.size > 1 else ""
@@ -144,13 +151,6 @@ def _check(
     command: Command, settings: Settings, loaded: Loadable | None, prepare: Callable[[Settings], PreparedRun]
 ) -> CheckedRun:
     """Refuse before any model is loaded a run that cannot learn, or that is not the one that was begun."""
-    from mafrt.runners.algorithm import resolve_rule
-    from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
-    from mafrt.runners.epochs import with_epochs
-    from mafrt.runners.identity import describe_run, refuse_changes
-    from mafrt.runners.judge import prepare_coach
-    from mafrt.runners.limits import check_limits
-
     config = train_config(settings)
     prepared = prepare(settings)
     env, team = prepared.env, prepared.team
@@ -166,8 +166,6 @@ def _check(
     check_several(team, models, config, rule)
     check_sampler(config, team, settings["model_name_or_path"])
     if config.play.stratify:
-        from mafrt.rollout.stratified_order import strata_of
-
         strata_of(env, config.play.stratify)
     coach = prepare_coach(config, env)
     paid = coach if config.algorithm.process_weight else None
@@ -178,8 +176,6 @@ def _check(
 
 def _load(checked: CheckedRun, placement: Placement, say: Callable[..., None]) -> Bases:
     """The bases of the team, placed on the processes of the run."""
-    from mafrt.runners.async_rollout import check_async
-
     check_async(checked.config, checked.prepared.team, sharded=placement.shards)
     names = list(dict.fromkeys(checked.models.values()))
     if len(names) > 1 and (placement.shards or placement.zero is not None):
@@ -192,8 +188,6 @@ def _sized(
     checked: CheckedRun, base: Bases, processes: Processes, say: Callable[..., None]
 ) -> tuple[TrainConfig, dict[str, Any]]:
     """The settings with micro-batches that fit into the free memory, and the content of args.yaml."""
-    from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
-
     settings, config, loaded = checked.settings, checked.config, checked.loaded
     others = AlgorithmSettings.flags(settings["algorithm"]).keys()  # of which only the algorithm's own are recorded
     args = {name: value for name, value in settings.values.items() if name not in NOT_REPEATED | others}
@@ -253,8 +247,6 @@ def is_same(loaded: Loadable | None, run_dir: Path) -> bool:
 
 def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir: Path) -> int:
     """Write summary.json and print the table, or the command that resumes a stopped run."""
-    from mafrt.storage import report
-
     if summary.stopped_by is not None:
         # A sentence is a reason, one word a signal.
         if " " in summary.stopped_by:  # the coach's reason, and not the name of a signal

@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
+from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
+from mafrt.core.signals import StopRequest
+from mafrt.envs.math import MathEnv
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
+from mafrt.runners.loop import Progress
+from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks.learn import COMMON, whole_or_nothing
 from mafrt.scripts.reproduce._figure import need_matplotlib
 
@@ -46,9 +53,6 @@ class LearningCurve:
 
 def trace(runner: OnPolicy, curve: LearningCurve, look: Callable[[], None], every: int) -> None:
     """Train to the end, and call `look` before, every `every` iterations, and after."""
-    from mafrt.core.signals import StopRequest
-    from mafrt.runners.loop import Progress
-
     iterations, episodes = runner.config.run.iterations, runner.config.play.n_rollout_threads
 
     def follow(progress: Progress) -> None:
@@ -75,8 +79,6 @@ def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Nam
     need_matplotlib()
     import torch
 
-    from mafrt.core.malloc import keep_freed_memory
-
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -85,8 +87,6 @@ def parse(argv: Sequence[str] | None, doc: str, iterations: int) -> argparse.Nam
 
 def worth(runner: OnPolicy, held_out: Env, tasks: int, seed: int) -> float:
     """Mean score of two sampled episodes per held-out task."""
-    from mafrt.runners.evaluation import EvaluationPlan, evaluate
-
     plan = EvaluationPlan(tasks, samples=2, greedy=False, seed=seed_of(seed, "reproduce"))
     evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None and evaluation.avg is not None
@@ -103,12 +103,7 @@ def train(
     **settings: Any,
 ) -> SeedRun:
     """Train a team once, evaluated on held-out problems before and after; by default Reasoner -> Actor, a chain."""
-    from mafrt.config.team import Team
-    from mafrt.core.signals import StopRequest
-    from mafrt.envs.math import MathEnv
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.loop import Progress
-    from mafrt.runners.on_policy import OnPolicy
 
     team = team or Team.load(SHIPPED / "profiles" / "quickstart.json")
     config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})

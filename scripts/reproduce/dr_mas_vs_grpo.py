@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.team import Team
 from mafrt.core.shipped import SHIPPED
+from mafrt.core.types import StepResult
+from mafrt.envs.math import MathEnv
 from mafrt.scripts.reproduce._experiment import before_after, compare, parse, report, train
 from mafrt.scripts.reproduce._figure import curves
 
@@ -48,10 +51,6 @@ def plan_value(text: str) -> float | None:
 
 def unequal() -> Env:
     """The chain, with `SCALE` for the Reasoner's right plan and 1 for the Actor's right answer."""
-
-    from mafrt.config.team import Team
-    from mafrt.core.types import StepResult
-    from mafrt.envs.math import MathEnv
 
     class Unequal(MathEnv):
         def step(self, actions: dict[str, str]) -> StepResult:

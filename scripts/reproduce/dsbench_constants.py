@@ -17,6 +17,12 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
+from mafrt.envs.dsbench.builtin import builtin_tasks
+from mafrt.envs.dsbench.demonstrations import ANSWERS, COLUMNS, MODELS, good
+from mafrt.envs.dsbench.env import workspace_files
+from mafrt.envs.dsbench.roles import ROLES
+from mafrt.envs.dsbench.workspace import Bench
+
 if TYPE_CHECKING:
     from mafrt.envs.dsbench.tasks import TabularTask
     from mafrt.envs.dsbench.workspace import Bench
@@ -39,8 +45,6 @@ class Programs:
 
 def fixed_programs() -> Programs:
     """All programs that are right for some task that could be built, and those of a team that does nothing."""
-    from mafrt.envs.dsbench.demonstrations import ANSWERS, COLUMNS, MODELS
-
     prepare = "Check()\nPlan()\nWrite()"
     engineers = (prepare, *(f"reject({number})\n{prepare}" for number in COLUMNS))
     return Programs(engineers, (*MODELS.values(), "Solve(0)"), (*dict.fromkeys(ANSWERS.values()), "Write(0)"))
@@ -48,8 +52,6 @@ def fixed_programs() -> Programs:
 
 def scores(bench: Bench, task: TabularTask, programs: Programs) -> dict[Triple, float]:
     """Normalised score of every triple on one task; one execution for each Data Engineer."""
-    from mafrt.envs.dsbench.env import workspace_files
-
     by_triple: dict[Triple, float] = {}
     for engineer in programs.engineer:
         done, files = bench.run(_all_in_one(engineer, programs), workspace_files(task, lab=True))
@@ -80,8 +82,6 @@ def _attempt(program: str) -> str:
 
 def constant_scores(tasks: Sequence[TabularTask], programs: Programs, sandbox: str) -> dict[str, dict[Triple, float]]:
     """Task -> triple -> normalised score."""
-    from mafrt.envs.dsbench.workspace import Bench
-
     # One execution writes the submissions of a dozen triples.
     bench = Bench(sandbox, max_files=256, timeout_s=120.0)
     return {task.id: scores(bench, task, programs) for task in tasks}
@@ -97,9 +97,6 @@ def means(scores: Mapping[str, Mapping[Triple, float]]) -> list[tuple[float, Tri
 
 def right(scores: Mapping[str, Mapping[Triple, float]], tasks: Sequence[TabularTask]) -> dict[str, float]:
     """Task -> score of its own right triple."""
-    from mafrt.envs.dsbench.demonstrations import good
-    from mafrt.envs.dsbench.roles import ROLES
-
     programs = {task.id: good(task) for task in tasks}
     return {name: scores[name][tuple(texts[role] for role in ROLES)] for name, texts in programs.items()}  # type: ignore[index]
 
@@ -121,8 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", default="bwrap", help="where programs run")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of table and numbers")
     args = parser.parse_args(argv)
-    from mafrt.envs.dsbench.builtin import builtin_tasks
-
     tasks = builtin_tasks(args.split)
     scores = constant_scores(tasks, fixed_programs(), args.sandbox)
     text = table(scores, right(scores, tasks))

@@ -17,11 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
+from mafrt.envs.dsbench import DSBenchEnv
+from mafrt.runners.evaluation import EvaluationPlan, evaluate
+from mafrt.runners.identity import Provenance
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts import train_dsbench, train_sft
+from mafrt.scripts.cli.values import read_yaml
 from mafrt.scripts.reproduce._experiment import LearningCurve, by_episodes, parse, report, spread, trace
 from mafrt.scripts.reproduce._figure import curves
+from mafrt.storage import load_path
 
 if TYPE_CHECKING:
     from mafrt.envs.dsbench import DSBenchEnv
@@ -56,8 +64,6 @@ def warm_start(folder: Path) -> Path:
     """The adapters that imitate; made if they are not there."""
     adapters = folder / "start" / "adapters"
     if not adapters.is_dir():
-        from mafrt.scripts import train_dsbench, train_sft
-
         records = folder / "demonstrations.jsonl"
         made = train_dsbench.main(["--config", str(CONFIGS / "dsbench.yaml"), "--demonstrations", str(records)])
         words = ["--config", str(CONFIGS / "dsbench_start.yaml"), "--records_path", str(records)]
@@ -68,8 +74,6 @@ def warm_start(folder: Path) -> Path:
 
 def config() -> dict[str, Any]:
     """Content of configs/dsbench.yaml."""
-    from mafrt.scripts.cli.values import read_yaml
-
     return dict(read_yaml(CONFIGS / "dsbench.yaml"))
 
 
@@ -82,8 +86,6 @@ def settings(iterations: int) -> dict[str, Any]:
 
 def look(runner: OnPolicy, held_out: DSBenchEnv, tasks: int, seed: int, curve: SuccessCurve) -> None:
     """Play held-out tasks with fixed seeds and append the scores to `curve`."""
-    from mafrt.runners.evaluation import EvaluationPlan, evaluate
-
     plan = EvaluationPlan(tasks, SAMPLES, greedy=False, seed=seed_of(seed, "reproduce"))
     evaluation = evaluate(held_out, runner.player, plan)
     assert evaluation is not None and evaluation.avg is not None
@@ -95,11 +97,7 @@ def train(
     args: argparse.Namespace, seed: int, arm: Mapping[str, Any], env: DSBenchEnv, held_out: DSBenchEnv, start: Path
 ) -> SuccessCurve:
     """Train once, evaluated before, along the way and after."""
-    from mafrt.config.team import Team
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.identity import Provenance
-    from mafrt.runners.on_policy import OnPolicy
-    from mafrt.storage import load_path
 
     used = _cpu()
     team = Team.load(CONFIGS.parent / "profiles" / "dsbench_brief.json")
@@ -153,8 +151,6 @@ def verdict(arms: Mapping[str, Sequence[SuccessCurve]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=12)
-    from mafrt.envs.dsbench import DSBenchEnv
-
     start = warm_start(args.output / "dsbench")
     style, turns = config()["style"], config()["agent_turns"]
     env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)

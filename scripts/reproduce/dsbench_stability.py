@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mafrt.envs.dsbench import DSBenchEnv
 from mafrt.scripts.reproduce._experiment import parse, report, spread
 from mafrt.scripts.reproduce._figure import curves
 from mafrt.scripts.reproduce.dsbench_process_rewards import SuccessCurve, config, train, warm_start
@@ -48,8 +49,6 @@ def table(arms: Mapping[str, Sequence[SuccessCurve]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=12)
-    from mafrt.envs.dsbench import DSBenchEnv
-
     start, rate = warm_start(args.output / "dsbench"), float(config()["lr"])
     style, turns = config()["style"], config()["agent_turns"]
     env, held_out = DSBenchEnv(style=style, turns=turns), DSBenchEnv(split="eval", style=style, turns=turns)

@@ -15,10 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
+from mafrt.envs.math import MathEnv
 from mafrt.rollout.live import Start
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.cli.values import read_yaml
 from mafrt.scripts.reproduce._experiment import LearningCurve, by_episodes, parse, report, spread, trace
 from mafrt.scripts.reproduce._figure import curves
 
@@ -46,8 +50,6 @@ class AccuracyCurve(LearningCurve):
 
 def settings(iterations: int) -> dict[str, Any]:
     """Settings of configs/mathchat.yaml that the runner reads."""
-    from mafrt.scripts.cli.values import read_yaml
-
     known = TrainConfig().flat()
     known_settings = {name: value for name, value in read_yaml(CONFIG).items() if name in known}
     return {**known_settings, "iterations": iterations, "eval_episodes": 0, "save_interval": 0}
@@ -74,10 +76,7 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Accuracy
 
 def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> AccuracyCurve:
     """Train once, evaluated before, along the way and after."""
-    from mafrt.config.team import Team
-    from mafrt.envs.math import MathEnv
     from mafrt.models.shared_base import SharedBase
-    from mafrt.runners.on_policy import OnPolicy
 
     started = time.perf_counter()
     team = Team.load(CONFIG.parents[1] / "profiles" / "mathchat.json")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,9 +186,6 @@ def pettingllms(checkout: Path) -> tuple[str, str, list[Case]]:
 
 def c3(checkout: Path) -> tuple[str, str, list[Case]]:
     """Leave-one-out baselines of a turn's alternatives, and fidelity: a rank correlation."""
-    import math
-    from collections.abc import Sequence
-
     import numpy as np
     import torch
 

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import mafrt.envs.math
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED
 from mafrt.runners.intervals import seed_interval
+from mafrt.scripts import train
 from mafrt.scripts.reproduce._commands import run
 
 COLUMNS = ("before", "after", "greedy_before", "greedy_after")
@@ -41,12 +43,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def trained(args: argparse.Namespace, program: str, seed: int) -> dict[str, float]:
     """The summary of one run."""
-    from mafrt.scripts import train
-
     folder: Path = args.output / f"{program}_{seed}"
     if not (folder / "summary.json").is_file():
-        import mafrt.envs.math
-
         data = Path(mafrt.envs.math.__file__).parent / "data"
         run(
             train.main, "--program", f"{args.examples / program}.py:run_episode", *SETTINGS,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mafrt.core.shipped import SHIPPED
+from mafrt.scripts import evaluate, train_math
 from mafrt.scripts.reproduce._commands import run
 
 CONFIG = SHIPPED / "configs" / "quickstart.yaml"
@@ -28,8 +29,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def measured(args: argparse.Namespace) -> list[Mapping[str, str | float | None]]:
     """The rows of `--baselines` for the quickstart's run, which is trained if it is not there."""
-    from mafrt.scripts import evaluate, train_math
-
     folder, numbers = args.output / "trained", args.output / "numbers.json"
     if not (folder / "summary.json").is_file():
         words = ("--config", CONFIG, "--iterations", args.iterations, "--seed", args.seed, "--eval_episodes", 0)

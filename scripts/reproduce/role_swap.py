@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from mafrt.envs.math import MathEnv
 from mafrt.scripts.reproduce._experiment import parse, report, spread, train, worth
 from mafrt.scripts.reproduce._figure import curves
 
@@ -13,8 +14,6 @@ CLAIM = "Adapters become specialists: swapping those of two trained roles destro
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=16)
-    from mafrt.envs.math import MathEnv
-
     before, after, swapped, lines = [], [], [], []
     for seed in args.seeds:
         run = train(args, seed)

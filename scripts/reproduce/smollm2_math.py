@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.shipped import SHIPPED
+from mafrt.envs.math.stories import distinct
+from mafrt.envs.workflows.views import written
 from mafrt.runners.intervals import seed_interval
+from mafrt.scripts import evaluate as command
+from mafrt.scripts import train_math, train_sft
 from mafrt.scripts.reproduce._commands import run
-from mafrt.scripts.reproduce._figure import need_matplotlib
+from mafrt.scripts.reproduce._figure import curves, need_matplotlib
 
 if TYPE_CHECKING:
     from mafrt.envs.math.stories import Story
@@ -56,8 +60,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def write_demonstrations(path: Path, stories: Sequence[Story], plans: int) -> None:
     """Solutions of these problems, and plans of the last `plans` of them, as records for train_sft."""
-    from mafrt.envs.workflows.views import written
-
     lines = []
     for place, story in enumerate(stories):
         asked, planned = written(story.problem, ()), written(story.problem, (("reasoner", story.plan),))
@@ -69,9 +71,6 @@ def write_demonstrations(path: Path, stories: Sequence[Story], plans: int) -> No
 
 def warm_start(args: argparse.Namespace) -> Path:
     """The adapters that all arms start from."""
-    from mafrt.envs.math.stories import distinct
-    from mafrt.scripts import train_sft
-
     out: Path = args.output
     if not (out / "start/adapters").is_dir():
         # Reinforcement learning meets the first training problems, the start imitates the last ones.
@@ -84,8 +83,6 @@ def warm_start(args: argparse.Namespace) -> Path:
 
 def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
     """The adapters of one arm with one seed."""
-    from mafrt.scripts import train_math, train_sft
-
     out: Path = args.output
     common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
     sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
@@ -106,8 +103,6 @@ def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
 
 def evaluate(name: str, split: str, adapters: Path, args: argparse.Namespace) -> Scores:
     """Scores on a split of the stories."""
-    from mafrt.scripts import evaluate as command
-
     path = args.output / f"{name}_{split}.json"
     if not path.is_file():
         words = ["--load_path", adapters, "--model_name_or_path", args.model_name_or_path]
@@ -142,8 +137,6 @@ def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:
 
 def figure(out: Path, seeds: Sequence[int]) -> str | None:
     """Validation scores over reinforcement learning, a curve per seed; None without runs."""
-    from mafrt.scripts.reproduce._figure import curves
-
     scores: dict[str, list[list[float]]] = {"sampled": [], "greedy": []}
     steps: list[int] = []
     for seed in seeds:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config.agent import AgentSpec
+from mafrt.config.team import Team
+from mafrt.envs.math import MathEnv
 from mafrt.scripts.reproduce._experiment import SeedRun, before_after, compare, parse, report, train
 from mafrt.scripts.reproduce._figure import curves
 
@@ -41,16 +44,11 @@ WORKFLOWS: dict[str, tuple[dict[str, str], dict[str, Any], int]] = {
 
 def team_of(prompts: dict[str, str]) -> Team:
     """A team of these agents; those that solve answer."""
-    from mafrt.config.agent import AgentSpec
-    from mafrt.config.team import Team
-
     return Team(tuple(AgentSpec(name, prompt, with_answer=prompt == SOLVE) for name, prompt in prompts.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv, __doc__ or "", iterations=12)
-    from mafrt.envs.math import MathEnv
-
     with NamedTemporaryFile("w", suffix=".yaml") as routes:
         routes.write(ROUTES)
         routes.flush()

@@ -14,6 +14,7 @@ from mafrt.environment.chat_api.server import Said
 from mafrt.environment.tool_calls import visible
 from mafrt.scripts.serving.text_pieces import TextPieces, before_stop
 from mafrt.scripts.serving.trained_team import TrainedTeam
+from mafrt.scripts.serving.workflow import play_problem
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
@@ -81,8 +82,6 @@ class TeamAnswers:
         raise ApiError(404, "a served team is not trained, so it takes no rewards")
 
     def _workflow(self, call: ChatCall, seed: int) -> ChatReply:
-        from mafrt.scripts.serving.workflow import play_problem
-
         assert self.team is not None and self.env is not None
         problem = call.messages[-1]["content"]
         if not problem.strip():

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mafrt import engines
 from mafrt.config.schema import describe
 from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
+from mafrt.rollout.prompts import encode_prompt
+from mafrt.runners.checks import check_window
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.settings import SampleSettings
@@ -49,8 +52,6 @@ class TrainedTeam:
         Raises:
             ApiError: the prompt leaves no room for an answer (400).
         """
-        from mafrt.rollout.prompts import encode_prompt
-
         voice = self.voices[agent]
         spec = self.team.agent(agent)
         ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
@@ -66,8 +67,6 @@ class TrainedTeam:
         return Request(ids, self.team.agent(agent).adapter, how, seed)
 
     def close(self) -> None:
-        from mafrt import engines
-
         self.queue.close()
         engines.close(self.queue.engine)
 
@@ -94,7 +93,6 @@ def read_source(command: Command, argv: Sequence[str]) -> Source:
 def load_team(source: Source) -> TrainedTeam:
     """Load the base and the adapters, and start the engine."""
     from mafrt.runners.build import make_engine, sampling_of, voices_of
-    from mafrt.runners.checks import check_window
 
     settings, team = source.settings, source.team
     config = TrainConfig.of(**vars(settings.make(SampleSettings)), **vars(settings.make(EngineConfig)))

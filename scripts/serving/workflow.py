@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.types import Episode
+from mafrt.environment.session import session_of
+from mafrt.envs.math import MathEnv
+from mafrt.envs.math.tasks import Task
+from mafrt.rollout.live import Start
+from mafrt.rollout.player import Player
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
@@ -18,8 +23,6 @@ if TYPE_CHECKING:
 
 def workflow_of(run: Path) -> MathEnv | None:
     """The run's environment, if it poses problems that a user can pose too; None for others."""
-    from mafrt.envs.math import MathEnv
-
     try:
         env = rebuild(run).env.unwrapped
     except MafrtError:
@@ -29,11 +32,6 @@ def workflow_of(run: Path) -> MathEnv | None:
 
 def play_problem(team: TrainedTeam, env: MathEnv, problem: str, seed: int) -> Episode | None:
     """One episode about `problem`; None if it was cut because a prompt was too long."""
-    from mafrt.environment.session import session_of
-    from mafrt.envs.math.tasks import Task
-    from mafrt.rollout.live import Start
-    from mafrt.rollout.player import Player
-
     own = copy.copy(env.spawn())
     own.tasks = (Task("asked", problem, "0"),)
     main = team.base.main
