@@ -262,7 +262,8 @@ class Silent:
 
 def test_a_sandbox_that_fails_is_no_wrong_program(monkeypatch, calls, code):
     for sandbox, expected in ((Broken(), "nothing is known about a program"), (Silent(), "cannot be run: killed")):
-        monkeypatch.setattr("mafrt.sandbox.shared_sandbox", lambda name, sandbox=sandbox: sandbox)
+        for module in ("mafrt.sandbox", "mafrt.environment.python_tool"):
+            monkeypatch.setattr(f"{module}.shared_sandbox", lambda name, sandbox=sandbox: sandbox)
         fresh = Grader(PythonTool())
         with pytest.raises(EnvError, match=expected):
             fresh.grade(code, "def f(x): return 1")

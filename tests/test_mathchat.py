@@ -343,7 +343,7 @@ class Flaky:
 
 def test_a_sandbox_that_fails_loses_the_episode_and_is_no_wrong_answer(monkeypatch):
     flaky = Flaky()
-    monkeypatch.setattr("mafrt.sandbox.shared_sandbox", lambda name: flaky)
+    monkeypatch.setattr("mafrt.environment.python_tool.shared_sandbox", lambda name: flaky)
     tokenizer = tiny_tokenizer()
     answers = {
         "problem_solver": ["Add 3 and 4."],
