@@ -88,3 +88,15 @@ def test_learning_and_sampling_equal_those_without_packed_weights(kind):
     for packed, plain in zip(found[0][0], found[1][0], strict=True):
         torch.testing.assert_close(packed, plain, atol=1e-5 * float(plain.detach().abs().max()), rtol=1e-5)
     assert found[0][1] == found[1][1]
+
+
+def test_logits_of_any_shape_are_the_heads_and_a_pass_that_records_is_not_packed():
+    base = tiny_base()
+    for shape in ((5, 32), (2, 3, 32), (32,)):
+        hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(base.logits(hidden), base.head(hidden), atol=1e-5, rtol=1e-5)
+    hidden.requires_grad_()
+    ours, theirs = (
+        torch.autograd.grad(logits(hidden).square().sum(), hidden)[0] for logits in (base.logits, base.head)
+    )
+    assert torch.equal(ours, theirs)

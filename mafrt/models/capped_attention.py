@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mafrt.models.family_attention import exact_dtype
+
 MOST_SCORES = 2**24
 """Scores held at a time: 64 MiB of float32."""
 
@@ -45,7 +47,7 @@ def capped_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
-    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    exact = exact_dtype(query)
     group = query.shape[1] // key.shape[1]
     q, k, v = (t.to(exact) for t in (query, key, value))
     if group > 1:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mafrt.models.family_attention import exact_dtype
 from mafrt.models.packed_weights import PackedWeights, packed_linear
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
@@ -55,11 +56,15 @@ class LogitForm:
         return self.factor == 1.0 and self.cap is None
 
     def __call__(self, products: Tensor) -> Tensor:
-        """Logits, in float32 unless the form is plain."""
+        """Logits; half precision becomes float32 unless the form is plain."""
         if self.plain:
             return products
-        exact = products.float() * self.factor
+        exact = products.to(exact_dtype(products)) * self.factor
         return exact if self.cap is None else (exact / self.cap).tanh() * self.cap
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """d logits / d (factor x); None: 1 everywhere."""
+        return None if self.cap is None else 1 - (logits / self.cap).square()
 
 
 PLAIN = LogitForm()
@@ -126,7 +131,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed):
         # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move, so float32
         # at least.
-        exact = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        exact = exact_dtype(hidden)
         n = hidden.shape[0]
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
         entropy = torch.empty_like(logprobs)
@@ -136,14 +141,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
-            logits = ahead(hidden[part]).to(exact)
-            slope = None
-            if not form.plain:
-                logits.mul_(form.factor)
-            if form.cap is not None:
-                logits.div_(form.cap).tanh_()
-                slope = 1 - logits.square() if want else None
-                logits.mul_(form.cap)
+            logits = form(ahead(hidden[part]).to(exact))
+            slope = form.slope(logits) if want else None
             logp = logits.mul_(scale)
             logp.sub_(logp.logsumexp(1, keepdim=True))
             target = targets[part]

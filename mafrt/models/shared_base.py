@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError
@@ -22,7 +22,7 @@ from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
 from mafrt.models.multi_lora import set_checkpointing
 from mafrt.models.packed_attention import use_packed_attention
-from mafrt.models.packed_weights import PackedWeights
+from mafrt.models.packed_weights import PackedWeights, packed_linear
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
@@ -31,10 +31,10 @@ from mafrt.models.sharding import Sharding
 class SharedBase(AdaptedModel):
     """A frozen causal language model that holds all adapters of a team.
 
-    `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state, perhaps scaled
-    or capped (`logprobs.LogitForm`). It is put in
-    eval mode and frozen; its linear layers are wrapped where an adapter targets them, and behave as before when
-    called without a routing (`base.model(...)` is always the bare base).
+    `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state, perhaps
+    scaled or capped (`logprobs.LogitForm`). It is put in eval mode and frozen; its linear layers are wrapped where
+    an adapter targets them, and behave as before when called without a routing (`base.model(...)` is always the
+    bare base).
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
@@ -331,7 +331,14 @@ class SharedBase(AdaptedModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
-        return self.logit_form(self.head(hidden))
+        packed = None
+        # Packed products record nothing for a backward pass, and a sharded head is there for a moment only.
+        if type(self.head) is nn.Linear and not self.sharded and not (hidden.requires_grad and torch.is_grad_enabled()):
+            packed = self.packed.of(self.head.weight)
+        if packed is None:
+            return self.logit_form(self.head(hidden))
+        products = packed_linear(hidden.reshape(-1, hidden.shape[-1]), packed, self.head.bias)
+        return self.logit_form(products.view(*hidden.shape[:-1], -1))
 
 
 def _at_once(compute: Callable[[], Any]) -> Any:

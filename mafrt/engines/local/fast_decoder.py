@@ -29,7 +29,6 @@ from mafrt.engines.local.decoder_block import (
 )
 from mafrt.engines.local.kv_cache import KVCache, KVLayer, PromptKV, prefill
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
-from mafrt.models.packed_weights import packed_linear
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -146,16 +145,6 @@ class LeanModel:
     def _packed(self, weights: Sequence[Tensor]) -> Tensor | None:
         # The weights of a sharded base are there for the time of play only.
         return None if self.base.sharded else self.base.packed.of(*weights)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head on hidden states after the final norm: `[rows, d]` -> `[rows, V]`."""
-        head = self.base.head
-        packed = self._packed([head.weight]) if type(head) is nn.Linear else None
-        return (
-            self.base.logits(hidden)
-            if packed is None
-            else self.base.logit_form(packed_linear(hidden, packed, head.bias))
-        )
 
     def _stamp(self) -> int:
         # Torch counts the writes to a tensor, so that a change shows without a comparison of weights.

@@ -75,10 +75,6 @@ class EngineParts:
     watch: Callable[[tuple[str, ...]], StopStrings | None]
     transcripts: TranscriptCache
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head on hidden states `[rows, d]`."""
-        return self.base.logits(hidden) if self.lean is None else self.lean.logits(hidden)
-
 
 class RunningBatch:
     """Sampling of some requests.
@@ -115,7 +111,7 @@ class RunningBatch:
         decoder = self._decoder = self._decoder or self._new_decoder()
         if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
             ids = ids[self._compact()]
-        self._logits = self._parts.logits(decoder.step(ids))
+        self._logits = self._parts.base.logits(decoder.step(ids))
         return ended
 
     def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
@@ -155,7 +151,7 @@ class RunningBatch:
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
         hidden, prompts = self._parts.transcripts.prefill([group.prompt for group in groups], index, starts)
-        return rows, owner, prompts, self._parts.logits(hidden)[torch.tensor(owner, device=base.device)]
+        return rows, owner, prompts, base.logits(hidden)[torch.tensor(owner, device=base.device)]
 
     def _left(self) -> int:
         return max(row.limit - len(row.ids) for row in self.rows)
