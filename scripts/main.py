@@ -59,6 +59,8 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(unknown("command", words[0], COMMANDS))
+    if "_".join(words[:2]) in COMMANDS and len(words) > 1:
+        raise ConfigError(f"There is no command '{words[0]} {words[1]}'; did you mean '{words[0]}_{words[1]}'?")
     rest = list(argv)
     rest.remove(words[0])
     return int(importlib.import_module(f"mafrt.scripts.{words[0]}").main(rest) or 0)
