@@ -2,7 +2,8 @@
 # Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 # The fast ones run side by side with one torch thread each, since two threads on a busy core wait for each other. There
 # is one process more than there are cores: a third of the time one of them waits for a sandbox, a server or a timeout.
-# Of the slow ones two run at a time: they start servers and processes of their own.
+# Slow tests of a file share servers and trained runs: one process runs them, in the order of tests/conftest.py. That is
+# --dist loadfile, since marks of groups (--dist loadgroup) have no effect with pytest 9.2 and pytest-xdist 3.8.
 # Arguments go through to pytest, for example -k resume, -x or -m "not slow".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,4 +24,4 @@ fi
 if [ "${COVERAGE:-}" = 1 ]; then
   echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
 fi
-exec .venv/bin/python -m pytest -n 2 --dist loadgroup -m slow
+exec .venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder -m slow

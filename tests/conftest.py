@@ -9,17 +9,17 @@ import pytest
 NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
-LONGEST = ("test_engine_vllm.py", "test_serve_vllm.py", "test_walk.py", "test_program.py", "test_processes.py")
-"""Slow files that take minutes each."""
+LONGEST = (
+    *("test_engine_vllm.py", "test_walk.py", "test_processes.py", "test_serve_vllm.py", "test_dsbench_learns.py"),
+    *("test_quickstart.py", "test_dsbench_train.py", "test_bench_learn.py", "test_program.py", "test_examples.py"),
+    *("test_report.py", "test_dsbench_constants.py", "test_workflow_fuzz.py", "test_trackers.py", "test_cli.py"),
+)
+"""Slow files that take half a minute and more, the longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files stay together, and of the slow ones the longest come first: at the end no process waits for a long one.
     items.sort(key=lambda item: _rank(item.path.name) if item.get_closest_marker("slow") is not None else -1)
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            # Slow tests of a file share servers and trained runs: one process runs them, one after the other.
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 def _rank(file: str) -> int:
