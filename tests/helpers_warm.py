@@ -81,28 +81,33 @@ class WarmProcess:
         return path.read_text()
 
 
-def start_python(*argv: str | Path, cwd: str | Path = ".", env: Mapping[str, str] | None = None) -> WarmProcess:
-    """`python argv...`, for a script and its arguments."""
+def start_python(
+    *argv: str | Path,
+    cwd: str | Path = ".",
+    env: Mapping[str, str] | None = None,
+    typed: str = "",
+    python: str | Path = sys.executable,
+) -> WarmProcess:
+    """`python argv...`, for a script and its arguments; `typed` is its standard input."""
     folder = Path(tempfile.mkdtemp(dir=_files().name))
     job = {
         "folder": str(folder),
         "argv": [str(word) for word in argv],
         "cwd": str(Path(cwd).resolve()),
         "env": dict(os.environ if env is None else env),
+        "typed": typed,
     }
-    if _server().poll() is not None:
+    if _server(python).poll() is not None:
         _server.cache_clear()  # one that ended fails the test that met it, and not all after it
-    server = _server()
+    server = _server(python)
     assert server.stdin is not None
     server.stdin.write(json.dumps(job).encode() + b"\n")
     return WarmProcess(server, folder)
 
 
-def run_python(
-    *argv: str | Path, cwd: str | Path = ".", env: Mapping[str, str] | None = None, timeout: float = 300
-) -> WarmProcess:
+def run_python(*argv: str | Path, timeout: float = 300, **words: Any) -> WarmProcess:
     """`start_python` and its end; a program that does not end in time is killed, and TimeoutExpired raised."""
-    process = start_python(*argv, cwd=cwd, env=env)
+    process = start_python(*argv, **words)
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -118,12 +123,21 @@ def _files() -> tempfile.TemporaryDirectory:
 
 
 @cache
-def _server() -> subprocess.Popen:
+def _server(python: str | Path) -> subprocess.Popen:
     # It ends with the tests: at the end of its input. Unbuffered, so that a job is sent when it is written.
-    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, bufsize=0)
+    return subprocess.Popen([python, __file__], stdin=subprocess.PIPE, bufsize=0)
+
+
+def end_server(python: str | Path) -> None:
+    """End the process that holds the imports for an interpreter, since its environment is about to go."""
+    server = _server(python)
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait(60)
 
 
 def _serve() -> None:
+    importlib.import_module("mafrt.models.generation_import").import_generation()
     for name in IMPORTED:
         importlib.import_module(name)
     running: dict[int, Path] = {}
@@ -151,9 +165,11 @@ def _put(path: Path, number: int) -> None:
 
 
 def _become(job: dict[str, Any]) -> None:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    (typed := Path(job["folder"], "in")).write_text(job["typed"])
+    os.dup2(os.open(typed, os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{job['folder']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where Ctrl-C is ignored
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["env"])

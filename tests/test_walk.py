@@ -1,13 +1,15 @@
 """The first-time walk: the commands of the README and of the start pages, in their order, as a stranger types them.
 
 The README's commands run in a copy of the sources with an environment of its own, which its first command fills; those
-of the pages in an empty folder away from it. Every line of every `bash` block is walked, or stands in SKIPPED with the
+of the pages in an empty folder away from it. The first command and those that load no model start as a reader starts
+them; the others are forks of an interpreter of that environment that holds the imports. Every line of every `bash` block is walked, or stands in SKIPPED with the
 reason: a new command in a page is tried, or decided about, before the tests pass again.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from helpers_fresh import fresh_environment
+from helpers_warm import end_server, start_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/report.md", "docs/transcripts.md", "docs/serve.md", "docs/export.md", "docs/programs.md")
@@ -61,6 +64,9 @@ CHANGES = {
 SERVERS = {"serve_team": "Models ", "--live": "http://127.0.0.1"}
 """Word in a command that goes on until Ctrl-C -> the words that it prints when it is ready."""
 
+WARM = re.compile(r"mafrt (train|evaluate|chat|serve_team|export)\b(?!.*--help)|python scripts/")
+"""Commands whose imports of torch and transformers take longer than their work."""
+
 TYPED = "2 + 2\n/quit\n"
 """Standard input of every command; only the chat reads it."""
 
@@ -87,8 +93,42 @@ class Reader:
         started = time.monotonic()
         script = "; ".join([*self.activated, f"exec {line}"])
         ready = next((words for word, words in SERVERS.items() if word in line), None)
-        self.serve(script, ready) if ready else self.run(script)
+        if WARM.match(line):
+            self.fork(line, ready)
+        elif ready:
+            self.serve(script, ready)
+        else:
+            self.run(script)
         self.told.append(f"{time.monotonic() - started:5.1f} s  {line}")
+
+    def fork(self, line: str, ready: str | None) -> None:
+        """The same from the environment's own interpreter, with the imports done."""
+        bare = subprocess.run(
+            ["bash", "-c", "; ".join([*self.activated, "env -0"])], capture_output=True, text=True, check=True
+        ).stdout
+        env = dict(one.split("=", 1) for one in bare.split("\0") if one)
+        name, *words = shlex.split(line)
+        program = shutil.which(name, path=env["PATH"])
+        assert program == str(self.checkout / ".venv/bin" / name), f"{name} is {program}"
+        if name == "mafrt":
+            words.insert(0, program)
+        process = start_python(*words, cwd=self.folder, env=env, typed=TYPED, python=self.python)
+        try:
+            if ready:
+                while ready not in process.stdout:
+                    assert process.poll() is None, f"{line}\nended before it was ready\n{process.stderr[-4000:]}"
+                    time.sleep(0.05)
+                process.send_signal(signal.SIGINT)
+            code = process.wait(600)
+            assert code == 0, f"{line}\n{process.stdout[-2000:]}{process.stderr[-4000:]}"
+        finally:
+            process.kill()
+            process.wait(10)
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the checkout's environment."""
+        return self.checkout / ".venv/bin/python"
 
     def run(self, script: str) -> None:
         done = subprocess.run(
@@ -171,6 +211,7 @@ def test_the_first_time_walk(checkout, tmp_path, capsys, monkeypatch):
     save_files(away)
     for page in PAGES:
         walk(away, page, typed)
+    end_server(at_home.python)
     told = at_home.told + away.told
     with capsys.disabled():
         print("\nThe first-time walk:", *told, sep="\n")
