@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from mafrt.core.errors import ModelError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
+from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -26,6 +27,7 @@ def load_pretrained(
     bits: Literal[4, 8] | None,
 ) -> tuple[Any, Any, str]:
     """(model, tokenizer, path or hub id); arguments and errors as of `SharedBase.load`."""
+    import_generation()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
