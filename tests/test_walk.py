@@ -2,8 +2,9 @@
 
 The README's commands run in a copy of the sources with an environment of its own, which its first command fills; those
 of the pages in an empty folder away from it. The first command and those that load no model start as a reader starts
-them; the others are forks of an interpreter of that environment that holds the imports. Every line of every `bash` block is walked, or stands in SKIPPED with the
-reason: a new command in a page is tried, or decided about, before the tests pass again.
+them; the others are forks of an interpreter of that environment that holds the imports. Every line of every `bash`
+block is walked, or stands in SKIPPED with the reason: a new command in a page is tried, or decided about, before the
+tests pass again.
 """
 
 from __future__ import annotations
