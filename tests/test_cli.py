@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers_warm import start_python
 
 from mafrt.algorithms import ALGORITHMS
 from mafrt.config.algorithm import AlgorithmSettings
@@ -656,15 +657,15 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     """SIGTERM: a checkpoint, exit code 0, and words that resume it when typed."""
     script = str(ROOT / "scripts" / "train_math.py")
     argv = [script, *SHORT, "--iterations", "100000", "--run_dir", "run", "--no-log_episodes"]
-    process = subprocess.Popen([sys.executable, *argv], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = start_python(*argv, cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    code, said = process.wait(120), process.stdout
+    assert code == 0, said
     done = len(metrics.read_text().splitlines())
     assert f"Stopped by SIGTERM after iteration {done}" in said
     line = said.split("Go on with: ")[1].strip()

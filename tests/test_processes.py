@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,30 +123,62 @@ def test_two_processes_learn_what_one_learns_with_every_kind_of_rule(tmp_path):
             assert one[name]["before"] == pytest.approx(summary.before) and one[name]["iterations"] == 3
 
 
+OFTEN = {"iterations": 4, "save_interval": 2, "eval_episodes": 0, "keep_last": 9, "gradient_checkpointing": True}
+
+
+@pytest.fixture(scope="module")
+def from_one(tmp_path_factory):
+    """Folder with the run of one process, `whole`, and its first half, `cut`, which all layouts are compared with."""
+    folder = tmp_path_factory.mktemp("one")
+    train(folder / "whole", **OFTEN)
+    train(folder / "cut", **{**OFTEN, "iterations": 2})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def from_two(from_one, tmp_path_factory):
+    """Layout -> folder and findings of two processes. Those of DeepSpeed share a start: its import takes seconds."""
+    done: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
+
+    def of(layout: str) -> tuple[Path, list[dict[str, Any]]]:
+        if layout not in done:
+            out = tmp_path_factory.mktemp("two")
+            together = ("zero1", "zero2", "zero3") if layout.startswith("zero") else (layout,)
+            runs = []
+            for one in together:
+                cut = out / one / "cut"
+                shutil.copytree(from_one / "cut", cut)  # one process ...
+                runs.append({"name": f"{one}_all", "layout": one, "run_dir": str(out / one / "all"), "settings": OFTEN})
+                runs.append(
+                    {**runs[-1], "name": f"{one}_on", "run_dir": str(cut), "load_path": str(cut)}
+                )  # ... then two
+            told = run(out, layout, runs)
+            for one in together:
+                done[one] = out, [{"all": rank[f"{one}_all"], "on": rank[f"{one}_on"]} for rank in told]
+        return done[layout]
+
+    return of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_number(tmp_path, layout):
-    often = {"iterations": 4, "save_interval": 2, "eval_episodes": 0, "keep_last": 9, "gradient_checkpointing": True}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(whole, **often)
-    expected = load_all(whole / "checkpoints" / "step_000004")
-    train(cut, **{**often, "iterations": 2})  # one process ...
-    runs = [
-        {"name": "all", "run_dir": str(tmp_path / "all"), "settings": often},
-        {"name": "on", "run_dir": str(cut), "load_path": str(cut), "settings": often},  # ... then two
-    ]
-    told = run(tmp_path / "out", layout, runs)
+def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_number(
+    tmp_path, layout, from_one, from_two
+):
+    expected = load_all(from_one / "whole" / "checkpoints" / "step_000004")
+    out, told = from_two(layout)
+    folder = out / layout
     for name in ("all", "on"):
-        mine, other = (load_file(tmp_path / "out" / f"{name}.{rank}.safetensors") for rank in (0, 1))
+        mine, other = (load_file(out / f"{layout}_{name}.{rank}.safetensors") for rank in (0, 1))
         assert gap(mine, other) == 0.0
         assert gap(mine, flat(expected)) < ROUNDING, (name, gap(mine, flat(expected)))
-    train(tmp_path / "back", tmp_path / "all" / "checkpoints" / "step_000002", **often)  # and two, then one
+    train(tmp_path / "back", folder / "all" / "checkpoints" / "step_000002", **OFTEN)  # and two, then one
     assert gap(flat(load_all(tmp_path / "back" / "checkpoints" / "step_000004")), flat(expected)) < ROUNDING
     # One writer: rank 1 was given a folder of its own and left it alone.
-    assert not (tmp_path / "all.1").exists() and not (tmp_path / "cut.1").exists()
-    lines = (tmp_path / "all" / "metrics.jsonl").read_text().splitlines()
+    assert not (folder / "all.1").exists() and not (folder / "cut.1").exists()
+    lines = (folder / "all" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2, 3, 4]
-    assert same_lines(tmp_path / "all", whole)
+    assert same_lines(folder / "all", from_one / "whole")
     held, numbers = [one["all"]["held"] for one in told], told[0]["all"]["numbers"]
     if layout in ("fsdp", "zero3"):
         assert sum(held) == numbers and max(held) < 0.52 * numbers, "the parts add up to one base"

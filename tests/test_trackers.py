@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import textwrap
 
 import pytest
+from helpers_warm import run_python
 from toy import make
 
 from mafrt.config.train_config import RunConfig
@@ -47,22 +46,18 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(monkeypatch):
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_service_gets_the_curves_offline(tmp_path, name):
     """In a process of its own: the clients keep threads, and read their settings when they are imported."""
-    code = f"""
-        import sys
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from pathlib import Path
-        from toy import make
-        make(Path({str(tmp_path / "run")!r}), iterations=2, report_to={name!r}).run()
-    """
+    (tmp_path / "trains.py").write_text(
+        f"import sys\nsys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "from pathlib import Path\nfrom toy import make\n"
+        f"make(Path({str(tmp_path / 'run')!r}), iterations=2, report_to={name!r}).run()\n"
+    )
     environment = {
         **os.environ,
         "WANDB_MODE": "offline",
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "HOME": str(tmp_path),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = run_python(tmp_path / "trains.py", env=environment, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "cannot be written" not in done.stderr, done.stderr
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2

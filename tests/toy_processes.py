@@ -3,6 +3,8 @@
     {"layout": "ddp" | "fsdp" | "zero1" | "zero2" | "zero3", "timeout_s": 20, "out": FOLDER,
      "runs": [{"name": "a", "run_dir": PATH or null, "load_path": PATH or null, "settings": {...}}]}
 
+A run may have a "layout" of its own.
+
 Adapters of each run go to OUT/NAME.RANK.safetensors, and what was found out to OUT/RANK.json.
 """
 
@@ -31,7 +33,7 @@ def main(words: Any) -> int:
     found: dict[str, Any] = {"rank": processes.rank}
     out = Path(job["out"])
     for run in job["runs"]:
-        found[run["name"]] = one(job["layout"], run, processes, out)
+        found[run["name"]] = one(run.get("layout", job["layout"]), run, processes, out)
     processes.close()
     found["threads"] = threads()
     (out / f"{processes.rank}.json").write_text(json.dumps(found))
