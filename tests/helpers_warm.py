@@ -6,6 +6,8 @@ transformers again, which costs more processor time than most tests. Tests about
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -15,12 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 IMPORTED = (
     "mafrt.scripts.cli.train",
@@ -142,16 +145,18 @@ def _serve() -> None:
         importlib.import_module(name)
     running: dict[int, Path] = {}
     text = b""
+    gc.collect()
+    gc.freeze()  # collections in a fork look at its own objects only
     while True:
         if select.select([0], [], [], 0.01 if running else None)[0]:
             read = os.read(0, 1 << 16)
             if not read:
-                return
+                os._exit(0)
             *jobs, text = (text + read).split(b"\n")
             for job in map(json.loads, jobs):
                 pid = os.fork()
                 if pid == 0:
-                    _become(job)  # raises SystemExit, so that the process ends as any interpreter does
+                    _become(job)
                 running[pid] = Path(job["folder"])
                 _put(running[pid] / "pid", pid)
         for pid in list(running):
@@ -164,7 +169,7 @@ def _put(path: Path, number: int) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
-def _become(job: dict[str, Any]) -> None:
+def _become(job: dict[str, Any]) -> NoReturn:
     (typed := Path(job["folder"], "in")).write_text(job["typed"])
     os.dup2(os.open(typed, os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
@@ -175,14 +180,26 @@ def _become(job: dict[str, Any]) -> None:
     os.environ.update(job["env"])
     sys.argv = job["argv"]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    code = 0
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit:
-        raise
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        if left.code is not None and not isinstance(left.code, int):
+            print(left.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-        sys.exit(1)
-    sys.exit(0)
+        code = 1
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End as an interpreter does, but for taking modules apart: that copies all memory that a fork shares, in 1.5 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
