@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -20,6 +21,17 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files stay together, and of the slow ones the longest come first: at the end no process waits for a long one.
     items.sort(key=lambda item: _rank(item.path.name) if item.get_closest_marker("slow") is not None else -1)
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests live until the end: collections, and the end of the process, need not look at them again.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    gc.freeze()
 
 
 def _rank(file: str) -> int:
