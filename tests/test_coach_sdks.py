@@ -9,6 +9,7 @@ import time
 
 import pytest
 from helpers_coach import ENVIRONMENT, KEY, SPECS, Judge, Say, verdict
+from helpers_extras import need
 
 from mafrt.coach import Case, make_coach
 from mafrt.coach.api_coach import RemoteCoach
@@ -18,9 +19,7 @@ from mafrt.core.errors import BudgetSpentError, CoachDownError, CoachInterrupted
 from mafrt.core.progress import reporting, stage
 from mafrt.core.types import Evidence, Scored, Unscored
 
-pytest.importorskip("openai")
-pytest.importorskip("anthropic")
-pytest.importorskip("google.genai")
+need("openai", "anthropic", "google.genai")
 
 CASE = Case("solver", "3 + 4 = 7. The answer is \\boxed{7}.", role="You solve.", saw="Problem: 3 + 4?", truth="7")
 

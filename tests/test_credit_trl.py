@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers_extras import need
 from helpers_losses import clipped_loss
 
 from mafrt.algorithms.losses import entropy_loss, kl_loss
 
-pytest.importorskip("trl", reason="install trl to compare with it")
+need("trl")
 pytestmark = pytest.mark.slow
 
 ROWS, TIME, LONGEST = 5, 7, 32

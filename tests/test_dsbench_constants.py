@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
-
+from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.builtin_stories import BUILTIN
 from mafrt.envs.dsbench.demonstrations import COLUMNS, good
 from mafrt.scripts.reproduce import dsbench_constants as constants
+
+need("pandas", "sklearn")
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
-
+from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.core.errors import ConfigError, EnvError, SandboxError
@@ -25,6 +22,8 @@ from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, 
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
 from mafrt.envs.dsbench.workspace import FileSummary
+
+need("pandas", "sklearn")
 
 
 @pytest.fixture(scope="module")

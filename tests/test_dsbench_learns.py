@@ -8,11 +8,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-
-pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
-
 import torch
+from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.config.team import Team
@@ -28,6 +25,8 @@ from mafrt.runners.loop import Progress
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts import train_sft
 from mafrt.storage import load_path
+
+need("pandas", "sklearn")
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "dsbench_brief.json"
 

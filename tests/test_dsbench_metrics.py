@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+from helpers_extras import need
 
 np = pytest.importorskip("numpy")
-pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
+need("pandas", "sklearn")
 
 from mafrt.core.errors import DataError  # noqa: E402
 from mafrt.envs.dsbench.metrics import METRICS, metric_of  # noqa: E402

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers_extras import need
 
 pd = pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
+need("sklearn")
 
 from mafrt.core.errors import DataError  # noqa: E402
 from mafrt.envs.dsbench import builtin  # noqa: E402

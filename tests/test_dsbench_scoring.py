@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
+from helpers_extras import need
 
 pd = pytest.importorskip("pandas")
 np = pytest.importorskip("numpy")
-pytest.importorskip("sklearn")
+need("sklearn")
 
 from mafrt.core.errors import DataError  # noqa: E402
 from mafrt.envs.dsbench.ground_truth import make_answers  # noqa: E402

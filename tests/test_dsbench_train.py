@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
-
 import torch
+from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
 from mafrt.envs.dsbench import builtin
 from mafrt.scripts import evaluate, train_dsbench, train_sft
+
+need("pandas", "sklearn")
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
