@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import re
@@ -24,9 +23,6 @@ def run_main(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -
 
     One of several processes ends here and does not return: see `_leave`.
     """
-    # The last collection on the way out would look at every object of torch and transformers, for a second.
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)
     code = _run(main, argv)
     if joined():
         _leave(code)
