@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from mafrt.models import short_attention
 from mafrt.models.family_attention import family_attention
 from mafrt.models.packed_attention import _within_family
 from mafrt.models.packing import Family
@@ -49,9 +50,11 @@ def result_and_grads(compute, parts, weight):
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), parts)]
 
 
+@pytest.mark.parametrize("keys", [0, 100])  # rests by the kernels, and as products of their own
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("sizes", [[5, 5, 5], [1, 9, 4], [7]])
-def test_equal_to_row_by_row(sizes, past):
+def test_equal_to_row_by_row(sizes, past, keys, monkeypatch):
+    monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
     parts, kept, weight = inputs(sizes, past)
     family = Family.of(SHARED, sizes, torch.device("cpu"), torch.arange(SHARED) if past else None)
     expected = result_and_grads(lambda *p: plain(*p, sizes, kept), parts, weight)
@@ -62,7 +65,9 @@ def test_equal_to_row_by_row(sizes, past):
         torch.testing.assert_close(other, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_in_bfloat16_only_the_result_is_rounded():
+@pytest.mark.parametrize("keys", [0, 100])
+def test_in_bfloat16_only_the_result_is_rounded(keys, monkeypatch):
+    monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
     parts, _, weight = inputs([3, 6], False, torch.bfloat16)
     family = Family.of(SHARED, [3, 6], torch.device("cpu"))
     exact = [p.detach().float().requires_grad_() for p in parts]

@@ -1,9 +1,10 @@
 """Attention of rows with a common beginning on a CPU, without a copy of the beginning for each row.
 
-The beginning attends to itself. The queries of all rests attend to the beginning in one product, and each rest to its
-own tokens; the two results are merged by their log-sum-exps (Juravsky et al. 2024, "Hydragen", arXiv:2402.05099,
-equation 5). The backward pass gives the merged output and log-sum-exp to the backward kernels of both parts: with
-these, P = exp(S - lse) and dS = P * (dP - rowsum(dO * O)) are those of the whole attention.
+The beginning attends to itself. Short rests are computed by `short_attention.py`. Of long ones, the queries of all
+rests attend to the beginning in one product, and each rest to its own tokens; the two results are merged by their
+log-sum-exps (Juravsky et al. 2024, "Hydragen", arXiv:2402.05099, equation 5). The backward pass gives the merged output
+and log-sum-exp to the backward kernels of both parts: with these, P = exp(S - lse) and dS = P * (dP - rowsum(dO * O))
+are those of the whole attention.
 
 In bfloat16 the kernels spend most of their time on thin products, so scores and sums are float32 there, which is also
 the more exact.
@@ -11,11 +12,13 @@ the more exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mafrt.models import short_attention
 from mafrt.models.packing import Family
 
 
@@ -53,59 +56,115 @@ class _FamilyAttention(torch.autograd.Function):
         scale: float,
         past: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        exact = exact_dtype(query)
-        own, group = family.shared if past is None else 0, len(query) // len(key)
-        whole = [t.to(exact) for t in (query, key, value)]
-        q, k, v = (_rows_of(t[:, own:], family) for t in whole)
-        common_k, common_v = (t[:, :own] for t in whole[1:]) if past is None else (t.to(exact) for t in past)
-        near, near_lse = _attend(q, _repeat(k, group), _repeat(v, group), True, scale)
-        far, far_lse = _attend(_stacked(q, group), common_k[None], common_v[None], False, scale)
-        far, far_lse = _unstacked(far, q.shape), _unstacked(far_lse, q.shape[:3])
-        lse = torch.logaddexp(near_lse, far_lse)
-        merged = far.mul((far_lse - lse).exp_().unsqueeze(3))
-        merged.addcmul_(near, (near_lse - lse).exp_().unsqueeze(3))
+        own = family.shared if past is None else 0
+        whole, common = (query, key, value), (key[:, :own], value[:, :own]) if past is None else past
         out = query.new_empty(query.shape[1], len(query), query.shape[2])
-        out[own:] = _tokens_of(merged, family).transpose(0, 1)
+        rests = (
+            _Short(whole, common, family, own) if _short(query, common, family) else _Long(whole, common, family, own)
+        )
+        done, kept = rests.attend(scale)
+        _set_tokens(out[own:].transpose(0, 1), done, family)
         begun: tuple[Tensor, ...] = ()
         if past is None:
-            first = [t[None, :, :own] for t in whole]
-            begun = _attend(first[0], _repeat(first[1], group), _repeat(first[2], group), True, scale)
+            q, k, v = _beginning(whole, own)
+            begun = _attend(q, k, v, True, scale)
             out[:own] = begun[0][0].transpose(0, 1)
-        ctx.save_for_backward(query, key, value, merged, lse, *begun)
-        ctx.family, ctx.scale, ctx.past = family, scale, past
+        ctx.save_for_backward(query, key, value, *common, *kept, *begun)
+        ctx.family, ctx.scale, ctx.own = family, scale, own
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        query, key, value, merged, lse, *begun = ctx.saved_tensors
-        family, scale, past = ctx.family, ctx.scale, ctx.past
-        exact = exact_dtype(query)
-        own, group = family.shared if past is None else 0, len(query) // len(key)
-        whole = [t.to(exact) for t in (query, key, value)]
-        grad = grads[0].to(exact).transpose(0, 1)
-        q, k, v = (_rows_of(t[:, own:], family) for t in whole)
-        onto = _rows_of(grad[:, own:], family)
-        if not family.even:
-            # The repeated tokens are not part of the result.
-            onto = onto * family.real[:, None, :, None]
-        common = [t[None, :, :own] for t in whole[1:]] if past is None else [t.to(exact)[None] for t in past]
-        near = _attend_backward(onto, q, _repeat(k, group), _repeat(v, group), merged, lse, True, scale)
-        stacked = [_stacked(t, group) for t in (onto, q, merged, lse)]
-        far = _attend_backward(stacked[0], stacked[1], common[0], common[1], stacked[2], stacked[3], False, scale)
+        query, key, value, *rest = ctx.saved_tensors
+        family, scale, own = ctx.family, ctx.scale, ctx.own
+        whole, common, rest = (query, key, value), (rest[0], rest[1]), rest[2:]
+        grad = grads[0].transpose(0, 1)
+        rests = (
+            _Short(whole, common, family, own) if _short(query, common, family) else _Long(whole, common, family, own)
+        )
+        near, far = rests.backward(grad[:, own:], rest, scale)
         totals = [torch.empty_like(t) for t in whole]
-        for target, part in zip(totals, (near[0] + _unstacked(far[0], q.shape), *near[1:]), strict=True):
-            heads = len(target)
-            target[:, own:] = _tokens_of(
-                part if part.shape[1] == heads else part.unflatten(1, (heads, -1)).sum(2), family
-            )
-        if past is None:
-            first = [t[None, :, :own] for t in whole]
-            keys, values = (_repeat(t, group) for t in first[1:])
-            begin = _attend_backward(grad[None, :, :own], first[0], keys, values, begun[0], begun[1], True, scale)
+        for target, part in zip(totals, near, strict=True):
+            _set_tokens(target[:, own:], part, family)
+        if own:
+            onto = grad[None, :, :own].to(exact_dtype(query))
+            q, k, v = _beginning(whole, own)
+            begin = _attend_backward(onto, q, k, v, rest[-2], rest[-1], True, scale)
             totals[0][:, :own] = begin[0][0]
-            for target, part, more in zip(totals[1:], begin[1:], far[1:], strict=True):
-                target[:, :own] = part[0].unflatten(0, (len(target), -1)).sum(1) + more[0]
-        return *(t.to(query.dtype) for t in totals), None, None, None
+            for target, part, more in zip(totals[1:], begin[1:], far, strict=True):
+                target[:, :own] = part[0] + more
+        return *totals, None, None, None
+
+
+def _short(query: Tensor, common: Sequence[Tensor], family: Family) -> bool:
+    keys = common[0].shape[1] + family.rests.shape[1]
+    return keys <= short_attention.MOST_KEYS * query.shape[2]
+
+
+def _beginning(whole: Sequence[Tensor], own: int) -> list[Tensor]:
+    return [t[None, :, :own].to(exact_dtype(t)) for t in whole]
+
+
+class _Short:
+    """Rests by `short_attention`. `whole`: queries, keys and values `[heads, N, D]`; `common`: the beginning's."""
+
+    def __init__(self, whole: Sequence[Tensor], common: Sequence[Tensor], family: Family, own: int) -> None:
+        exact, self.family, self.kv_heads = exact_dtype(whole[0]), family, len(whole[1])
+        self.q = self._grouped(whole[0][:, own:])
+        key, value = (self._grouped(t[:, own:]).squeeze(2) for t in whole[1:])
+        self.near = key, value
+        self.far = common[0].to(exact).contiguous(), common[1].to(exact).contiguous()
+
+    def _grouped(self, tokens: Tensor) -> Tensor:
+        """`[heads, tokens of the rests, D]` -> `[kv heads, rows, group, T, D]`, contiguous."""
+        parts = _rows_of(tokens, self.family).unflatten(0, (self.kv_heads, -1)).transpose(1, 2)
+        return torch.empty(parts.shape, dtype=exact_dtype(tokens), device=tokens.device).copy_(parts)
+
+    def attend(self, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out, p = short_attention.attend(self.q, self.near, self.far, scale)
+        return out.transpose(1, 2).flatten(0, 1), (p,)
+
+    def backward(
+        self, grad: Tensor, kept: Sequence[Tensor], scale: float
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        onto = self._grouped(grad)
+        if not self.family.even:
+            # The repeated tokens are not part of the result.
+            onto *= self.family.real[:, None, :, None]
+        dq, near, far = short_attention.attend_backward(onto, self.q, self.near, self.far, kept[0], scale)
+        return (dq.transpose(1, 2).flatten(0, 1), *near), far
+
+
+class _Long:
+    """Rests by the kernels of a CPU, which read each key head for its group of heads; arguments as of `_Short`."""
+
+    def __init__(self, whole: Sequence[Tensor], common: Sequence[Tensor], family: Family, own: int) -> None:
+        exact, self.family = exact_dtype(whole[0]), family
+        self.q, self.k, self.v = (_rows_of(t[:, own:].to(exact), family) for t in whole)
+        self.far = [t[None].to(exact) for t in common]
+
+    def attend(self, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, k, v = (t.transpose(0, 1) for t in (self.q, self.k, self.v))
+        near, near_lse = (t.transpose(0, 1) for t in _attend(q, k, v, True, scale))
+        far, far_lse = _attend(self.q.flatten(1, 2)[None], self.far[0], self.far[1], False, scale)
+        far, far_lse = far[0].view(self.q.shape), far_lse[0].view(self.q.shape[:3])
+        lse = torch.logaddexp(near_lse, far_lse)
+        merged = far.mul((far_lse - lse).exp_().unsqueeze(3))
+        merged.addcmul_(near, (near_lse - lse).exp_().unsqueeze(3))
+        return merged, (merged, lse)
+
+    def backward(
+        self, grad: Tensor, kept: Sequence[Tensor], scale: float
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        onto, merged, lse = _rows_of(grad.to(self.q.dtype), self.family), kept[0], kept[1]
+        if not self.family.even:
+            onto = onto * self.family.real[..., None]
+        g, q, k, v, out, sums = (t.transpose(0, 1) for t in (onto, self.q, self.k, self.v, merged, lse))
+        near = _attend_backward(g, q, k, v, out, sums, True, scale)
+        g, q, out = (t.flatten(1, 2)[None] for t in (onto, self.q, merged))
+        far = _attend_backward(g, q, self.far[0], self.far[1], out, lse.flatten(1)[None], False, scale)
+        dq = near[0].transpose(0, 1) + far[0][0].view(self.q.shape)
+        return (dq, near[1].transpose(0, 1), near[2].transpose(0, 1)), (far[1][0], far[2][0])
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -121,31 +180,13 @@ def _attend_backward(
 
 
 def _rows_of(tokens: Tensor, family: Family) -> Tensor:
-    """`[heads, tokens of the rests, D]` -> `[rows, heads, longest, D]`."""
+    """`[heads, tokens of the rests, D]` -> `[heads, rows, longest, D]`."""
+    return tokens.unflatten(1, tuple(family.rests.shape)) if family.even else tokens[:, family.rests]
+
+
+def _set_tokens(target: Tensor, rows: Tensor, family: Family) -> None:
+    """Fill `[heads, tokens of the rests, D]` from `[heads, rows, longest, D]`."""
     if family.even:
-        return tokens.unflatten(1, tuple(family.rests.shape)).transpose(0, 1)
-    return tokens[:, family.rests].transpose(0, 1)
-
-
-def _tokens_of(rows: Tensor, family: Family) -> Tensor:
-    """The inverse of `_rows_of`."""
-    tokens = rows.transpose(0, 1)
-    return tokens.flatten(1, 2) if family.even else tokens[:, family.real]
-
-
-def _repeat(kv: Tensor, group: int) -> Tensor:
-    """`[rows, kv heads, T, D]` -> `[rows, heads, T, D]`."""
-    return kv if group == 1 else kv.repeat_interleave(group, 1)
-
-
-def _stacked(rows: Tensor, group: int) -> Tensor:
-    """`[rows, heads, T, ...]` -> `[1, kv heads, group * rows * T, ...]`: all queries that read the same key head."""
-    parts = rows.unflatten(1, (-1, group)).movedim(0, 2)
-    return parts.flatten(1, 3)[None]
-
-
-def _unstacked(stacked: Tensor, shape: torch.Size) -> Tensor:
-    """The inverse of `_stacked`, for rows of this shape."""
-    rows, heads, steps = shape[:3]
-    parts = stacked[0].unflatten(1, (heads // stacked.shape[1], rows, steps))
-    return parts.movedim(2, 0).flatten(1, 2)
+        target.unflatten(1, tuple(family.rests.shape)).copy_(rows)
+    else:
+        target.copy_(rows[:, family.real])

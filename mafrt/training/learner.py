@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
@@ -336,8 +337,9 @@ class Learner:
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every action token, [N] each."""
-        # Padding on the right changes nothing before it; a mask lets a base that packs leave it out.
-        mask = batch.attention_mask if self.base.packs else None
+        # Padding on the right changes nothing before it; a mask lets a base that packs leave it out, along with each
+        # row's last token, after which nothing is predicted.
+        mask = functional.pad(batch.attention_mask[:, 1:], (0, 1)) if self.base.packs else None
         states = self.base.forward(batch.input_ids, mask, batch.adapter_index, train=train)
         rows = states.reshape(-1, states.shape[-1])[batch.predict]
         temperature = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
