@@ -153,6 +153,33 @@ def test_the_math_environment_has_rules_for_every_turn():
     assert env.rubric == "chain"
 
 
+def test_an_answer_can_be_scored_by_the_plan_that_it_carries_out():
+    from mafrt.envs.math import MathEnv, Task
+
+    tasks = [Task("t", "Max has 12 cards. 5 are lost. How many are left?", "7")]
+    right, wrong, empty = "Subtract 5 from 12.", "Add 5 to 12.", "Think."
+
+    def score(by: str, plan: str, answer: str) -> float:
+        env = MathEnv(tasks=tasks, score_answers_by=by)
+        env.reset(seed=1)
+        env.step({"reasoner": plan})
+        return env.step({"actor": answer}).info["evidence"]["actor"].rules.score
+
+    carried, slip, stated, own = (
+        "5+12=17 \\boxed{17}",
+        "5+12=18 \\boxed{18}",
+        "\\boxed{17}",
+        "12-5=7 \\boxed{7}",
+    )
+    by_result = [score("result", wrong, text) for text in (carried, slip, stated, own)]
+    by_plan = [score("plan", wrong, text) for text in (carried, slip, stated, own)]
+    assert (by_result, by_plan) == ([2.0, 0.0, 0.0, 10.0], [10.0, 0.0, 0.0, 10.0])
+    # The result of a wrong plan is worth nothing where the plan was another, or says nothing.
+    assert score("plan", right, carried) == score("plan", empty, carried) == 2.0
+    with pytest.raises(ConfigError, match="score_answers_by 'plans'; did you mean 'plan'"):
+        MathEnv(tasks=tasks, score_answers_by="plans")
+
+
 # --------------------------------------------------------------------------------------------------------- left out
 
 

@@ -93,7 +93,7 @@ class CodeRules(GradedRules):
         grade = self.graded(text)
         return grade is not None and grade.passed == grade.total
 
-    def answer(self, text: str) -> Scored:
+    def answer(self, text: str, plan: str | None = None) -> Scored:
         grade = self.graded(text)
         return Scored(0.0, why_not(text)) if grade is None else scored(grade)
 

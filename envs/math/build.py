@@ -55,7 +55,8 @@ def evaluation_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Tea
 
 def build_env(settings: Mapping[str, Any], tasks: Sequence[Task], team: Team | None) -> MathEnv:
     """The environment that the settings describe, on these tasks."""
-    return MathEnv(tasks=tasks, team=team, **workflow_options(settings))
+    by = settings.get("score_answers_by", "result")
+    return MathEnv(tasks=tasks, team=team, score_answers_by=by, **workflow_options(settings))
 
 
 def problems(settings: Mapping[str, Any]) -> tuple[Sequence[Task], Sequence[Task]]:

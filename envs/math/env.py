@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from mafrt.config.schema import unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.envs.math.answers import extract_answer, plain_number, tidy
@@ -15,6 +16,8 @@ from mafrt.envs.math.verifier import verify, verify_many
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.registry import RUBRICS
 from mafrt.envs.workflows.task_env import TaskEnv
+
+SCORE_ANSWERS_BY = ("result", "plan")
 
 
 class MathEnv(TaskEnv):
@@ -31,15 +34,20 @@ class MathEnv(TaskEnv):
         split: str = "train",
         last_number: bool = False,
         tasks: Sequence[Task] | None = None,
+        score_answers_by: str = "result",
         **options: Unpack[WorkflowOptions],
     ) -> None:
         """Read the tasks (`dataset_path=None`: the shipped word problems) or take `tasks` as given.
 
         `tasks`: such as `load_tasks(path, problem_field="question")` reads them.
+        `score_answers_by`: whether the coach's rules take an answer that carries out a wrong plan without a mistake
+        for wrong (`result`), or for right work of its agent (`plan`).
         `last_number`: whether a text without a marked answer is read as giving its last number.
         Raises DataError for the data, and as `TaskEnv`.
         """
-        self.last_number = last_number
+        if score_answers_by not in SCORE_ANSWERS_BY:
+            raise ConfigError(unknown("score_answers_by", score_answers_by, SCORE_ANSWERS_BY))
+        self.last_number, self.score_answers_by = last_number, score_answers_by
         self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
@@ -68,4 +76,7 @@ class MathEnv(TaskEnv):
         return tidy(given) if number is None else str(number)
 
     def rules(self) -> MathRules:
-        return MathRules(lambda text: verify(text, self.task.answer, last_number=self.last_number), self.task.problem)
+        def right(text: str) -> bool:
+            return verify(text, self.task.answer, last_number=self.last_number)
+
+        return MathRules(right, self.task.problem, self.score_answers_by == "plan")

@@ -6,6 +6,7 @@
     a report of it   10 gives the right number; 5 repeats the output, which is wrong or empty; 0 neither
     an answer        10 right and worked out (steps `12 - 5 = 7` that hold lead to it); 5 right and only stated;
                      2 worked out and wrong; 0 wrong and only stated, or none is boxed
+                     with --score_answers_by plan also 10: the result of a wrong plan, worked out
     a verdict        10 approves a right or rejects a wrong answer; 1 the reverse; 0 none
 
 The steps between have their reason: a program that runs is nearer to a right one than one that does not.
@@ -52,9 +53,11 @@ class MathRules:
 
     right: Right
     problem: str
+    by_plan: bool = False
+    """Whether an answer that carries out a wrong plan without a mistake is right work."""
 
-    def answer(self, text: str) -> Scored:
-        return answer(text, self.right, self.problem)
+    def answer(self, text: str, plan: str | None = None) -> Scored:
+        return answer(text, self.right, self.problem, plan if self.by_plan else None)
 
     def plan(self, text: str) -> Scored | None:
         return plan(text, self.right)
@@ -159,14 +162,20 @@ def report(text: str, printed: str | None, right: Right) -> Scored:
     return Scored(0.0, "The report gives neither the right number nor what was printed.")
 
 
-def answer(text: str, right: Right, problem: str = "") -> Scored:
-    """The team's answer, and whether it is worked out (from the numbers of `problem`, if given) or only stated."""
+def answer(text: str, right: Right, problem: str = "", plan: str | None = None) -> Scored:
+    """The team's answer, and whether it is worked out (from the numbers of `problem`, if given) or only stated.
+
+    With `plan`, its agent is judged by the plan that it was given: a wrong one, carried out without a mistake, is as
+    good as a right answer. Otherwise an agent that calculates well is punished for each wrong plan, and unlearns it.
+    """
     given = extract_answer(text)
     if given is None:
         return Scored(0.0, "No answer is boxed.")
     worked = worked_out(text, given, problem)
     if right(text):
         return Scored(10.0, "Right and worked out.") if worked else Scored(5.0, "Right, but only stated.")
+    if worked and plan is not None and carried_out(plan) == plain_number(tidy(given)):
+        return Scored(10.0, "The wrong plan is carried out without a mistake.")
     return Scored(2.0, "Worked out, but wrong.") if worked else Scored(0.0, "Wrong, and only stated.")
 
 

@@ -52,7 +52,7 @@ class SearchRules:
         given = given_answer(text)
         return given is not None and exact_match(given, self.golden) > 0
 
-    def answer(self, text: str) -> Scored:
+    def answer(self, text: str, plan: str | None = None) -> Scored:
         given = given_answer(text)
         if given is None:
             return Scored(0.0, "No answer is marked.")

@@ -91,7 +91,7 @@ class GradeRules(GradedRules):
     def right(self, text: str) -> bool:
         return self.grade(text) > 0.5
 
-    def answer(self, text: str) -> Scored:
+    def answer(self, text: str, plan: str | None = None) -> Scored:
         grade = self.grade(text)
         return Scored(10.0 * min(max(grade, 0.0), 1.0), f"The reward function gives {grade:g}.")
 

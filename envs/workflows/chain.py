@@ -50,7 +50,7 @@ class Chain(Workflow):
     def evidence(self, before: TaskState, after: TaskState, ran: Any, rules: TurnRules) -> dict[str, Evidence]:
         """Evidence about the latest turn: an answer, or a plan."""
         name, text = after.said[len(before.said)]
-        return {name: Evidence(rules=rules.answer(text) if name in self.answering else rules.plan(text))}
+        return self.answer_or_plan(name, text, self.seen(before.said, name), rules)
 
 
 class Single(Chain):

@@ -111,7 +111,7 @@ class Router(Chain):
 
     def evidence(self, before: TaskState, after: TaskState, ran: Ran | None, rules: TurnRules) -> dict[str, Evidence]:
         name, text = after.said[len(before.said)]
-        return {name: Evidence(rules=rules.answer(text) if name in self.answering else rules.plan(text))}
+        return self.answer_or_plan(name, text, self.seen(before.said, name), rules)
 
 
 def read_routes(path: str | Path, names: tuple[str, ...]) -> Routes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -73,7 +73,10 @@ class TurnRules(Protocol):
         """Whether the answer that a text gives is the right one."""
         ...
 
-    def answer(self, text: str) -> Scored | None: ...
+    def answer(self, text: str, plan: str | None = None) -> Scored | None:
+        """Score of an answer; `plan` is the turn that its agent was to carry out, if there was one."""
+        ...
+
     def plan(self, text: str) -> Scored | None: ...
     def verdict(self, said: str | None, proposed_right: bool) -> Scored | None: ...
     def program(self, ran: Ran) -> Scored | None: ...
@@ -168,6 +171,15 @@ class Workflow:
             if name in self.names:
                 by_agent[name] = Evidence(rules=rules.answer(text) if name in self.answering else None)
         return by_agent
+
+    def answer_or_plan(
+        self, name: str, text: str, seen: Sequence[tuple[str, str]], rules: TurnRules
+    ) -> dict[str, Evidence]:
+        """Evidence about a turn of `name`, who saw `seen`: an answer, or a plan for one."""
+        if name not in self.answering:
+            return {name: Evidence(rules=rules.plan(text))}
+        plans = [said for role, said in seen if role in self.names and role not in self.answering]
+        return {name: Evidence(rules=rules.answer(text, plans[-1] if plans else None))}
 
 
 def latest(state: TaskState) -> dict[str, str]:

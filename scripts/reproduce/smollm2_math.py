@@ -45,7 +45,7 @@ class Scores:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=12, help="of reinforcement learning")
+    parser.add_argument("--iterations", type=int, default=40, help="of reinforcement learning")
     parser.add_argument("--demonstrations", type=int, default=320, help="solved problems of the warm start")
     parser.add_argument("--calculations", type=int, default=640, help="problems of which it sees the calculation only")
     parser.add_argument("--tasks", type=int, default=400, help="held-out problems of each split")
