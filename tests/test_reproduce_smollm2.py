@@ -21,6 +21,17 @@ def test_records_of_the_warm_start(tmp_path):
     write_demonstrations(tmp_path / "d.jsonl", distinct("train", 5), 2)
     fewer = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
     assert fewer == [*records[1:7:2], *records[6:]]
+    # One agent alone imitates the same sentences.
+    write_demonstrations(tmp_path / "d.jsonl", distinct("train", 5), 2, alone=True)
+    alone = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
+    assert {record["agent"] for record in alone} == {"solver"}
+    assert [(record["prompt"], record["response"]) for record in alone[:3]] == [
+        (record["prompt"], record["response"]) for record in records[1:7:2]
+    ]
+    assert [(record["prompt"], record["response"]) for record in alone[3:]] == [
+        (plan["prompt"], f"{plan['response']} {solution['response']}")
+        for plan, solution in zip(records[6::2], records[7::2], strict=True)
+    ]
 
 
 def test_intervals_are_clustered_by_seed():
@@ -30,7 +41,7 @@ def test_intervals_are_clustered_by_seed():
 
 
 def test_the_table_shows_gains_over_the_start():
-    text = table(Scores(0.4, 0.5), {"rl": [Scores(0.5, 0.7), Scores(0.6, 0.7)]})
+    text = table({"start": Scores(0.4, 0.5)}, {"rl": [Scores(0.5, 0.7), Scores(0.6, 0.7)]})
     assert text.splitlines()[2:] == [
         "| start | - | 0.400 | 0.500 | | |",
         "| rl | 2 | 0.550 | 0.700 | +0.150 (-0.485 to +0.785) | +0.200 (+0.200 to +0.200) |",
@@ -51,9 +62,12 @@ def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):
         "1",
         "--arms",
         "reinforcement learning",
+        "coach off",
+        "one agent alone",
     ]
     assert smollm2_math.main([*words, "--output", str(tmp_path / "out")]) == 0
     first = (tmp_path / "out/table.md").read_text()
+    assert all(f"| {arm} |" in first for arm in ("start", "start alone", "coach off", "one agent alone"))
     assert "| reinforcement learning | 1 |" in first and (tmp_path / "out/curves.svg").read_text().startswith("<?xml")
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
     assert smollm2_math.main([*words, "--output", str(tmp_path / "out")]) == 0

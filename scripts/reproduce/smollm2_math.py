@@ -31,7 +31,19 @@ if TYPE_CHECKING:
     from mafrt.envs.math.stories import Story
 
 CONFIGS = SHIPPED / "configs"
-ARMS = ("reinforcement learning", "rejection sampling")
+TURN_TOKENS = 28
+LEARNS, IMITATES, ALONE = "reinforcement learning", "rejection sampling", "one agent alone"
+ABLATIONS: dict[str, tuple[object, ...]] = {
+    "coach off": ("--coach", "none"),
+    "actor frozen": ("--freeze", "actor"),
+    "reasoner frozen": ("--freeze", "reasoner"),
+    "answers by result": ("--score_answers_by", "result"),
+}
+"""Reinforcement learning without one of its parts: label -> words beside the config."""
+ARMS = (LEARNS, IMITATES, *ABLATIONS, ALONE)
+TEAM = "profiles/smollm2_math.json"
+"""of all arms but those whose team is written into the output folder"""
+SOLVER = {"role": "solver", "prompt": "Plan the steps, calculate and box the answer.", "with_answer": True}
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,7 @@ class Scores:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=40, help="of reinforcement learning")
+    parser.add_argument("--iterations", type=int, default=30, help="of reinforcement learning")
     parser.add_argument("--demonstrations", type=int, default=320, help="solved problems of the warm start")
     parser.add_argument("--calculations", type=int, default=640, help="problems of which it sees the calculation only")
     parser.add_argument("--tasks", type=int, default=400, help="held-out problems of each split")
@@ -53,44 +65,85 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
     parser.add_argument("--model_name_or_path", default="smollm2", help="the base")
     parser.add_argument("--episodes", type=int, default=128, help="of each iteration")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[LEARNS, IMITATES])
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/smollm2_math"))
     return parser.parse_args(argv)
 
 
-def write_demonstrations(path: Path, stories: Sequence[Story], plans: int) -> None:
-    """Solutions of these problems, and plans of the last `plans` of them, as records for train_sft."""
+def write_demonstrations(path: Path, stories: Sequence[Story], plans: int, alone: bool = False) -> None:
+    """Solutions of these problems, and plans of the last `plans` of them, as records for train_sft.
+
+    With `alone`, one solver imitates the same sentences: plan and solution in one turn, or the solution of a problem
+    whose plan is given.
+    """
     lines = []
     for place, story in enumerate(stories):
         asked, planned = written(story.problem, ()), written(story.problem, (("reasoner", story.plan),))
-        if place >= len(stories) - plans:
+        shown = place >= len(stories) - plans
+        if alone:
+            said = f"{story.plan} {story.solution}" if shown else story.solution
+            lines.append({"agent": "solver", "prompt": asked if shown else planned, "response": said})
+            continue
+        if shown:
             lines.append({"agent": "reasoner", "prompt": asked, "response": story.plan})
         lines.append({"agent": "actor", "prompt": planned, "response": story.solution})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def warm_start(args: argparse.Namespace) -> Path:
-    """The adapters that all arms start from."""
+def team_of(arm: str, out: Path) -> Path | str:
+    """The team file of an arm."""
+    if arm not in (ALONE, "coach off"):
+        return TEAM
+    path = out / f"{name_of(arm)}.json"
+    # Without a coach the Actor has no reward but the outcome.
+    shipped = json.loads((SHIPPED / TEAM).read_text(encoding="utf-8"))
+    kept = [{key: value for key, value in agent.items() if key != "outcome_weight"} for agent in shipped]
+    path.write_text(json.dumps([SOLVER] if arm == ALONE else kept), encoding="utf-8")
+    return path
+
+
+def name_of(arm: str) -> str:
+    """The arm's name in file names."""
+    return arm.replace(" ", "_")
+
+
+def start_of(arm: str) -> str:
+    """The start of an arm, which is a folder of the output."""
+    return "start_alone" if arm == ALONE else "start"
+
+
+def warm_start(args: argparse.Namespace, arm: str) -> Path:
+    """The adapters that an arm starts from; all teams share them."""
     out: Path = args.output
-    if not (out / "start/adapters").is_dir():
+    folder = out / start_of(arm)
+    if not (folder / "adapters").is_dir():
         # Reinforcement learning meets the first training problems, the start imitates the last ones.
         stories, plans = distinct("train"), args.demonstrations
-        write_demonstrations(out / "start.jsonl", stories[-plans - args.calculations :], plans)
+        records = folder.with_suffix(".jsonl")
+        write_demonstrations(records, stories[-plans - args.calculations :], plans, alone=arm == ALONE)
         words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
-        run(train_sft.main, *words, "--records_path", out / "start.jsonl", "--run_dir", out / "start")
-    return out / "start/adapters"
+        words += ("--profile_path", team_of(arm, out), "--records_path", records)
+        run(train_sft.main, *words, "--run_dir", folder)
+    return folder / "adapters"
 
 
-def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
+def answer_tokens(arm: str) -> int:
+    """Most tokens of a turn; one agent alone has those of both."""
+    return 2 * TURN_TOKENS if arm == ALONE else TURN_TOKENS
+
+
+def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
     """The adapters of one arm with one seed."""
     out: Path = args.output
+    start = warm_start(args, arm)
     common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
     sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
     math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes)
-    if arm == ARMS[0]:
-        folder = out / f"rl_{seed}"
+    if arm != IMITATES:
+        folder = out / (f"rl_{seed}" if arm == LEARNS else f"{name_of(arm)}_{seed}")
+        words = ("--profile_path", team_of(arm, out), "--max_new_tokens", answer_tokens(arm))
         if not (folder / "summary.json").is_file():
-            run(train_math.main, *math, "--run_dir", folder)
+            run(train_math.main, *math, *words, *ABLATIONS.get(arm, ()), "--run_dir", folder)
         return folder / "best"
     played, folder = out / f"played_{seed}", out / f"imitation_{seed}"
     if not (played / "summary.json").is_file():
@@ -101,13 +154,13 @@ def train(args: argparse.Namespace, arm: str, seed: int, start: Path) -> Path:
     return folder / "adapters"
 
 
-def evaluate(name: str, split: str, adapters: Path, args: argparse.Namespace) -> Scores:
-    """Scores on a split of the stories."""
+def evaluate(name: str, arm: str, split: str, adapters: Path, args: argparse.Namespace) -> Scores:
+    """Scores of an arm's adapters on a split of the stories."""
     path = args.output / f"{name}_{split}.json"
     if not path.is_file():
         words = ["--load_path", adapters, "--model_name_or_path", args.model_name_or_path]
-        words += ["--profile_path", "profiles/smollm2_math.json", "--dataset_path", f"stories:{split}"]
-        words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", 28, "--output", path]
+        words += ["--profile_path", team_of(arm, args.output), "--dataset_path", f"stories:{split}"]
+        words += ["--tasks", args.tasks, "--k", args.samples, "--max_new_tokens", answer_tokens(arm), "--output", path]
         run(command.main, *words)
     metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"]
     return Scores(metrics[f"eval/avg@{args.samples}"], metrics["eval/greedy"])
@@ -122,11 +175,13 @@ def interval(values: Sequence[float]) -> str:
     return f"{mean:+.3f} ({bounds[0]:+.3f} to {bounds[1]:+.3f})"
 
 
-def table(start: Scores, arms: Mapping[str, Sequence[Scores]]) -> str:
-    """A Markdown table: scores, and gains over the start with intervals clustered by seed."""
+def table(starts: Mapping[str, Scores], arms: Mapping[str, Sequence[Scores]]) -> str:
+    """A Markdown table: scores, and gains over the arm's start with intervals clustered by seed."""
     lines = ["| arm | seeds | sampled | greedy | gain sampled | gain greedy |", "|---|---|---|---|---|---|"]
-    lines.append(f"| start | - | {start.sampled:.3f} | {start.greedy:.3f} | | |")
+    for name, start in starts.items():
+        lines.append(f"| {name.replace('_', ' ')} | - | {start.sampled:.3f} | {start.greedy:.3f} | | |")
     for name, runs in arms.items():
+        start = starts[start_of(name)]
         sampled, greedy = [run.sampled for run in runs], [run.greedy for run in runs]
         cells = [f"{statistics.fmean(sampled):.3f}", f"{statistics.fmean(greedy):.3f}"]
         cells += [interval([value - start.sampled for value in sampled])]
@@ -156,16 +211,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     need_matplotlib()
     out = args.output
     out.mkdir(parents=True, exist_ok=True)
-    adapters = warm_start(args)
-    trained = {(arm, seed): train(args, arm, seed, adapters) for seed in args.seeds for arm in args.arms}
+    trained = {(arm, seed): train(args, arm, seed) for seed in args.seeds for arm in args.arms}
     parts = []
     for split in args.splits:
-        start = evaluate("start", split, adapters, args)
+        starts = {start_of(arm): evaluate(start_of(arm), arm, split, warm_start(args, arm), args) for arm in args.arms}
         evaluated = {
-            arm: [evaluate(f"{arm.replace(' ', '_')}_{seed}", split, trained[arm, seed], args) for seed in args.seeds]
+            arm: [evaluate(f"{name_of(arm)}_{seed}", arm, split, trained[arm, seed], args) for seed in args.seeds]
             for arm in args.arms
         }
-        parts.append(f"stories:{split}\n\n{table(start, evaluated)}")
+        parts.append(f"stories:{split}\n\n{table(starts, evaluated)}")
     text = "\n\n".join(parts)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     if (svg := figure(out, args.seeds)) is not None:
