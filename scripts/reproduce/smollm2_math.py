@@ -116,6 +116,7 @@ def warm_start(args: argparse.Namespace, arm: str) -> Path:
     """The adapters that an arm starts from; all teams share them."""
     out: Path = args.output
     folder = out / start_of(arm)
+    words: tuple[object, ...]
     if not (folder / "adapters").is_dir():
         # Reinforcement learning meets the first training problems, the start imitates the last ones.
         stories, plans = distinct("train"), args.demonstrations
@@ -136,6 +137,7 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
     """The adapters of one arm with one seed."""
     out: Path = args.output
     start = warm_start(args, arm)
+    words: tuple[object, ...]
     common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
     sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
     math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes)
