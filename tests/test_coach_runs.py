@@ -178,6 +178,14 @@ def test_an_answer_can_be_scored_by_the_plan_that_it_carries_out():
     assert score("plan", right, carried) == score("plan", empty, carried) == 2.0
     with pytest.raises(ConfigError, match="score_answers_by 'plans'; did you mean 'plan'"):
         MathEnv(tasks=tasks, score_answers_by="plans")
+    judges = Team.load(Path(__file__).resolve().parents[1] / "profiles/solver_verifier.json")
+    for workflow, team in (
+        ("debate", {"team": Team.of(("a", "b"))}),
+        ("single", {}),
+        ("solver_verifier", {"team": judges}),
+    ):
+        with pytest.raises(ConfigError, match=f"no agent of workflow '{workflow}' plans for one that answers"):
+            MathEnv(tasks=tasks, score_answers_by="plan", workflow=workflow, **team)
 
 
 # --------------------------------------------------------------------------------------------------------- left out

@@ -53,6 +53,11 @@ class MathEnv(TaskEnv):
             raise ConfigError("tasks is empty; give at least one")
         super().__init__(team if team is not None else Team.of(("reasoner", "actor")), **options)
         workflow = options.get("workflow", "chain")
+        if score_answers_by == "plan" and not self.workflow.has_plans:
+            raise ConfigError(
+                f"score_answers_by is 'plan', and no agent of workflow {workflow!r} plans for one that answers; take "
+                "chain or router with an agent without with_answer, or score_answers_by 'result'"
+            )
         self.rubric = workflow if workflow in RUBRICS else None
 
     def task_count(self) -> int:

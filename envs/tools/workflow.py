@@ -26,6 +26,7 @@ class ToolWorkflow(Chain):
     """
 
     uses_tools = True
+    plans = False
     tool = "tools"
 
     def __init__(

@@ -19,6 +19,8 @@ class Chain(Workflow):
     After the last one the answers are graded, and a round that failed is followed by another.
     """
 
+    plans = True
+
     def __init__(self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None) -> None:
         super().__init__(team, horizon, judge_lines)
         self.views = views_of(team, sees)

@@ -32,6 +32,7 @@ class MathChat(Chain):
     """
 
     uses_tools = True
+    plans = False
 
     def __init__(
         self, team: Team, horizon: int, judge_lines: bool, sees: str | None = None, tool_turns: int = 2

@@ -101,6 +101,8 @@ class Workflow:
     """Whether `transition` may leave a program in `state.pending`; `answered` is then the state after it has run."""
     graded: bool = True
     """Whether an episode ends with answers to grade, whose grade is the outcome."""
+    plans: ClassVar[bool] = False
+    """Whether turns of agents without `with_answer` are plans for those that answer."""
     tool: ClassVar[str] = "python"
     """The tool that it uses: `python`, `tools`, or `search`, which the task source has to bring."""
 
@@ -110,6 +112,11 @@ class Workflow:
         self.answering: tuple[str, ...] = tuple(a.name for a in team.agents if a.with_answer)
         self.max_steps = getattr(type(self), "max_steps", None) or horizon * len(self.names)
         """most steps that an episode can take"""
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether this team has agents that plan."""
+        return self.plans and set(self.names) > set(self.answering)
 
     def make_tool(self, sandbox: str) -> WorkflowTool:
         """The tool that answers `state.pending`.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mafrt.models.family_attention import exact_dtype
+from mafrt.models.exact_dtype import exact_dtype
 
 MOST_SCORES = 2**24
 """Scores held at a time: 64 MiB of float32."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mafrt.models import short_attention
+from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.packing import Family
 
 
@@ -40,11 +41,6 @@ def family_attention(
     return _FamilyAttention.apply(query, key, value, family, scale, past)
 
 
-def exact_dtype(tensor: Tensor) -> torch.dtype:
-    """The precision of scores and sums on a CPU."""
-    return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
-
-
 class _FamilyAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -59,9 +55,7 @@ class _FamilyAttention(torch.autograd.Function):
         own = family.shared if past is None else 0
         whole, common = (query, key, value), (key[:, :own], value[:, :own]) if past is None else past
         out = query.new_empty(query.shape[1], len(query), query.shape[2])
-        rests = (
-            _Short(whole, common, family, own) if _short(query, common, family) else _Long(whole, common, family, own)
-        )
+        rests = _rests(whole, common, family, own)
         done, kept = rests.attend(scale)
         _set_tokens(out[own:].transpose(0, 1), done, family)
         begun: tuple[Tensor, ...] = ()
@@ -79,9 +73,7 @@ class _FamilyAttention(torch.autograd.Function):
         family, scale, own = ctx.family, ctx.scale, ctx.own
         whole, common, rest = (query, key, value), (rest[0], rest[1]), rest[2:]
         grad = grads[0].transpose(0, 1)
-        rests = (
-            _Short(whole, common, family, own) if _short(query, common, family) else _Long(whole, common, family, own)
-        )
+        rests = _rests(whole, common, family, own)
         near, far = rests.backward(grad[:, own:], rest, scale)
         totals = [torch.empty_like(t) for t in whole]
         for target, part in zip(totals, near, strict=True):
@@ -94,11 +86,6 @@ class _FamilyAttention(torch.autograd.Function):
             for target, part, more in zip(totals[1:], begin[1:], far, strict=True):
                 target[:, :own] = part[0] + more
         return *totals, None, None, None
-
-
-def _short(query: Tensor, common: Sequence[Tensor], family: Family) -> bool:
-    keys = common[0].shape[1] + family.rests.shape[1]
-    return keys <= short_attention.MOST_KEYS * query.shape[2]
 
 
 def _beginning(whole: Sequence[Tensor], own: int) -> list[Tensor]:
@@ -165,6 +152,12 @@ class _Long:
         far = _attend_backward(g, q, self.far[0], self.far[1], out, lse.flatten(1)[None], False, scale)
         dq = near[0].transpose(0, 1) + far[0][0].view(self.q.shape)
         return (dq, near[1].transpose(0, 1), near[2].transpose(0, 1)), (far[1][0], far[2][0])
+
+
+def _rests(whole: Sequence[Tensor], common: Sequence[Tensor], family: Family, own: int) -> _Short | _Long:
+    keys = common[0].shape[1] + family.rests.shape[1]
+    short = keys <= short_attention.MOST_KEYS * whole[0].shape[2]
+    return (_Short if short else _Long)(whole, common, family, own)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mafrt.models.family_attention import exact_dtype
+from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.packed_weights import PackedWeights, packed_linear
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.models.capped_attention import capped_attention
-from mafrt.models.family_attention import exact_dtype, family_attention
+from mafrt.models.exact_dtype import exact_dtype
+from mafrt.models.family_attention import family_attention
 from mafrt.models.packing import Family, Packing
 
 PACKED = "mafrt_packed"

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 CONFIGS = SHIPPED / "configs"
 TURN_TOKENS = 28
-LEARNS, IMITATES, ALONE = "reinforcement learning", "rejection sampling", "one agent alone"
+LEARNS, IMITATES = "reinforcement learning", "rejection sampling"
+UNCOACHED, ALONE = "coach off", "one agent alone"
 ABLATIONS: dict[str, tuple[object, ...]] = {
-    "coach off": ("--coach", "none"),
+    UNCOACHED: ("--coach", "none"),
     "actor frozen": ("--freeze", "actor"),
     "reasoner frozen": ("--freeze", "reasoner"),
     "answers by result": ("--score_answers_by", "result"),
@@ -91,8 +92,8 @@ def write_demonstrations(path: Path, stories: Sequence[Story], plans: int, alone
 
 
 def team_of(arm: str, out: Path) -> Path | str:
-    """The team file of an arm."""
-    if arm not in (ALONE, "coach off"):
+    """The team file of an arm; written, if it is not the shipped one."""
+    if arm not in (ALONE, UNCOACHED):
         return TEAM
     path = out / f"{name_of(arm)}.json"
     # Without a coach the Actor has no reward but the outcome.
@@ -142,7 +143,7 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
     sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
     math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes)
     if arm != IMITATES:
-        folder = out / (f"rl_{seed}" if arm == LEARNS else f"{name_of(arm)}_{seed}")
+        folder = out / f"{name_of(arm)}_{seed}"
         words = ("--profile_path", team_of(arm, out), "--max_new_tokens", answer_tokens(arm))
         if not (folder / "summary.json").is_file():
             run(train_math.main, *math, *words, *ABLATIONS.get(arm, ()), "--run_dir", folder)
@@ -197,7 +198,7 @@ def figure(out: Path, seeds: Sequence[int]) -> str | None:
     scores: dict[str, list[list[float]]] = {"sampled": [], "greedy": []}
     steps: list[int] = []
     for seed in seeds:
-        path = out / f"rl_{seed}" / "evaluations.jsonl"
+        path = out / f"{name_of(LEARNS)}_{seed}" / "evaluations.jsonl"
         if path.is_file():
             lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             steps = [line["iteration"] for line in lines]
