@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,26 @@ def test_sessions_are_bounded_and_given_back(server):
     remote.unwrapped._servers.patience_s = 30.0  # giving back is a call to the server, which may take its time
     del session, held[2:]
     remote.spawn().reset(seed=1)
+
+
+def test_a_closing_call_outlives_its_session(server):
+    """gRPC cancels a call whose future is garbage, and then a busy server keeps the session for 15 minutes."""
+    remote = make_env(f"grpc://{server.address}/Walk")
+    servers = remote.unwrapped._servers
+    session = remote.spawn()
+    session.reset(seed=1)
+    with server._lock:  # the server is too busy to answer
+        del session
+        gc.collect()
+        servers._clear()
+        gc.collect()
+        (call,) = map(weakref.ref, servers._closing)
+        assert not call().cancelled()
+    for _ in range(500):
+        if not server._sessions and not servers._closing:
+            break
+        time.sleep(0.02)
+    assert not server._sessions and not servers._closing
 
 
 def test_idle_sessions_are_closed_and_their_episodes_go_on(server):

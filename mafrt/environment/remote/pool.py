@@ -86,6 +86,7 @@ class Servers:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._lock = threading.RLock()
         self._dropped: deque[ServerSession] = deque()
+        self._closing: set[Any] = set()
         self.servers: dict[str, Server] = {}
         self.description: pb.Description | None = None
         self._set(addresses if self._file is None else self._listed())
@@ -244,7 +245,10 @@ class Servers:
             with self._lock:
                 seat.server.open -= 1
             if seat.server.described is not None:
-                seat.server.stub.Close.future(pb.Session(id=seat.session), timeout=CONNECT_S, metadata=self._metadata)
+                close = seat.server.stub.Close
+                call = close.future(pb.Session(id=seat.session), timeout=CONNECT_S, metadata=self._metadata)
+                self._closing.add(call)  # gRPC cancels a call that nobody holds: the session would stay taken
+                call.add_done_callback(self._closing.discard)
 
     @staticmethod
     def _deadline_s(server: Server) -> float:
