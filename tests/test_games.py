@@ -99,6 +99,39 @@ def test_brief_observations_have_no_instructions():
         Referential(brief="yes")
 
 
+@pytest.mark.parametrize("name", ["plan_path", "sokoban"])
+def test_brief_routes_are_letters(name):
+    game = GAMES[name](brief=True)
+    game.rng.seed(3)
+    drawn = game.reset()[0]["planner"]
+    assert drawn == game.drawing() and " " not in drawn and drawn.count("\n") == game.size - 1
+    best = game.move("optimal", "planner", game.rng)
+    assert set(best) <= set("udlr")
+    assert game.step({"planner": best}).observations == {"mover": best}
+    assert game.move("optimal", "mover", game.rng) == best
+    assert game.step({"mover": f"{best[0].upper()} {best[1:]}"}).info["outcome"] == 1.0
+    assert len(game.move("random", "planner", game.rng)) in (4, game.way)
+
+
+def test_a_brief_sudoku_is_the_grid_alone():
+    game = Sudoku(brief=True)
+    game.rng.seed(3)
+    drawn = game.reset()[0]["chooser"]
+    assert drawn == game.drawing() and len(drawn) == 19 and drawn.count("_") == 2
+    cell = game.move("optimal", "chooser", game.rng)
+    assert len(cell) == 2
+    seen = game.step({"chooser": cell}).observations["filler"]
+    assert len(seen) == 19 and seen.count("?") == 1 and seen.count("_") == 1
+
+
+def test_each_agent_can_have_its_own_scripted_player(tmp_path):
+    game = PlanPath(brief=True)
+    write_legal_play(game, tmp_path / "heard.jsonl", 20, player={"planner": "random", "mover": "optimal"})
+    records = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    assert all(record["prompt"] == record["response"] for record in records if record["agent"] == "mover")
+    assert len({record["response"] for record in records}) > 10
+
+
 def test_plan_path_by_hand():
     game = PlanPath(size=2, walls=1)
     game.here, game.goal, game.blocked = (0, 0), (1, 1), frozenset({(0, 1)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -117,6 +118,11 @@ def test_a_run_stopped_by_a_signal_goes_on_exactly(tmp_path, interval):
     assert hashes(tmp_path / "cut") == hashes(tmp_path / "whole")
 
 
+def iterations(run: Path) -> int:
+    """Iterations that a run has written so far."""
+    return (run / "metrics.jsonl").read_bytes().count(b"\n") if (run / "metrics.jsonl").exists() else 0
+
+
 @pytest.mark.slow
 def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path):
     def start(run: Path, load: str) -> WarmProcess:
@@ -125,23 +131,21 @@ def test_killed_at_any_point_and_resumed_it_equals_the_run_that_was_not(tmp_path
     whole = start(tmp_path / "whole", "-")
     began = time.monotonic()
     assert whole.wait(timeout=300) == 0, whole.stderr
-    took = time.monotonic() - began
+    iteration_s = (time.monotonic() - began) / 12
     rng, kills, cut = random.Random(7), 0, tmp_path / "cut"
-    for attempt in range(40):
+    # Killed somewhere in the first iteration, and after so many iterations; checkpoints are written every second one.
+    for done in (0, 3, 6, 7, 11):
         process = start(cut, str(cut) if (cut / "args.yaml").exists() else "-")
-        try:
-            # Killed anywhere between the first file and the end; later tries are left more time, so it comes to one.
-            process.wait(timeout=took * rng.uniform(0.3, 0.8 + 0.05 * attempt))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-            continue
-        assert process.returncode == 0, process.stderr
-        break
-    else:
-        pytest.fail("the run never finished")
-    assert kills >= 2
+        while process.poll() is None and (not (cut / "args.yaml").exists() or iterations(cut) < done):
+            time.sleep(0.002)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=iteration_s * rng.uniform(0, 1))
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+    last = start(cut, str(cut))
+    assert last.wait(timeout=300) == 0, last.stderr
+    assert kills >= 3  # the others had ended, as the last of them may
     assert hashes(cut) == hashes(tmp_path / "whole")
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mafrt.envs.games.base import Game, Player
 
 
-def legal_play(game: Game, episodes: int, seed: int, player: Player = "random") -> Iterator[dict[str, str]]:
-    """Records `{agent, prompt, response}` of a scripted player on instances of the game's split."""
+def legal_play(
+    game: Game, episodes: int, seed: int, player: Player | Mapping[str, Player] = "random"
+) -> Iterator[dict[str, str]]:
+    """Records `{agent, prompt, response}` of a scripted player, or of one for each agent, on the game's split."""
+    players = player if isinstance(player, Mapping) else dict.fromkeys(game.agents, player)
     rng = random.Random(f"legal-{seed}")
     for number in range(episodes):
         game.rng.seed(f"legal-{seed}-{number}")
         acting, _ = game.reset()
         while acting:
-            said = {agent: game.move(player, agent, rng) for agent in acting}
+            said = {agent: game.move(players[agent], agent, rng) for agent in acting}
             for agent, text in said.items():
                 yield {"agent": agent, "prompt": str(acting[agent]), "response": text}
             result = game.step(said)
@@ -30,11 +33,12 @@ def write_legal_play(
     episodes: int = 500,
     seed: int = 1,
     agents: Sequence[str] | None = None,
-    player: Player = "random",
+    player: Player | Mapping[str, Player] = "random",
 ) -> int:
     """Write records of `agents`, by default all, as JSON lines for `mafrt train_sft --records_path`; returns how many.
 
-    With the player `optimal` they show whether the base can learn a game at all, by imitation.
+    `player` is one for all agents, or agent -> player. With `optimal` the records show whether the base can learn a
+    game at all, by imitation.
     """
     kept = [
         record for record in legal_play(game, episodes, seed, player) if agents is None or record["agent"] in agents

@@ -6,16 +6,12 @@ An instance is the grid with start and goal; the solver is a breadth-first searc
 from __future__ import annotations
 
 import random
-import re
 from collections import deque
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-
-Place = tuple[int, int]
-STEPS: dict[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-_STEP = re.compile(r"\b(?:up|down|left|right)\b")
+from mafrt.envs.games.routes import STEPS, Place, moved, random_steps, said, steps_in
 
 
 class PlanPath(Game):
@@ -25,14 +21,15 @@ class PlanPath(Game):
         size: rows and columns of the grid, 2 to 8.
         walls: cells that block; a route around them always exists.
         split: `train` or `test`.
+        brief: observations without instructions and spaces, and steps as letters: u, d, l, r.
     """
 
     agents = ("planner", "mover")
     max_steps = 2
     bounded = True
 
-    def __init__(self, size: int = 3, walls: int = 2, split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(self, size: int = 3, walls: int = 2, split: str = "train", brief: bool = False) -> None:
+        super().__init__(split, brief)
         if not 2 <= size <= 8 or not 0 <= walls <= size * size // 2:
             raise ConfigError(f"size is {size} and walls is {walls}; choose a size of 2 to 8 and at most half of it.")
         self.size, self.walls = size, walls
@@ -65,7 +62,7 @@ class PlanPath(Game):
 
     def _after(self, place: Place, step: str) -> Place:
         """Where a step leads: a wall or the border leaves the walker where it is."""
-        there = (place[0] + STEPS[step][0], place[1] + STEPS[step][1])
+        there = moved(place, step)
         inside = 0 <= there[0] < self.size and 0 <= there[1] < self.size
         return there if inside and there not in self.blocked else place
 
@@ -75,18 +72,22 @@ class PlanPath(Game):
         def sign(cell: Place) -> str:
             return "S" if cell == self.here else "G" if cell == self.goal else "#" if cell in self.blocked else "."
 
-        return "\n".join(" ".join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+        between = "" if self.brief else " "
+        return "\n".join(between.join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
 
     def start(self) -> dict[str, Observation]:
+        if self.brief:
+            return {"planner": self.drawing()}
         return {"planner": f"{self.drawing()}\nSay the way from S to G: up, down, left, right."}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            return StepResult({"mover": f"The plan: {self.plan}\nSay your steps."}, {}, False, False, {})
+            seen = self.plan if self.brief else f"The plan: {self.plan}\nSay your steps."
+            return StepResult({"mover": seen}, {}, False, False, {})
         place = self.here
         nearest = self.way
-        taken = _STEP.findall(actions["mover"].lower())[: 2 * self.way + 2]
+        taken = steps_in(actions["mover"], self.brief)[: 2 * self.way + 2]
         for name in taken:
             place = self._after(place, name)
             nearest = min(nearest, len(self.route(place) or ()) if place != self.goal else 0)
@@ -98,9 +99,9 @@ class PlanPath(Game):
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "planner" and player == "optimal":
-            return " ".join(self.route(self.here) or ())
+            return said(self.route(self.here) or (), self.brief)
         if agent == "mover" and player == "optimal":
             return self.plan
         if player == "constant":
-            return "right down right down"
-        return " ".join(rng.choice(list(STEPS)) for _ in range(4))
+            return said(("right", "down", "right", "down"), self.brief)
+        return random_steps(rng, 4, self.brief)

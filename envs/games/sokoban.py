@@ -8,15 +8,13 @@ rooms.
 from __future__ import annotations
 
 import random
-import re
 from collections import deque
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.plan_path import STEPS, Place
+from mafrt.envs.games.routes import STEPS, Place, moved, random_steps, said, steps_in
 
-_STEP = re.compile(r"\b(?:up|down|left|right)\b")
 MOST_PULLS = 12
 """random moves away from the solved room"""
 SLACK = 4
@@ -31,14 +29,17 @@ class Sokoban(Game):
         walls: cells inside that block.
         pulls: pushes that the box is away from its target in generation, 1 to 6; the shortest solution may have fewer.
         split: `train` or `test`.
+        brief: observations without instructions and spaces, and moves as letters: u, d, l, r.
     """
 
     agents = ("planner", "mover")
     max_steps = 2
     bounded = True
 
-    def __init__(self, size: int = 4, walls: int = 1, pulls: int = 1, split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(
+        self, size: int = 4, walls: int = 1, pulls: int = 1, split: str = "train", brief: bool = False
+    ) -> None:
+        super().__init__(split, brief)
         if not 3 <= size <= 7 or not 0 <= walls <= size or not 1 <= pulls <= 6:
             raise ConfigError(
                 f"size is {size}, walls is {walls} and pulls is {pulls}; choose a size of 3 to 7, at most that many "
@@ -54,9 +55,9 @@ class Sokoban(Game):
 
     def after(self, walker: Place, box: Place, step: str) -> tuple[Place, Place]:
         """Places of walker and box after a step; one that is blocked changes nothing."""
-        there = _moved(walker, step)
+        there = moved(walker, step)
         if there == box:
-            behind = _moved(box, step)
+            behind = moved(box, step)
             return (there, behind) if self.open(behind) else (walker, box)
         return (there, box) if self.open(there) else (walker, box)
 
@@ -94,10 +95,10 @@ class Sokoban(Game):
         box, pulled = self.target, 0
         for _ in range(MOST_PULLS):
             step = rng.choice(list(STEPS))
-            there = _moved(walker, step)
+            there = moved(walker, step)
             if not self.open(there) or there == box:
                 continue
-            if pulled < self.pulls and _moved(box, step) == walker:
+            if pulled < self.pulls and moved(box, step) == walker:
                 box, pulled = walker, pulled + 1
             walker = there
         return walker, box
@@ -109,18 +110,22 @@ class Sokoban(Game):
             signs = {self.walker: "S", self.box: "B", self.target: "G"} | dict.fromkeys(self.blocked, "#")
             return signs.get(cell, ".")
 
-        return "\n".join(" ".join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+        between = "" if self.brief else " "
+        return "\n".join(between.join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
 
     def start(self) -> dict[str, Observation]:
+        if self.brief:
+            return {"planner": self.drawing()}
         return {"planner": f"{self.drawing()}\nSay the moves of S that push B to G: up, down, left, right."}
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            return StepResult({"mover": f"The plan: {self.plan}\nSay your steps."}, {}, False, False, {})
+            seen = self.plan if self.brief else f"The plan: {self.plan}\nSay your steps."
+            return StepResult({"mover": seen}, {}, False, False, {})
         walker, box = self.walker, self.box
         far = nearest = _distance(box, self.target)
-        for step in _STEP.findall(actions["mover"].lower())[: self.way + SLACK]:
+        for step in steps_in(actions["mover"], self.brief)[: self.way + SLACK]:
             walker, box = self.after(walker, box, step)
             nearest = min(nearest, _distance(box, self.target))
             if box == self.target:
@@ -131,14 +136,10 @@ class Sokoban(Game):
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "optimal":
-            return self.plan if agent == "mover" else " ".join(self.solution(self.walker, self.box) or ())
+            return self.plan if agent == "mover" else said(self.solution(self.walker, self.box) or (), self.brief)
         if player == "constant":
-            return "right down right down"
-        return " ".join(rng.choice(list(STEPS)) for _ in range(self.way))
-
-
-def _moved(place: Place, step: str) -> Place:
-    return place[0] + STEPS[step][0], place[1] + STEPS[step][1]
+            return said(("right", "down", "right", "down"), self.brief)
+        return random_steps(rng, self.way, self.brief)
 
 
 def _distance(one: Place, other: Place) -> int:

@@ -51,14 +51,15 @@ class Sudoku(Game):
     Args:
         empty: cells to fill, 1 to 10.
         split: `train` or `test`.
+        brief: observations without instructions and spaces.
     """
 
     agents = ("chooser", "filler")
     max_steps = 20
     bounded = True
 
-    def __init__(self, empty: int = 2, split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(self, empty: int = 2, split: str = "train", brief: bool = False) -> None:
+        super().__init__(split, brief)
         if not 1 <= empty <= 10:
             raise ConfigError(f"empty is {empty}; choose a value in [1, 10].")
         self.empty = empty
@@ -89,9 +90,11 @@ class Sudoku(Game):
     def drawing(self, marked: int = -1) -> str:
         """The grid, a line per row; `_` is empty and `?` the marked cell."""
         signs = ["?" if cell == marked else str(digit or "_") for cell, digit in enumerate(self.grid)]
-        return "\n".join(" ".join(signs[row : row + 4]) for row in range(0, 16, 4))
+        return "\n".join(("" if self.brief else " ").join(signs[row : row + 4]) for row in range(0, 16, 4))
 
     def start(self) -> dict[str, Observation]:
+        if self.brief:
+            return {"chooser": self.drawing()}
         return {"chooser": f"{self.drawing()}\nName the row and the column of an empty cell, each from 1 to 4."}
 
     def step(self, actions: dict[str, str]) -> StepResult:
@@ -100,6 +103,8 @@ class Sudoku(Game):
             self.cell = 4 * (numbers[0] - 1) + numbers[1] - 1 if len(numbers) == 2 else -1
             if self.cell < 0 or self.grid[self.cell]:
                 return self._end()
+            if self.brief:
+                return StepResult({"filler": self.drawing(self.cell)}, {}, False, False, {})
             seen = f"{self.drawing(self.cell)}\nWhich digit from 1 to 4 stands at the question mark?"
             return StepResult({"filler": seen}, {}, False, False, {})
         digit = _DIGIT.search(actions["filler"])
@@ -116,9 +121,13 @@ class Sudoku(Game):
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "chooser":
             if player == "constant":
-                return "1 1"
+                return self._name(0)
             cell = rng.choice([cell for cell in range(16) if not self.grid[cell]])
-            return f"{cell // 4 + 1} {cell % 4 + 1}"
+            return self._name(cell)
         if player == "optimal":
             return str(self.solution[self.cell])
         return "1" if player == "constant" else str(rng.randint(1, 4))
+
+    def _name(self, cell: int) -> str:
+        """Row and column, as a scripted chooser says them."""
+        return f"{cell // 4 + 1}{'' if self.brief else ' '}{cell % 4 + 1}"

@@ -39,9 +39,12 @@ ABLATIONS: dict[str, tuple[object, ...]] = {
     "actor frozen": ("--freeze", "actor"),
     "reasoner frozen": ("--freeze", "reasoner"),
     "answers by result": ("--score_answers_by", "result"),
+    # No plan is there to score its answers by.
+    ALONE: ("--score_answers_by", "result"),
+    "twice the rate": ("--lr", 6e-4),
 }
-"""Reinforcement learning without one of its parts: label -> words beside the config."""
-ARMS = (LEARNS, IMITATES, *ABLATIONS, ALONE)
+"""Reinforcement learning without one of its parts, or at another rate: label -> words beside the config."""
+ARMS = (LEARNS, IMITATES, *ABLATIONS)
 TEAM = "profiles/smollm2_math.json"
 """of all arms but those whose team is written into the output folder"""
 SOLVER = {"role": "solver", "prompt": "Plan the steps, calculate and box the answer.", "with_answer": True}

@@ -1,0 +1,33 @@
+"""Steps on a grid, as an agent says them: words, or in brief games the letters u, d, l and r."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+
+Place = tuple[int, int]
+"""row and column"""
+STEPS: dict[str, Place] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+_WORD = re.compile(r"\b(?:up|down|left|right)\b")
+_NAMES = {name[0]: name for name in STEPS}
+
+
+def moved(place: Place, step: str) -> Place:
+    """The cell that a step leads to, whatever lies there."""
+    return place[0] + STEPS[step][0], place[1] + STEPS[step][1]
+
+
+def steps_in(text: str, brief: bool) -> list[str]:
+    """Names of the steps that a text says, in their order."""
+    return [_NAMES[sign] for sign in text.lower() if sign in _NAMES] if brief else _WORD.findall(text.lower())
+
+
+def said(steps: Iterable[str], brief: bool) -> str:
+    """Steps as a scripted player says them."""
+    return "".join(step[0] for step in steps) if brief else " ".join(steps)
+
+
+def random_steps(rng: random.Random, count: int, brief: bool) -> str:
+    """A random route of so many steps, as a scripted player says it."""
+    return said((rng.choice(list(STEPS)) for _ in range(count)), brief)
