@@ -1,26 +1,61 @@
-"""Order: the fast tests first, so that a mistake shows within seconds; those marked slow at the end."""
+"""Order, and imports shared by the processes of a run.
+
+In one process the fast tests come first, so that a mistake shows within seconds. Side by side the longest files do.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_warm import ADDRESS, WORKER, start_server
+
+STARTED: dict[str, tuple[tempfile.TemporaryDirectory, subprocess.Popen]] = {}
+"""The process that holds the imports for all processes of this run, and the folder of its socket."""
 
 NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
 LONGEST = (
-    *("test_engine_vllm.py", "test_walk.py", "test_processes.py", "test_serve_vllm.py", "test_dsbench_learns.py"),
-    *("test_quickstart.py", "test_dsbench_train.py", "test_bench_learn.py", "test_program.py", "test_examples.py"),
-    *("test_report.py", "test_dsbench_constants.py", "test_workflow_fuzz.py", "test_trackers.py", "test_cli.py"),
+    *("test_walk.py", "test_engine_vllm.py", "test_processes.py", "test_serve_vllm.py", "test_quickstart.py"),
+    *("test_dsbench_env.py", "test_on_policy.py", "test_smollm2.py", "test_dsbench_learns.py", "test_dsbench_train.py"),
+    *("test_workflow_fuzz.py", "test_cli.py", "test_sandbox_hostile.py", "test_bench_learn.py", "test_examples.py"),
+    *("test_report.py", "test_reproduce_smollm2.py", "test_reproduce_quickstart.py", "test_engine_servers.py"),
+    *("test_quantization.py", "test_dsbench_constants.py", "test_reward_hacking.py", "test_coach_runs.py"),
+    *("test_sandbox_memory.py", "test_program.py", "test_site.py", "test_wheel.py", "test_coach_sdks.py"),
+    *("test_engine_local.py", "test_sandbox_fusion.py", "test_reproduce_games.py", "test_math_verify.py"),
+    *("test_envs_code.py", "test_sandbox.py", "test_docs.py", "test_reproduce_programs.py"),
 )
-"""Slow files that take half a minute and more, the longest first."""
+"""Files that take half a minute and more, the longest first."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Files stay together, and of the slow ones the longest come first: at the end no process waits for a long one.
-    items.sort(key=lambda item: _rank(item.path.name) if item.get_closest_marker("slow") is not None else -1)
+def pytest_configure(config: pytest.Config) -> None:
+    # Side by side the files of tests are imported once. Coverage has to see the imports, so then each imports its own.
+    if config.getoption("numprocesses", None) and not config.pluginmanager.hasplugin("_cov"):
+        folder = tempfile.TemporaryDirectory()
+        os.environ[ADDRESS] = f"{folder.name}/server"
+        STARTED["server"] = folder, start_server(sys.executable, Path(os.environ[ADDRESS]), *config.args)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    for spec in specs if STARTED else ():
+        spec.python = shlex.join([sys.executable, "-E", str(WORKER)])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        # The longest files first: at the end no process waits for a long one.
+        items.sort(key=lambda item: _rank(item.path.name))
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 def pytest_collection_finish() -> None:

@@ -2,47 +2,73 @@
 
 A test that needs a process (an exit code, a kill, a file run as `__main__`) seldom needs the import of torch and
 transformers again, which costs more processor time than most tests. Tests about imports start an interpreter instead.
+
+One such server serves all processes of a test run side by side (ADDRESS); a run in one process starts its own. The
+processes that run tests are forks as well: of a second server, which has also imported every file of tests.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-IMPORTED = (
-    "mafrt.scripts.cli.train",
-    "mafrt.runners.on_policy",
-    "mafrt.runners.evaluation",
-    "mafrt.training.learner",
-    "mafrt.engines.local.engine",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.integrations.sdpa_attention",
-    "math_verify",
-)
-"""Modules that nearly every run needs; none of them starts a thread, so a fork of them is whole."""
+ADDRESS = "MAFRT_TESTS_WARM"
+"""Environment variable with the path of the socket of the server that all processes of a test run share."""
+
+
+class Server:
+    """A connection to a process that holds the imports."""
+
+    def __init__(self, address: Path, process: subprocess.Popen | None = None) -> None:
+        """`process`: the server itself if it was started here. It ends at the end of its input, so with the tests."""
+        self.process = process
+        self._line = connected(address, process)
+
+    def send(self, job: dict[str, Any], streams: Sequence[int] = ()) -> None:
+        """`streams`: descriptors for its input and outputs, if they are not to be files of the job's folder."""
+        text = json.dumps(job).encode() + b"\n"
+        sent = socket.send_fds(self._line, [text], streams) if streams else 0
+        self._line.sendall(text[sent:])
+
+    def ended(self) -> bool:
+        try:
+            return not self._line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def connected(address: Path, process: subprocess.Popen | None = None) -> socket.socket:
+    """A connection to a server that may still be importing. Raises RuntimeError if it ended, or after five minutes."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and (process is None or process.poll() is None):
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.connect(str(address))
+        except OSError:
+            line.close()
+            time.sleep(0.02)
+        else:
+            return line
+    raise RuntimeError(f"the process that holds the imports does not answer at {address}")
 
 
 class WarmProcess:
     """A program that was started; its output goes to files, so that it cannot block on a full pipe."""
 
-    def __init__(self, server: subprocess.Popen, folder: Path) -> None:
+    def __init__(self, server: Server, folder: Path) -> None:
         self._server, self._folder = server, folder
         self.pid = int(self._appeared("pid", 120))
         self.returncode: int | None = None
@@ -50,7 +76,9 @@ class WarmProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, negative for a signal. Raises TimeoutExpired."""
         if self.returncode is None:
-            self.returncode = int(self._appeared("code", timeout))
+            if not self._ended_within(timeout):
+                raise subprocess.TimeoutExpired(str(self._folder), timeout or 0)
+            self.returncode = int(self._appeared("code", 60))
         return self.returncode
 
     def poll(self) -> int | None:
@@ -72,14 +100,24 @@ class WarmProcess:
     def stderr(self) -> str:
         return (self._folder / "err").read_text()
 
-    def _appeared(self, name: str, timeout: float | None) -> str:
+    def _ended_within(self, timeout: float | None) -> bool:
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            return bool(select.select([handle], [], [], timeout)[0])
+        finally:
+            os.close(handle)
+
+    def _appeared(self, name: str, timeout: float) -> str:
         """The text of a file that the server moves into place."""
-        path, deadline = self._folder / name, time.monotonic() + (float("inf") if timeout is None else timeout)
+        path, deadline = self._folder / name, time.monotonic() + timeout
         while not path.exists():
-            if self._server.poll() is not None:
-                raise RuntimeError(f"the process that holds the imports ended with code {self._server.returncode}")
+            if self._server.ended():
+                raise RuntimeError("the process that holds the imports ended")
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(path), timeout or 0)
+                raise subprocess.TimeoutExpired(str(path), timeout)
             time.sleep(0.005)
         return path.read_text()
 
@@ -100,11 +138,10 @@ def start_python(
         "env": dict(os.environ if env is None else env),
         "typed": typed,
     }
-    if _server(python).poll() is not None:
+    if _server(python).ended():
         _server.cache_clear()  # one that ended fails the test that met it, and not all after it
     server = _server(python)
-    assert server.stdin is not None
-    server.stdin.write(json.dumps(job).encode() + b"\n")
+    server.send(job)
     return WarmProcess(server, folder)
 
 
@@ -126,81 +163,28 @@ def _files() -> tempfile.TemporaryDirectory:
 
 
 @cache
-def _server(python: str | Path) -> subprocess.Popen:
-    # It ends with the tests: at the end of its input. Unbuffered, so that a job is sent when it is written.
-    return subprocess.Popen([python, __file__], stdin=subprocess.PIPE, bufsize=0)
+def _server(python: str | Path) -> Server:
+    shared = os.environ.get(ADDRESS)
+    if shared and python == sys.executable:
+        return Server(Path(shared))
+    address = Path(_files().name, f"server_{len(os.listdir(_files().name))}")
+    return Server(address, start_server(python, address))
+
+
+def start_server(python: str | Path, address: Path, *collected: str) -> subprocess.Popen:
+    """Start a server of `python`; with names of files and folders of tests also one for `WORKER`, at their side."""
+    # Its input is never written to, and ends with this process.
+    return subprocess.Popen([python, SERVER, address, *collected], stdin=subprocess.PIPE)
+
+
+SERVER = Path(__file__).with_name("warm_server.py")
+WORKER = Path(__file__).with_name("warm_worker.py")
+"""A script that runs `-c CODE` in a fork of the server that has imported the tests."""
 
 
 def end_server(python: str | Path) -> None:
     """End the process that holds the imports for an interpreter, since its environment is about to go."""
-    server = _server(python)
-    assert server.stdin is not None
-    server.stdin.close()
-    server.wait(60)
-
-
-def _serve() -> None:
-    importlib.import_module("mafrt.models.generation_import").import_generation()
-    for name in IMPORTED:
-        importlib.import_module(name)
-    running: dict[int, Path] = {}
-    text = b""
-    gc.collect()
-    gc.freeze()  # collections in a fork look at its own objects only
-    while True:
-        if select.select([0], [], [], 0.01 if running else None)[0]:
-            read = os.read(0, 1 << 16)
-            if not read:
-                os._exit(0)
-            *jobs, text = (text + read).split(b"\n")
-            for job in map(json.loads, jobs):
-                pid = os.fork()
-                if pid == 0:
-                    _become(job)
-                running[pid] = Path(job["folder"])
-                _put(running[pid] / "pid", pid)
-        for pid in list(running):
-            if (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                _put(running.pop(pid) / "code", os.waitstatus_to_exitcode(ended[1]))
-
-
-def _put(path: Path, number: int) -> None:
-    path.with_suffix(".tmp").write_text(str(number))
-    path.with_suffix(".tmp").rename(path)
-
-
-def _become(job: dict[str, Any]) -> NoReturn:
-    (typed := Path(job["folder"], "in")).write_text(job["typed"])
-    os.dup2(os.open(typed, os.O_RDONLY), 0)
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{job['folder']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where Ctrl-C is ignored
-    os.chdir(job["cwd"])
-    os.environ.clear()
-    os.environ.update(job["env"])
-    sys.argv = job["argv"]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    code = 0
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        if left.code is not None and not isinstance(left.code, int):
-            print(left.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """End as an interpreter does, but for taking modules apart: that copies all memory that a fork shares, in 1.5 s."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code & 0xFF)
-
-
-if __name__ == "__main__":
-    _serve()
+    process = _server(python).process
+    assert process is not None and process.stdin is not None
+    process.stdin.close()
+    process.wait(60)
