@@ -43,6 +43,8 @@ class AdaptedModel:
         self._layers: dict[str, StackedLoRALinear] = {}
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
+        self._linear_paths: dict[str, tuple[int, int]] | None = None
+        """kept from the first adapter on, since no layer comes or goes then"""
 
     @property
     def adapters(self) -> dict[str, int]:
@@ -96,6 +98,8 @@ class AdaptedModel:
 
     def linear_paths(self) -> dict[str, tuple[int, int]]:
         """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""
+        if self._linear_paths is not None:
+            return self._linear_paths
         features: dict[str, tuple[int, int]] = {}
         for path, module in self.model.named_modules():
             if path in self._layers:
@@ -106,6 +110,8 @@ class AdaptedModel:
                 # Asked for by its features and not by its class, since quantised linear layers are no nn.Linear.
                 if isinstance(shape[0], int) and isinstance(shape[1], int):
                     features[path] = (shape[0], shape[1])
+        if self.records:
+            self._linear_paths = features
         return features
 
     def place_adapter(

@@ -138,31 +138,42 @@ class _TokenLogprobs(torch.autograd.Function):
         d_logprob = torch.empty_like(hidden) if want else None
         d_entropy = torch.empty_like(hidden) if want and entropy_grad else None
         ahead, back = _products(weight, bias, packed, want)
+        # On a GPU the look would wait for it.
+        unscaled = temperature.device.type == "cpu" and bool((temperature == 1.0).all())
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
             scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
             logits = form(ahead(hidden[part]).to(exact))
             slope = form.slope(logits) if want else None
-            logp = logits.mul_(scale)
-            logp.sub_(logp.logsumexp(1, keepdim=True))
-            target = targets[part]
-            logprobs[part] = logp.gather(1, target.unsqueeze(1)).squeeze(1)
-            p = logp.exp()
+            target = targets[part].unsqueeze(1)
+            # Two buffers of the chunk's size and one exponential: each pass over them costs as much as a good part of
+            # the products. After the shift the largest is 0, so that nothing overflows.
+            shifted = logits if unscaled else logits.mul_(scale)
+            shifted.sub_(shifted.amax(1, keepdim=True))
+            p = shifted.exp()
+            total = p.sum(1, keepdim=True)
+            log_total = total.log()
+            logprobs[part] = (shifted.gather(1, target) - log_total).squeeze(1)
+            p.div_(total)
             # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
-            surprise = logp.clamp_(min=torch.finfo(exact).min).mul_(p)
-            entropy[part] = h = surprise.sum(1).neg_()
+            surprise = shifted.clamp_(min=torch.finfo(exact).min).mul_(p)
+            # Of the shifted logits: with p log p = p (shifted - log_total), the entropy is log_total + this.
+            h = surprise.sum(1, keepdim=True).neg_()
+            entropy[part] = (h + log_total).squeeze(1)
             if d_logprob is not None:
-                own, scale = weight[target], scale * form.factor
+                own, scale = weight[targets[part]], scale * form.factor
                 if slope is not None:
                     p.mul_(slope)
                     surprise.mul_(slope)
-                    own = own * slope.gather(1, target.unsqueeze(1)).to(own.dtype)
+                    own = own * slope.gather(1, target).to(own.dtype)
                 mean = back(p.to(weight.dtype))
                 # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
                 # computed again.
                 d_logprob[part] = (own - mean) * scale
                 if d_entropy is not None:
-                    d_entropy[part] = back(surprise.to(weight.dtype)).add_(mean * h.unsqueeze(1)) * -scale
+                    d_entropy[part] = back(surprise.to(weight.dtype)).add_(mean * h) * -scale
+            # Freed before the next chunk's logits exist beside them.
+            del logits, shifted, p, surprise, slope
         ctx.save_for_backward(d_logprob, d_entropy)
         # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)

@@ -1,15 +1,17 @@
-"""The rivals of a benchmark: one random Qwen3 as a shared base and as a PEFT model, with the same weights."""
+"""The rivals of a benchmark: one model as a shared base, as a PEFT model and as it is, all on the same weights."""
 
 from __future__ import annotations
 
 import argparse
 import copy
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from mafrt.config.agent import LoraSpec
+from mafrt.models.pretrained import load_pretrained
 from mafrt.models.shared_base import SharedBase
 
 
@@ -20,21 +22,30 @@ class NoText:
         return ""
 
 
-def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: float) -> tuple[SharedBase, Any]:
-    """The shared base and the PEFT model, each with `count` adapters `agent0`, `agent1`, ...
+class Rivals(NamedTuple):
+    """One model, three times. The frozen weights are the same tensors, so that all read the same memory."""
+
+    base: SharedBase
+    peft: Any
+    plain: Any
+    """the transformers model without adapters"""
+
+
+def build_rivals(args: argparse.Namespace, count: int, *, window: int, spread: float) -> Rivals:
+    """The model with `count` adapters `agent0`, `agent1`, ... as a shared base and in PEFT, and without adapters.
 
     Args:
-        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` determine the model.
+        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` determine the model, or `model`, where it is given.
         count: adapters, on all linear layers.
-        window: positions of the model.
+        window: positions of a random model.
         spread: deviation of the adapters' B, which a fresh adapter has at 0.
     """
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
-    model = random_model(args, window)
-    # Both wrap the layers in place, so that each needs a model of its own.
-    twin = copy.deepcopy(model)
-    base = SharedBase(model, NoText(), "random Qwen3")
+    model, tokenizer, name = _loaded(args) if getattr(args, "model", None) else _random(args, window)
+    # Each wraps the layers in place, so that it needs modules of its own.
+    twin, plain = _sharing_weights(model), _sharing_weights(model)
+    base = SharedBase(model, tokenizer, name)
     peft: Any = None
     for k in range(count):
         name = f"agent{k}"
@@ -46,19 +57,56 @@ def build_pair(args: argparse.Namespace, count: int, *, window: int, spread: flo
         # The same weights in both, or the results could not be compared before they are timed.
         set_peft_model_state_dict(peft, base.adapter_state(name), adapter_name=name)
     base.model.to(args.device)
-    return base, peft.eval().to(args.device)
+    return Rivals(base, peft.eval().to(args.device), plain.to(args.device))
+
+
+def cast(rivals: Rivals, dtype: str) -> None:
+    """Convert the frozen weights of all rivals, in place; adapters stay in float32."""
+    for model in (rivals.base.model, rivals.peft, rivals.plain):
+        for name, parameter in model.named_parameters():
+            if "lora_" not in name:
+                parameter.data = parameter.data.to(getattr(torch, dtype))
+    for name in rivals.base.adapters:
+        rivals.base.bump(name)
+
+
+def sharpen(rivals: Rivals, spread: float = 2.0) -> None:
+    """Scale the head so that logits have that deviation: all tokens of a random model are about equally likely."""
+    head = rivals.plain.get_output_embeddings().weight
+    with torch.no_grad():
+        head.mul_(spread / (head.std() * head.shape[1] ** 0.5))
+
+
+def _sharing_weights(model: Any) -> Any:
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())})
+
+
+def _loaded(args: argparse.Namespace) -> tuple[Any, Any, str]:
+    return load_pretrained(
+        args.model,
+        dtype="float32",
+        device=args.device,
+        attn_implementation="sdpa",
+        trust_remote_code=False,
+        bits=None,
+    )
+
+
+def _random(args: argparse.Namespace, window: int) -> tuple[Any, Any, str]:
+    return random_model(args, window), NoText(), "random Qwen3"
 
 
 def build_base(args: argparse.Namespace, ranks: Sequence[int], *, window: int, spread: float) -> SharedBase:
-    """The shared base alone, with an adapter `agent0`, `agent1`, ... of each rank; arguments as of `build_pair`."""
-    base = SharedBase(random_model(args, window).to(args.device), NoText(), "random Qwen3")
+    """The shared base alone, with an adapter `agent0`, `agent1`, ... of each rank; arguments as of `build_rivals`."""
+    model, tokenizer, name = _random(args, window)
+    base = SharedBase(model.to(args.device), tokenizer, name)
     for number, rank in enumerate(ranks):
         add_spread_adapter(base, number, rank, spread)
     return base
 
 
 def random_model(args: argparse.Namespace, window: int) -> Any:
-    """A frozen random Qwen3 of `window` positions; arguments as of `build_pair`."""
+    """A frozen random Qwen3 of `window` positions; arguments as of `build_rivals`."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)

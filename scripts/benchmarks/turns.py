@@ -25,7 +25,7 @@ from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.benchmarks._models import build_pair
+from mafrt.scripts.benchmarks._models import build_base
 
 SCOPES = ("all", "action")
 INVOCATION = (1, 2, 3)
@@ -39,9 +39,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if min(len(set(args.turns)), len(set(args.context))) < 2:
         parser.error("a slope needs two numbers of turns and two lengths; give --turns and --context two values each")
     torch.set_num_threads(args.threads)
-    base, _ = build_pair(
-        args, max(args.turns), window=max(args.context) + max(args.turns) * (args.said + 8), spread=0.02
-    )
+    window = max(args.context) + max(args.turns) * (args.said + 8)
+    base = build_base(args, [args.rank] * max(args.turns), window=window, spread=0.02)
     _add_activated(base)
     worst = _check(base, args)
     rows = []

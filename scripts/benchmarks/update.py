@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.benchmarks._models import build_pair
+from mafrt.scripts.benchmarks._models import build_rivals, cast
 
 NAMES = "peft_loop", "peft_mixed"
 
@@ -80,17 +80,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    base, peft = build_pair(args, count, window=args.tokens, spread=0.02)
+    models = build_rivals(args, count, window=args.tokens, spread=0.02)
+    base, peft = models.base, models.peft
     base.form = args.form
     batch = _batch(args, count)
     rivals = _rivals(base, peft, batch, count)
     worst = _check(rivals, base, peft, count)
     # Parity is checked in float32 first: in half precision a wrong result could hide behind the rounding.
     if args.dtype != "float32":
-        for model in (base.model, peft):
-            _cast(model, getattr(torch, args.dtype))
-        for name in base.adapters:
-            base.bump(name)
+        cast(models, args.dtype)
     times = _measure.interleave(rivals, rounds=args.rounds, clock=args.clock, device=args.device)
     row: dict[str, Any] = {
         "K": count,
@@ -104,12 +102,6 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     for name in NAMES:
         row[f"{name}/update"] = _measure.ratio(times[name], times["update"])
     return row
-
-
-def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    for name, parameter in model.named_parameters():
-        if "lora_" not in name:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
