@@ -24,6 +24,16 @@ def test_every_algorithm_resolves_with_what_it_needs():
         assert rule.name == name.replace("gae", "ppo") and rule.schedule.plan(0).agents
 
 
+def test_a_name_that_was_resolved_before_needs_no_look_through_the_folders_of_modules(monkeypatch):
+    resolve(algorithm="grpo", n_samples=4)
+
+    def looked():
+        raise AssertionError("the folders of sys.path were looked through again")
+
+    monkeypatch.setattr("importlib.invalidate_caches", looked)
+    assert resolve(algorithm="grpo", n_samples=4).name == "grpo"
+
+
 def test_presets_hold_until_the_user_says_otherwise():
     assert resolve(algorithm="marft").settings.level == "action"
     assert resolve(algorithm="marft", level="token").settings.level == "token"

@@ -77,6 +77,26 @@ def test_turns_are_recorded_in_speaking_order_with_exactly_what_was_fed_and_said
     assert stats.tokens == sum(len(t.action_ids) for t in episode.turns)
 
 
+def test_equal_observations_of_a_step_are_encoded_once(monkeypatch):
+    encoded = []
+
+    def counted(tokenizer, system, observation, at):
+        encoded.append(observation)
+        return encode_prompt(tokenizer, system, observation, at)
+
+    monkeypatch.setattr("mafrt.rollout.player.encode_prompt", counted)
+    tokenizer = tiny_tokenizer()
+    engine = ScriptedEngine({"a": ["p", "p"], "b": ["q", "q"]}, tokenizer)
+    player = Player(engine, tokenizer, Team.of(("a", "b")), dict.fromkeys("ab", SamplingParams(max_new_tokens=20)), 500)
+    queue = iter([Start(f"e{i}", "g", i, i) for i in range(2)])
+    episodes, _ = player.play([Together(), Together()], lambda slot, done: next(queue, None))
+    assert sorted(encoded) == ["x", "y"] and len(episodes) == 2
+    first, second = ([turn.prompt_ids for turn in episode.turns] for episode in episodes)
+    assert first == second == [encode_prompt(tokenizer, "", seen) for seen in ("x", "y")]
+    # A list each, so that a change of one turn's prompt leaves the other's as it was.
+    assert all(left is not right for left, right in zip(first, second, strict=True))
+
+
 def test_a_reward_goes_to_the_agents_latest_turn_and_none_is_not_zero():
     [episode], _, _ = play(Relay(), {"a": ["one", "three"], "b": ["two"]})
     # b: .5 when it spoke, .25 more on the last step. a: nothing for "one" (None), 2 for "three".

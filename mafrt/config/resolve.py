@@ -154,6 +154,9 @@ def add_source_folder(path: str, file: str | None) -> None:
 
 
 def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
+    # A look through every folder of `sys.path` costs a millisecond or more, and a name is resolved many times in a run.
+    if (loaded := _finished(module_name)) is not None:
+        return loaded
     here = os.getcwd()
     # First for this import: a folder that an earlier import left at the end must not hide this one's module.
     ours = here not in sys.path or here in _ADDED
@@ -178,6 +181,13 @@ def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
             sys.path.remove(here)
             sys.path.append(here)
             _ADDED.add(here)
+
+
+def _finished(module_name: str) -> ModuleType | None:
+    """The module if its import is over; another thread may be in the middle of it."""
+    loaded = sys.modules.get(module_name)
+    spec = getattr(loaded, "__spec__", None)
+    return None if spec is None or getattr(spec, "_initializing", False) else loaded
 
 
 def user_line(failure: BaseException) -> str:

@@ -184,8 +184,9 @@ class Player:
         asked: list[tuple[Live, str, Request]] = []
         fitting: list[Live] = []
         going: list[Live] = []
+        encoded: dict[tuple[str, str], list[int]] = {}
         for item in live:
-            requests = {agent: self._request(item, agent) for agent in item.observations}
+            requests = {agent: self._request(item, agent, encoded) for agent in item.observations}
             # One agent without room ends the episode for all: the environment waits for every answer.
             room = min(self.voice(name).context_window - len(asks.prompt_ids) for name, asks in requests.items())
             if room < 1:
@@ -286,10 +287,10 @@ class Player:
         stretch.done.append(item.episode)
         stretch.idle.append(Idle(item.slot, item.env, item.episode))
 
-    def _request(self, item: Live, agent: str) -> Request:
+    def _request(self, item: Live, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
+        """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, filled as needed."""
         voice = self.voice(agent)
-        spec = self.team.agent(agent)
-        ids = encode_prompt(voice.tokenizer, spec.prompt, item.observations[agent], spec.prompt_at)
+        ids = self._prompt(voice, agent, item.observations[agent], encoded)
         sampling, room = self.sampling[agent], voice.context_window - len(ids)
         # Prompt and answer must fit into the context window together.
         if 0 < room < sampling.max_new_tokens:
@@ -301,6 +302,18 @@ class Player:
             # From the place in the episode, not from a generator: batches of any width sample the same tokens.
             seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
         )
+
+    def _prompt(
+        self, voice: Voice, agent: str, observation: Observation, encoded: dict[tuple[str, str], list[int]]
+    ) -> list[int]:
+        spec = self.team.agent(agent)
+        if not isinstance(observation, str):
+            return encode_prompt(voice.tokenizer, spec.prompt, observation, spec.prompt_at)
+        # The samples of a group begin with the same observation.
+        ids = encoded.get((agent, observation))
+        if ids is None:
+            ids = encoded[agent, observation] = encode_prompt(voice.tokenizer, spec.prompt, observation, spec.prompt_at)
+        return list(ids)
 
     def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
         name = env.class_name
