@@ -13,9 +13,14 @@ from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
 from mafrt.envs.games.routes import STEPS, Place, moved, random_steps, said, steps_in
 
+SLACK = 2
+"""steps that may be taken beyond the shortest route"""
+
 
 class PlanPath(Game):
     """Planner and mover; the outcome is 1 at the goal, else half of the share of the way that was covered.
+
+    Steps beyond the length of the shortest route and two more are not taken, so that no one route finds most goals.
 
     Args:
         size: rows and columns of the grid, 2 to 8.
@@ -87,7 +92,7 @@ class PlanPath(Game):
             return StepResult({"mover": seen}, {}, False, False, {})
         place = self.here
         nearest = self.way
-        taken = steps_in(actions["mover"], self.brief)[: 2 * self.way + 2]
+        taken = steps_in(actions["mover"], self.brief)[: self.way + SLACK]
         for name in taken:
             place = self._after(place, name)
             nearest = min(nearest, len(self.route(place) or ()) if place != self.goal else 0)
@@ -104,4 +109,13 @@ class PlanPath(Game):
             return self.plan
         if player == "constant":
             return said(("right", "down", "right", "down"), self.brief)
-        return random_steps(rng, 4, self.brief)
+        return self._walk(rng) if agent == "planner" else random_steps(rng, 2 * self.size, self.brief)
+
+    def _walk(self, rng: random.Random) -> str:
+        """A random route that no wall stops: legal, and blind to the goal."""
+        place, steps = self.here, list[str]()
+        for _ in range(2 * self.size):
+            step = rng.choice([name for name in STEPS if self._after(place, name) != place])
+            place = self._after(place, step)
+            steps.append(step)
+        return said(steps, self.brief)
