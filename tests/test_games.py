@@ -110,7 +110,26 @@ def test_brief_routes_are_letters(name):
     assert game.step({"planner": best}).observations == {"mover": best}
     assert game.move("optimal", "mover", game.rng) == best
     assert game.step({"mover": f"{best[0].upper()} {best[1:]}"}).info["outcome"] == 1.0
-    assert len(game.move("random", "planner", game.rng)) in (4, game.way)
+    assert len(game.move("random", "planner", game.rng)) == (2 * game.size if name == "plan_path" else game.way)
+
+
+def test_a_random_route_is_stopped_by_no_wall():
+    game = PlanPath()
+    for seed in range(20):
+        game.rng.seed(seed)
+        game.reset()
+        place = game.here
+        for step in game.move("random", "planner", game.rng).split():
+            there = game._after(place, step)
+            assert there != place
+            place = there
+
+
+def test_few_steps_beyond_the_shortest_way_are_taken():
+    game = PlanPath(size=2, walls=0)
+    game.here, game.goal, game.blocked, game.way, game.plan = (0, 0), (0, 1), frozenset(), 1, ""
+    assert game.step({"mover": "down up right"}).info["outcome"] == 1.0
+    assert game.step({"mover": "down up down up right"}).info["outcome"] == 0.0
 
 
 def test_a_brief_sudoku_is_the_grid_alone():
