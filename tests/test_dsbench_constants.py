@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers_dsbench import tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
@@ -15,9 +16,9 @@ need("pandas", "sklearn")
 
 
 @pytest.fixture(scope="module")
-def held_out(tmp_path_factory):
+def held_out():
     ensure_bubblewrap()
-    return builtin_tasks("eval", tmp_path_factory.mktemp("cache"))
+    return builtin_tasks("eval", tasks_folder())
 
 
 def test_programs_cover_the_right_ones_of_every_task(held_out):

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from helpers_dsbench import tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
@@ -27,9 +28,8 @@ need("pandas", "sklearn")
 
 
 @pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cache")
-    return (*builtin_tasks("train", folder), *builtin_tasks("eval", folder))
+def tasks():
+    return (*builtin_tasks("train", tasks_folder()), *builtin_tasks("eval", tasks_folder()))
 
 
 @pytest.fixture(scope="module")

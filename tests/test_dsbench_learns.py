@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 import torch
+from helpers_dsbench import tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
@@ -47,7 +48,7 @@ class EngineerOnly(DSBenchEnv):
 def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):
     ensure_bubblewrap()
     torch.set_num_threads(1)
-    monkeypatch.setenv("MAFRT_CACHE", str(tmp_path))
+    monkeypatch.setenv("MAFRT_CACHE", str(tasks_folder()))
     env = EngineerOnly(tasks=builtin_tasks("train")[:4], style="brief", turns=1)
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps([one for one in json.loads(PROFILE.read_text()) if one["role"] == ENGINEER]))
@@ -65,7 +66,7 @@ def test_the_rules_teach_the_data_engineer(tmp_path, monkeypatch):
     config = TrainConfig.of(
         algorithm="dr_mas",
         coach="rules",
-        iterations=5,
+        iterations=3,
         n_rollout_threads=32,
         n_samples=8,
         max_new_tokens=40,

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers_dsbench import tasks_folder
 from helpers_extras import need
 
 pd = pytest.importorskip("pandas")
@@ -375,8 +376,8 @@ def test_every_task_that_has_a_metric_can_be_used(disk, capsys):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def folder():
+    return tasks_folder()
 
 
 def test_the_builtin_tasks_are_what_they_are_said_to_be(folder):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_dsbench import tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
@@ -19,9 +20,9 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache():
     patch = pytest.MonkeyPatch()
-    patch.setenv("MAFRT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.setenv("MAFRT_CACHE", str(tasks_folder()))
     ensure_bubblewrap()
     torch.set_num_threads(1)
     yield

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_models import ATTENTION, add_random_adapter, random_ids, tiny_base
+from helpers_warm import start_python
 from toy import Digits, settings
 from vllm_standin import StandIn, _choice
 
@@ -282,15 +281,21 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_with_9_leaves_no_adapters_in_memory():
+def test_a_trainer_killed_with_9_leaves_no_adapters_in_memory(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
     with StandIn(tiny_base) as server:
-        words = [sys.executable, "-c", TRAINER, str(Path(__file__).parent), server.url]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as trainer:
-            assert trainer.stdout is not None
-            folder = Path(trainer.stdout.readline().strip())
+        trainer = start_python(script, Path(__file__).parent, server.url)
+        try:
+            while "\n" not in trainer.stdout:
+                assert trainer.poll() is None, trainer.stderr
+                time.sleep(0.05)
+            folder = Path(trainer.stdout.strip())
             assert len(list(folder.iterdir())) == 4
+        finally:
             trainer.kill()
-    deadline = time.monotonic() + 10
+            trainer.wait(60)
+    deadline = time.monotonic() + 60
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not folder.exists()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
+from helpers_warm import run_python
 
 CODE = """
 import resource, torch
@@ -23,7 +22,10 @@ print(faults())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
-def test_freed_blocks_stay_with_the_process():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+def test_freed_blocks_stay_with_the_process(tmp_path):
+    script = tmp_path / "faults.py"
+    script.write_text(CODE)
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
     # 20 tensors of 32 MB touch 8000 pages each when they are mapped afresh.
     assert int(done.stdout) < 8000

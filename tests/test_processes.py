@@ -235,8 +235,8 @@ def test_a_process_killed_ends_the_others_with_one_line_and_one_process_goes_on(
     wait_for(some[0], "iteration 5")
     some[victim].kill()
     began = time.monotonic()
-    ended = finish(some, timeout=40)
-    assert time.monotonic() - began < 40
+    ended = finish(some, timeout=120)
+    assert time.monotonic() - began < 120
     code, _, err = ended[1 - victim]
     assert code == 2 and ended[victim][0] == -signal.SIGKILL
     lines = [line for line in err.splitlines() if line.startswith("error")]
@@ -259,7 +259,7 @@ def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path):
     os.kill(some[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        assert some[0].wait(timeout=40) == 2 and time.monotonic() - began < 30
+        assert some[0].wait(timeout=120) == 2 and time.monotonic() - began < 120
     finally:
         some[1].kill()
         some[1].wait()
@@ -271,7 +271,7 @@ def test_sigterm_to_one_process_stops_all_with_a_checkpoint(tmp_path):
     some = start(long_job(tmp_path))
     wait_for(some[0], "iteration 3")
     some[1].send_signal(signal.SIGTERM)
-    ended = finish(some, timeout=60)
+    ended = finish(some, timeout=240)
     assert [code for code, _, _ in ended] == [0, 0], ended[0][2]
     told = [json.loads((tmp_path / "out" / f"{rank}.json").read_text())["long"] for rank in (0, 1)]
     assert {one["stopped_by"] for one in told} == {"SIGTERM"}

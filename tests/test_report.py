@@ -339,7 +339,7 @@ def test_fifty_thousand_turns_open_fast_in_a_small_file(tmp_path):
         return "".join(words[i] for i in ids)
 
     def said(agent: str, place: int, name: str) -> Turn:
-        ids = [draw.randrange(3000) for _ in range(48)]
+        ids = draw.choices(range(3000), k=48)
         more = {"advantages": [draw.gauss(0, 1) for _ in ids], "observation": f"Task {name}: {text(ids[:30])}"}
         return Turn(agent, [1, 2], ids, [-0.1] * 48, "eos", text(ids), place, place, 0, paid=0.5, **more)
 

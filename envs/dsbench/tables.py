@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "<na>", "nat"})
 
 MOST_MIB = 4096
 """Largest table that is read."""
+
+MOST_COLUMNS = 50_000
+"""Widest table of an agent that is read: pandas takes seconds for more, and minutes for a million."""
 
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
 
@@ -114,7 +118,9 @@ def parse_table(data: bytes) -> pandas.DataFrame:
         raise TableError(f"is not a CSV file ({error})") from error
     if not any(names):
         raise TableError("is empty; expected a line of column names and rows below it")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if len(names) > MOST_COLUMNS:
+        raise TableError(f"has {len(names)} columns; at most {MOST_COLUMNS} are read")
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise TableError(f"has the column {twice[0]!r} twice")
     try:
         table = pd.read_csv(

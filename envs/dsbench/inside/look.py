@@ -14,6 +14,8 @@ from typing import Any
 from reading import Refused, read
 
 NAMES = 40
+MOST_COLUMNS = 50_000
+"""Widest CSV file that is read: pandas takes seconds for more, and minutes for a million."""
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -82,6 +84,9 @@ def look(path: str) -> dict[str, Any]:
 
     try:
         if path.endswith(".csv"):
+            with open(path, "rb") as file:
+                if (commas := file.readline().count(b",")) >= MOST_COLUMNS:
+                    return {"kind": "broken", "why": f"has {commas + 1} columns; at most {MOST_COLUMNS} are read"}
             return table(pd.read_csv(path))
         if path.startswith("model") and path.endswith((".pkl", ".joblib")):
             return model(path)
