@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
+from mafrt.engines.local.inverse_cdf import draw, running_sums
 
 
 class NonFiniteLogitsError(MafrtError, ArithmeticError):
@@ -136,16 +137,12 @@ class Sampler:
         probs = logits.softmax(1)
         if self._cut is not None:
             probs[self._cut] = truncate(probs[self._cut], self.top_k[self._cut], self.top_p[self._cut], self._widest)
-        cumulative = probs.cumsum(1)
-        total = cumulative[:, -1:]
+        running = running_sums(probs)
+        total = running[:, -1:]
         # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
         self._check(total)
-        # Rounding may lift u * total to the total, beyond the last token that has a probability.
-        target = torch.minimum(self.uniforms[step].unsqueeze(1) * total, torch.nextafter(total, total.new_zeros(())))
-        # From the right: a uniform on an edge takes the next token, so none without probability is drawn.
-        ids = torch.searchsorted(cumulative, target, right=True)
-        logprobs = probs.gather(1, ids).div_(total).log_().squeeze(1)
-        ids = ids.squeeze(1)
+        ids = draw(probs, self.uniforms[step], running)
+        logprobs = probs.gather(1, ids.unsqueeze(1)).div_(total).log_().squeeze(1)
         if self._greedy is not None:
             ids = torch.where(self._greedy, logits.argmax(1), ids)
             logprobs = logprobs.masked_fill(self._greedy, 0.0)
