@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -14,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers_warm import start_python
+from helpers_warm import run_python, start_python
 
 from mafrt.algorithms import ALGORITHMS
 from mafrt.config.algorithm import AlgorithmSettings
@@ -668,14 +667,8 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     assert code == 0, said
     done = len(metrics.read_text().splitlines())
     assert f"Stopped by SIGTERM after iteration {done}" in said
-    line = said.split("Go on with: ")[1].strip()
-    again = subprocess.run(
-        [*shlex.split(line), "--iterations", str(done + 1)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    interpreter, *words = shlex.split(said.split("Go on with: ")[1])
+    assert interpreter == sys.executable
+    again = run_python(*words, "--iterations", str(done + 1), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(metrics.read_text().splitlines()) == done + 1
