@@ -52,7 +52,10 @@ class TorchOptimizerSteps:
 
     def __init__(self, base: SharedBase, learn: Mapping[str, LearnConfig]) -> None:
         self.base, self.learn = base, learn
-        self.optimizers = {name: make_optimizer(base.adapter_parameters(name), own) for name, own in learn.items()}
+        fused = base.device.type in ("cpu", "cuda")
+        self.optimizers = {
+            name: make_optimizer(base.adapter_parameters(name), own, fused=fused) for name, own in learn.items()
+        }
 
     def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         self.base.processes.sum_gradients(p for name in names for p in self.base.adapter_parameters(name))
