@@ -9,7 +9,7 @@ import torch
 
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError
-from mafrt.core.flat_tensors import PLACES, TENSORS, flattened, restored
+from mafrt.core.flat_tensors import CONTENT, PLACES, TENSORS, flattened, restored
 
 
 def state():
@@ -47,6 +47,13 @@ def test_a_state_comes_back_bit_by_bit(tmp_path):
     same(found, state())
     found["solver"]["state"][0]["exp_avg"].add_(1)
     same(found["solver"]["state"][0]["exp_avg_sq"], state()["solver"]["state"][0]["exp_avg_sq"])
+
+
+def test_plain_containers_are_one_text_and_others_stay():
+    plain = {"solver": state()["solver"], 3: [(), float("inf"), True, {}]}
+    assert isinstance(flattened(plain)[CONTENT], str)
+    same(restored(flattened(plain)), plain)
+    assert isinstance(flattened(state())[CONTENT], dict)  # an OrderedDict is no plain dictionary
 
 
 def test_a_state_that_torch_wrote_is_read_as_it_is(tmp_path):

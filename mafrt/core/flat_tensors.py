@@ -4,7 +4,9 @@ numbers: an optimizer has three tensors for every weight of an adapter.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,10 @@ def flattened(state: Any) -> Any:
             return f"{MARK}{len(found) - 1}"
         return value
 
-    content = _mapped(state, take)
+    content: Any = _mapped(state, take)
+    # As one text where it is plain: the weights-only reader is written in Python and takes every key by itself.
+    with contextlib.suppress(TypeError):
+        content = json.dumps(_tagged(content))
     parts: dict[torch.dtype, list[Tensor]] = {}
     ends: dict[torch.dtype, int] = {}
     places = []
@@ -49,19 +54,50 @@ def restored(loaded: Any) -> Any:
     """The inverse of `flattened`; anything else is returned as it is."""
     if not isinstance(loaded, dict) or loaded.keys() != {CONTENT, TENSORS, PLACES}:
         return loaded
-    tensors, places = loaded[TENSORS], json.loads(loaded[PLACES])
+    places = json.loads(loaded[PLACES])
+    # They lie one behind the other, so that one call per type of number finds all of them.
+    sizes: list[list[int]] = [[] for _ in loaded[TENSORS]]
+    ends = [0] * len(sizes)
+    for number, first, shape in places:
+        if first != ends[number]:
+            raise ValueError(f"found a tensor at {first}, expected it at {ends[number]}, where the one before ends")
+        sizes[number].append(math.prod(shape))
+        ends[number] += sizes[number][-1]
+    parts = [iter(whole.split(own)) for whole, own in zip(loaded[TENSORS], sizes, strict=True)]
+    views = [next(parts[number]).view(shape) for number, _, shape in places]
 
     def give(value: Any) -> Any:
         if not isinstance(value, str) or not value.startswith(MARK):
             return value
-        number, first, shape = places[int(value[len(MARK) :])]
-        size = 1
-        for axis in shape:
-            size *= axis
         # A copy: an optimizer may hold one of them longer than the others.
-        return tensors[number].narrow(0, first, size).view(shape).clone()
+        return views[int(value[len(MARK) :])].clone()
 
-    return _mapped(loaded[CONTENT], give)
+    content = loaded[CONTENT]
+    return _untagged(json.loads(content), give) if isinstance(content, str) else _mapped(content, give)
+
+
+def _tagged(value: Any) -> Any:
+    """Containers as lists that begin with their kind, for JSON. Raises TypeError for anything that it would change."""
+    if type(value) is dict:
+        if not all(type(key) in (str, int) for key in value):
+            raise TypeError("a key that is neither text nor an integer")
+        return ["d", list(value), [_tagged(item) for item in value.values()]]
+    if type(value) in (list, tuple):
+        return ["l" if type(value) is list else "t", *map(_tagged, value)]
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"a {type(value).__name__}")
+    return value
+
+
+def _untagged(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The inverse of `_tagged`, with `leaf` of everything in the containers."""
+    if type(value) is not list:
+        return leaf(value)
+    kind, *items = value
+    if kind == "d":
+        return {key: _untagged(item, leaf) for key, item in zip(*items, strict=True)}
+    inside = [_untagged(item, leaf) for item in items]
+    return inside if kind == "l" else tuple(inside)
 
 
 def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
