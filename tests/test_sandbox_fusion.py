@@ -233,6 +233,12 @@ def test_a_result_that_the_snippet_wrote_is_not_believed(client, last, seconds):
     assert "READ mem" not in done.stdout and 0 <= done.seconds < 60
 
 
+def test_an_endless_writer_is_ended_long_before_its_deadline(client):
+    done = client.execute("while True:\n    print('x' * 100000)", timeout_s=120.0)
+    assert done.status == "killed" and done.seconds < 100 and len(done.stdout) < 10**6
+    assert done.stderr.endswith("[sandbox] ended: it wrote more than 64 MiB\n")
+
+
 @pytest.mark.parametrize("took", [None, float("nan"), float("inf"), -5, 10**400, "soon", True, [1]])
 def test_a_servers_numbers_are_checked(client, took):
     seen = {"status": "Finished", "return_code": took, "execution_time": took, "stdout": "\ud800", "stderr": None}

@@ -37,7 +37,7 @@ class Hostile:
     says: str = ""
     """What stdout has to contain, if it came that far."""
     fetch: tuple[str, ...] = ()
-    timeout_s: float = 60.0
+    timeout_s: float = 240.0
     """Long where a limit has to be reached by work: the machine of the tests may be busy."""
     memory_mib: int = 256
     check: Callable[[Execution, str], None] | None = None

@@ -84,6 +84,7 @@ class FusionSandbox:
             "fetch": [name for name in fetch if name not in refused],
             "timeout_s": timeout_s,
             "half": limits.OUTPUT_HEAD_BYTES,
+            "most_output": limits.OUTPUT_BYTES,
             "fetch_files": limits.FETCH_FILES,
             "memory_mib": memory_mib,
             "fetch_file_bytes": limits.FETCH_FILE_MIB * limits.MIB,

@@ -23,10 +23,10 @@ ORDER, SNIPPET, RESULT = ".mafrt_order.json", "snippet.py", ".mafrt_result.json"
 
 
 class Tail:
-    """Beginning and end of a stream, read by a thread of its own."""
+    """Beginning and end of a stream, read by a thread of its own, which calls `stop` when there are `most` bytes."""
 
-    def __init__(self, stream, half):
-        self.stream, self.half = stream, half
+    def __init__(self, stream, half, most, stop):
+        self.stream, self.half, self.most, self.stop = stream, half, most, stop
         self.head, self.end, self.total = bytearray(), bytearray(), 0
         self.thread = threading.Thread(target=self.pump, daemon=True)
         self.thread.start()
@@ -36,10 +36,16 @@ class Tail:
             data = os.read(self.stream.fileno(), 65536)
             if not data:
                 return
+            if self.total <= self.most < self.total + len(data):
+                self.stop()
             self.total += len(data)
             room = max(0, self.half - len(self.head))
             self.head += data[:room]
             self.end = (self.end + data[room:])[-self.half :]
+
+    def add(self, line):
+        self.end += line
+        self.total += len(line)
 
     def text(self):
         left = self.total - len(self.head) - len(self.end)
@@ -124,17 +130,15 @@ def main():
     order = read_order()
     began = time.monotonic()
     process = start(order)
-    streams = [Tail(process.stdout, order["half"]), Tail(process.stderr, order["half"])]
+    most = order["most_output"]
+    streams = [Tail(each, order["half"], most, lambda: end(process)) for each in (process.stdout, process.stderr)]
     late = False
     try:
         code = process.wait(order["timeout_s"])
     except subprocess.TimeoutExpired:
         late = True
     seconds = time.monotonic() - began
-    # The whole group: what the snippet started must neither outlive it nor hold its streams open.
-    with contextlib.suppress(OSError):
-        # Killed and not asked to end: a handler of the snippet could otherwise go on writing.
-        os.killpg(process.pid, signal.SIGKILL)
+    end(process)
     process.wait()
     for stream in streams:
         # Not for ever, since a daemon of the snippet may hold the pipe open.
@@ -145,6 +149,8 @@ def main():
     last = bytes(streams[1].end or streams[1].head).strip().split(b"\n")[-1]
     # Only the error's own name counts; a message that mentions it is the program's text.
     lacking = b"MemoryError" in last.split(b":")[0]
+    if any(stream.total > most for stream in streams):
+        streams[1].add(b"\n[sandbox] ended: it wrote more than %d MiB\n" % (most // 2**20))
     result = {
         "exit_code": None if late else code,
         "late": late,
@@ -156,6 +162,13 @@ def main():
         "gone": [name for name in order["names"] if not os.path.lexists(name)],
     }
     write_result(result, order["key"])
+
+
+def end(process):
+    """End the whole group: what the snippet started must neither outlive it nor hold its streams open."""
+    with contextlib.suppress(OSError):
+        # Killed and not asked to end: a handler of the snippet could otherwise go on writing.
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_order():
