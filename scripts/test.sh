@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs into .venv, then runs the tests, the fast and the slow ones.
+# Installs into .venv, then runs the tests: the fast ones first, then the slow ones.
 # They run side by side with one torch thread each, since two threads on a busy core wait for each other. There is one
 # process more than there are cores: a third of the time one of them waits for a sandbox, a server or a timeout.
 # Tests of a file share servers and trained runs: one process runs them, the longest files first (tests/conftest.py).
@@ -15,10 +15,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Compiled modules are kept, even where the environment asks for none: every process would compile all of them again.
 unset PYTHONDONTWRITEBYTECODE
 side_by_side=(.venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder)
-if [ "${COVERAGE:-}" != 1 ]; then
-  exec "${side_by_side[@]}"
-fi
 # Coverage of the fast tests only: the slow ones run mostly in processes of their own.
-"${side_by_side[@]}" -m "not slow" --cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=
-echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
+coverage=()
+if [ "${COVERAGE:-}" = 1 ]; then
+  coverage=(--cov=mafrt --cov=envs --cov=runners --cov=scripts --cov-report=)
+fi
+"${side_by_side[@]}" -m "not slow" "${coverage[@]}"
+if [ "${COVERAGE:-}" = 1 ]; then
+  echo "coverage of the fast tests: $(.venv/bin/python -m coverage report --format=total) % of the lines"
+fi
 exec "${side_by_side[@]}" -m slow

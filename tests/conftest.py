@@ -1,6 +1,7 @@
 """Order, and imports shared by the processes of a run.
 
-In one process the fast tests come first, so that a mistake shows within seconds. Side by side the longest files do.
+In one process the fast tests come first, so that a mistake shows within seconds. Side by side the longest files do;
+scripts/test.sh runs the fast tests and then the slow ones.
 """
 
 from __future__ import annotations
