@@ -64,6 +64,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             cast(models, args.dtype)
             for row in found:
                 row["chi_square_p"] = _chi_square_team(args, models, row["K"], row["rows_per_adapter"])
+            if bare_check is not None:
+                bare_check["chi_square_p"] = _chi_square_bare(args, models)
         for row in found:
             measured.append(row | _time_team(args, models, row["K"], row["rows_per_adapter"]))
             print(_line(measured[-1]), flush=True)
@@ -150,14 +152,17 @@ def _check_bare(args: argparse.Namespace, models: Rivals) -> dict[str, Any]:
     rivals = generate_rivals(models, requests, args.device)
     others = {"generate greedy": rivals["generate greedy"]()}
     ties = check_greedy(models.base, requests, rivals["greedy"](), others)
-    p = check_distribution(
+    return {"rows": args.batch, "ties": ties, "chi_square_p": _chi_square_bare(args, models)}
+
+
+def _chi_square_bare(args: argparse.Namespace, models: Rivals) -> float:
+    return check_distribution(
         "bare base",
         LocalEngine(models.base, eos_ids=()),
-        requests,
+        _bare_requests(args),
         lambda request, ids: logits_after(models.plain, request, ids, args.device),
         args.draws,
     )
-    return {"rows": args.batch, "ties": ties, "chi_square_p": p}
 
 
 def _time_team(args: argparse.Namespace, models: Rivals, count: int, rows: int) -> dict[str, Any]:
