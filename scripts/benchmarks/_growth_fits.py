@@ -99,6 +99,7 @@ def figure(fits: Sequence[AxisFit]) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     from mafrt.scripts.reproduce._figure import COLOURS
 
@@ -117,7 +118,9 @@ def figure(fits: Sequence[AxisFit]) -> str:
                 drawn = [(x, y) for x, y in fitted if y > 0]
                 axes.plot(*zip(*drawn, strict=True), "--", color=colour, linewidth=0.9)
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
+            axes.set_yscale("log", base=2)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
             axes.set_title(name, loc="left", fontsize=10)
             axes.set_xlabel(UNITS[name])
             axes.grid(color="#dddddd")
