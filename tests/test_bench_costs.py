@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mafrt.scripts.bench import names
-from mafrt.scripts.benchmarks import _measure, memory, prefix, resume
+from mafrt.scripts.benchmarks import _measure, growth, memory, prefix, resume
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
@@ -81,3 +81,11 @@ def test_more_adapters_than_rows_are_refused(capsys):
 
 def test_a_table_for_markdown():
     assert _measure.markdown(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |"
+
+
+@pytest.mark.parametrize("text", ["0", "-4", "many", "1.5", "9" * 5000])
+def test_counts_of_a_bench_are_whole_and_positive(text, capsys):
+    with pytest.raises(SystemExit) as error:
+        growth.run(["--agents", "1", text])
+    said = capsys.readouterr().err
+    assert error.value.code == 2 and "expected a whole number of at least 1" in said and len(said) < 4000

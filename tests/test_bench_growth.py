@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mafrt.core.errors import ConfigError
 from mafrt.scripts.benchmarks import _measure, growth
 from mafrt.scripts.benchmarks._growth_fits import fit_axis
 
@@ -55,3 +56,10 @@ def test_one_point_has_no_slope(capsys):
     with pytest.raises(SystemExit) as error:
         growth.run(["--context", "64"])
     assert error.value.code == 2 and "give --context two values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["here.png", "nowhere/here.svg", "folder.svg"])
+def test_a_figure_that_cannot_be_written_is_refused_before_the_work(tmp_path, name):
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigError, match="figure "):
+        growth.run(["--figure", str(tmp_path / name)])

@@ -92,15 +92,22 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+def positive(text: str) -> int:
+    """The type of a flag: a whole number of at least 1."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}, expected a whole number of at least 1")
+    return int(text)
+
+
 def add_model_flags(parser: argparse.ArgumentParser, *, vocab: int, rounds: int) -> None:
     """Add the flags of a benchmark on a random model: its shape, and the way of timing."""
-    parser.add_argument("--width", type=int, default=256, help="channels of the model")
-    parser.add_argument("--mlp", type=int, default=768, help="channels of its feed-forward layers")
-    parser.add_argument("--layers", type=int, default=4, help="decoder blocks")
-    parser.add_argument("--vocab", type=int, default=vocab, help="tokens in the vocabulary")
-    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
-    parser.add_argument("--rounds", type=int, default=rounds, help="timed rounds")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--width", type=positive, default=256, help="channels of the model")
+    parser.add_argument("--mlp", type=positive, default=768, help="channels of its feed-forward layers")
+    parser.add_argument("--layers", type=positive, default=4, help="decoder blocks")
+    parser.add_argument("--vocab", type=positive, default=vocab, help="tokens in the vocabulary")
+    parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--rounds", type=positive, default=rounds, help="timed rounds")
+    parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: on a busy machine")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
 

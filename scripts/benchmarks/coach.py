@@ -32,6 +32,7 @@ from mafrt.coach.rubric import load_rubric
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.types import Scored
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 
 VERDICT = '{"reason": "as ever", "score": 5}'
 BAR = 1.3
@@ -128,10 +129,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench coach", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that the judge takes for a reply")
-    parser.add_argument("--calls", type=int, default=256, help="turns in the batch")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 16, 64], help="calls at once")
+    parser.add_argument("--calls", type=positive, default=256, help="turns in the batch")
+    parser.add_argument("--concurrency", type=positive, nargs="+", default=[8, 16, 64], help="calls at once")
     parser.add_argument("--serial", type=int, default=8, help="turns judged one after the other, for comparison")
-    parser.add_argument("--rounds", type=int, default=3, help="batches, of which the median is reported")
+    parser.add_argument("--rounds", type=positive, default=3, help="batches, of which the median is reported")
     return parser
 
 

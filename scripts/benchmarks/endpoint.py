@@ -31,6 +31,7 @@ from mafrt.envs.program import ProgramEnv
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue
 from mafrt.scripts.serving.trained_team import TrainedTeam
@@ -45,10 +46,10 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     """Print the table; returns ratios by way, and the machine."""
     parser = argparse.ArgumentParser(prog="mafrt bench endpoint", description=__doc__)
     parser.add_argument("--base", default="teaching-base", help="a model folder, or teaching-base")
-    parser.add_argument("--calls", type=int, default=32, help="calls made at once")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=9, help="timed rounds")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--calls", type=positive, default=32, help="calls made at once")
+    parser.add_argument("--tokens", type=positive, default=48, help="tokens of each answer")
+    parser.add_argument("--rounds", type=positive, default=9, help="timed rounds")
+    parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     args = parser.parse_args(argv)
     import torch
 

@@ -13,6 +13,7 @@ from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
+from mafrt.scripts.benchmarks._measure import positive
 
 
 class Trivial(Env):
@@ -34,9 +35,9 @@ class Trivial(Env):
 def run(argv: Sequence[str]) -> dict[str, Any]:
     """Print the table; returns milliseconds per step by way and number of environments."""
     parser = argparse.ArgumentParser(prog="mafrt bench environment", description=__doc__)
-    parser.add_argument("--steps", type=int, default=500, help="steps of each environment")
-    parser.add_argument("--envs", type=int, nargs="+", default=[1, 32], help="environments side by side")
-    parser.add_argument("--characters", type=int, default=1000, help="length of observations and actions")
+    parser.add_argument("--steps", type=positive, default=500, help="steps of each environment")
+    parser.add_argument("--envs", type=positive, nargs="+", default=[1, 32], help="environments side by side")
+    parser.add_argument("--characters", type=positive, default=1000, help="length of observations and actions")
     args = parser.parse_args(argv)
     results: dict[str, Any] = {}
     print("| environments | in process, ms a step | in workers, ms a step | more |\n|---|---|---|---|")

@@ -29,13 +29,16 @@ import torch
 from torch import Tensor
 
 from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import ConfigError
 from mafrt.core.malloc import keep_freed_memory
+from mafrt.core.reading import is_writable
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.kv_cache import KVCache
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._growth_fits import AxisFit, figure, fit_axis, table
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
 from mafrt.scripts.benchmarks.memory import MIXED_RANKS
 from mafrt.scripts.reproduce._figure import need_matplotlib
@@ -67,7 +70,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if len(set(getattr(args, name))) < 2:
             parser.error(f"a slope needs two points; give --{name} two values")
     if args.figure is not None:
-        need_matplotlib()
+        _check_figure(args.figure)
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as every command of this library does
     ranks = [MIXED_RANKS[number % len(MIXED_RANKS)] for number in range(max(args.agents))]
@@ -83,7 +86,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             print(fits[-1].line(), flush=True)
     print("\n" + table(fits))
     if args.figure is not None:
-        args.figure.write_text(figure(fits))
+        args.figure.write_text(figure(fits), encoding="utf-8")
         print(f"\nfigure: {args.figure}")
     return {
         "bench": "growth",
@@ -95,16 +98,30 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
+def _check_figure(path: Path) -> None:
+    """Raises ConfigError, before anything is measured, where the figure cannot be written."""
+    if path.suffix != ".svg" or path.is_dir():
+        raise ConfigError(f"figure is {path}; expected a file name that ends in .svg.")
+    missing = None if path.parent.is_dir() else f"there is no {path.parent}"
+    if why := missing or is_writable(path.parent):
+        raise ConfigError(f"figure {path} cannot be written ({why}); give a file name in a folder that exists.")
+    need_matplotlib()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench growth", description=(__doc__ or "").split("\n")[0])
     powers = [2**i for i in range(14)]
-    parser.add_argument("--agents", type=int, nargs="+", default=powers[:7], help="numbers of agents K")
-    parser.add_argument("--answers", type=int, nargs="+", default=powers[:6], help="numbers of answers n to a prompt")
-    parser.add_argument("--context", type=int, nargs="+", default=powers[7:], help="lengths c of a prompt, in tokens")
-    parser.add_argument("--rows", type=int, default=1, help="rows of each agent")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of the agents' prompts")
-    parser.add_argument("--shared_prompt", type=int, default=256, help="tokens of the prompt with n answers")
-    parser.add_argument("--answer", type=int, default=16, help="tokens of every answer")
+    parser.add_argument("--agents", type=positive, nargs="+", default=powers[:7], help="numbers of agents K")
+    parser.add_argument(
+        "--answers", type=positive, nargs="+", default=powers[:6], help="numbers of answers n to a prompt"
+    )
+    parser.add_argument(
+        "--context", type=positive, nargs="+", default=powers[7:], help="lengths c of a prompt, in tokens"
+    )
+    parser.add_argument("--rows", type=positive, default=1, help="rows of each agent")
+    parser.add_argument("--prompt", type=positive, default=32, help="tokens of the agents' prompts")
+    parser.add_argument("--shared_prompt", type=positive, default=256, help="tokens of the prompt with n answers")
+    parser.add_argument("--answer", type=positive, default=16, help="tokens of every answer")
     parser.add_argument("--figure", type=Path, help="an SVG file to draw the measurements into; needs matplotlib")
     _measure.add_model_flags(parser, vocab=512, rounds=3)
     parser.set_defaults(width=128, mlp=384, layers=2)

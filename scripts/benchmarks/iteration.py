@@ -34,6 +34,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import roofline
+from mafrt.scripts.benchmarks._measure import positive
 
 ROLE = "Plan the steps, then calculate."
 LR = 1e-6
@@ -64,14 +65,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench iteration", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="teaching-base", help="the base, for example smollm2")
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4], help="numbers of agents K")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts per agent")
-    parser.add_argument("--samples", type=int, default=8, help="answers to each prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of every answer")
-    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4], help="numbers of agents K")
+    parser.add_argument("--prompts", type=positive, default=4, help="prompts per agent")
+    parser.add_argument("--samples", type=positive, default=8, help="answers to each prompt")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens of every answer")
+    parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
     parser.add_argument("--dtype", default="float32", help="of the base; log-probs are compared in float32")
-    parser.add_argument("--rounds", type=int, default=5, help="timed iterations")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--rounds", type=positive, default=5, help="timed iterations")
+    parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     return parser

@@ -32,7 +32,7 @@ from mafrt.core.signals import StopRequest
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _tasks
-from mafrt.scripts.benchmarks._measure import machine
+from mafrt.scripts.benchmarks._measure import machine, positive
 
 if TYPE_CHECKING:
     from mafrt.runners.loop import RunSummary
@@ -193,9 +193,9 @@ def run(argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--algorithm", nargs="+", default=["all"], help="rules by name, or all")
     parser.add_argument("--task", choices=TASKS, help="task of all rules; default: each family's own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=16, help="of a run")
-    parser.add_argument("--tasks", type=int, default=128, help="held-out tasks")
-    parser.add_argument("--samples", type=int, default=2, help="sampled episodes per held-out task")
+    parser.add_argument("--iterations", type=positive, default=16, help="of a run")
+    parser.add_argument("--tasks", type=positive, default=128, help="held-out tasks")
+    parser.add_argument("--samples", type=positive, default=2, help="sampled episodes per held-out task")
     parser.add_argument("--margin", type=float, default=0.1, help="least rise of the score")
     parser.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves its default")
     args = parser.parse_args(argv)

@@ -28,6 +28,7 @@ from torch.nn import functional
 from mafrt.models.logprobs import token_logprobs
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
 
 MIXED_RANKS = (8, 2, 16, 4)
@@ -73,14 +74,18 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench memory", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 16, 64], help="numbers of adapters K")
-    parser.add_argument("--rows", type=int, default=64, help="rows of the update, shared out among the adapters")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of a row")
+    parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4, 16, 64], help="numbers of adapters K")
+    parser.add_argument("--rows", type=positive, default=64, help="rows of the update, shared out among the adapters")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens of a row")
     parser.add_argument(
-        "--vocabularies", type=int, nargs="+", default=[32000, 151936], help="sizes V of the heads, in tokens"
+        "--vocabularies",
+        type=positive,
+        nargs="+",
+        default=[32000, 151936],
+        help="sizes V of the heads, in tokens",
     )
-    parser.add_argument("--scored", type=int, default=1024, help="tokens N with log-probabilities")
-    parser.add_argument("--hidden", type=int, default=128, help="channels of their hidden states")
+    parser.add_argument("--scored", type=positive, default=1024, help="tokens N with log-probabilities")
+    parser.add_argument("--hidden", type=positive, default=128, help="channels of their hidden states")
     _measure.add_model_flags(parser, vocab=512, rounds=3)
     return parser
 

@@ -25,6 +25,7 @@ from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._parts import BOXES, Both, Helpers, Lazy, Unpaid, Words, team
 
 COMMON: Mapping[str, Any] = {
@@ -273,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench parts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--iterations", type=int, help="of training; default: the part's own")
+    parser.add_argument("--iterations", type=positive, help="of training; default: the part's own")
     return parser
 
 

@@ -28,6 +28,7 @@ from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
 
 AGENT = "agent0"
@@ -69,9 +70,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench prefix", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--answers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="answers n to the prompt")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
-    parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
+    parser.add_argument(
+        "--answers", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32], help="answers n to the prompt"
+    )
+    parser.add_argument("--prompt", type=positive, default=256, help="tokens of the prompt")
+    parser.add_argument("--answer", type=positive, default=64, help="tokens of an answer")
     _measure.add_model_flags(parser, vocab=512, rounds=5)
     return parser
 

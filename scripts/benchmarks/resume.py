@@ -31,6 +31,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.storage import checkpoint, load_path
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
 
@@ -62,14 +63,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench resume", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 4, 16], help="numbers of adapters K")
+    parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4, 16], help="numbers of adapters K")
     parser.add_argument("--model", default="teaching-base", help="name or folder of the base")
     parser.add_argument("--folder", help="where checkpoints are written; default: the system's folder for such files")
-    parser.add_argument("--rank", type=int, default=8, help="rank of every adapter, on all linear layers")
-    parser.add_argument("--rows", type=int, default=32, help="answers of the iteration")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of its prompts, and of its answers")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
+    parser.add_argument("--rows", type=positive, default=32, help="answers of the iteration")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens of its prompts, and of its answers")
+    parser.add_argument("--rounds", type=positive, default=5, help="timed rounds")
+    parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
     return parser
 

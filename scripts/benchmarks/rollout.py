@@ -33,6 +33,7 @@ from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._distribution import check_distribution
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import Rivals, build_rivals, cast, sharpen
 from mafrt.scripts.benchmarks._rollout_rivals import (
     PEFT_WAYS,
@@ -90,13 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench rollout", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a base such as smollm2; default: a random one of the given shape")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the frozen weights")
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
-    parser.add_argument("--rows", type=int, nargs="+", default=[2, 8], help="mean rows per adapter")
+    parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
+    parser.add_argument("--rows", type=positive, nargs="+", default=[2, 8], help="mean rows per adapter")
     parser.add_argument("--batch", type=int, default=64, help="rows of the bare base against generate; 0: leave it out")
-    parser.add_argument("--samples", type=int, default=1, help="rows of an adapter that share one prompt")
-    parser.add_argument("--prompt", type=int, default=96, help="longest prompt in tokens; most are much shorter")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens sampled per row")
-    parser.add_argument("--draws", type=int, default=2048, help="sampled tokens of each chi-square test")
+    parser.add_argument("--samples", type=positive, default=1, help="rows of an adapter that share one prompt")
+    parser.add_argument("--prompt", type=positive, default=96, help="longest prompt in tokens; most are much shorter")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens sampled per row")
+    parser.add_argument("--draws", type=positive, default=2048, help="sampled tokens of each chi-square test")
     _measure.add_model_flags(parser, vocab=1024, rounds=7)
     return parser
 

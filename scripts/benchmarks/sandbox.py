@@ -27,6 +27,7 @@ from mafrt.sandbox.image import executable
 from mafrt.sandbox.inside import confine
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 
 TABLE = "x,y,t\n" + "".join(f"{i * 7 % 11},{i * 3 % 7},{i % 2}\n" for i in range(200))
 SNIPPETS = {
@@ -72,8 +73,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench sandbox", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], help="threads that ask at once")
-    parser.add_argument("--calls", type=int, default=96, help="timed executions per snippet and concurrency")
+    parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 8, 32], help="threads that ask at once")
+    parser.add_argument("--calls", type=positive, default=96, help="timed executions per snippet and concurrency")
     parser.add_argument("--fresh_calls", type=int, default=32, help="the same, of fresh interpreters; 0: none")
     parser.add_argument("--workers", type=int, default=0, help="snippets that run at a time; 0: one per core")
     parser.add_argument(

@@ -25,6 +25,7 @@ from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
 
 SCOPES = ("all", "action")
@@ -74,9 +75,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench turns", description=__doc__.split("\n")[0])
-    parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 4, 8], help="agents T that speak in turn")
-    parser.add_argument("--context", type=int, nargs="+", default=[256, 1024, 2048], help="transcript c in tokens")
-    parser.add_argument("--said", type=int, default=8, help="tokens of every answer")
+    parser.add_argument("--turns", type=positive, nargs="+", default=[1, 2, 4, 8], help="agents T that speak in turn")
+    parser.add_argument("--context", type=positive, nargs="+", default=[256, 1024, 2048], help="transcript c in tokens")
+    parser.add_argument("--said", type=positive, default=8, help="tokens of every answer")
     _measure.add_model_flags(parser, vocab=512, rounds=5)
     return parser
 

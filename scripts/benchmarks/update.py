@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_rivals, cast
 
 NAMES = "peft_loop", "peft_mixed"
@@ -71,9 +72,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mafrt bench update", description=__doc__.split("\n")[0])
-    parser.add_argument("--adapters", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
-    parser.add_argument("--rows", type=int, default=2, help="mean rows per adapter; they really are 1 to 2*rows-1")
-    parser.add_argument("--tokens", type=int, default=48, help="longest row in tokens; a third is the prompt")
+    parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
+    parser.add_argument("--rows", type=positive, default=2, help="mean rows per adapter; they really are 1 to 2*rows-1")
+    parser.add_argument("--tokens", type=positive, default=48, help="longest row in tokens; a third is the prompt")
     _measure.add_model_flags(parser, vocab=512, rounds=15)
     parser.add_argument("--dtype", default="float32", help="of the base; parity is checked in float32 first")
     parser.add_argument("--form", choices=["auto", "wide", "grouped"], default="auto", help="execution form")
