@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mafrt.core.errors import ModelError
 from mafrt.scripts.bench import names
-from mafrt.scripts.benchmarks import _measure, growth, memory, prefix, resume
+from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix, resume, rollout
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
@@ -89,3 +90,12 @@ def test_counts_of_a_bench_are_whole_and_positive(text, capsys):
         growth.run(["--agents", "1", text])
     said = capsys.readouterr().err
     assert error.value.code == 2 and "expected a whole number of at least 1" in said and len(said) < 4000
+
+
+@pytest.mark.parametrize("bench", [iteration, resume, rollout])
+def test_a_base_that_cannot_be_had_is_one_sentence(bench, monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match="cannot be loaded: the model hub cannot be reached"):
+        bench.run(["--model", "nowhere/at-all"])

@@ -35,6 +35,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import roofline
 from mafrt.scripts.benchmarks._measure import positive
+from mafrt.scripts.cli.loading import work_offline_if_unreachable
 
 ROLE = "Plan the steps, then calculate."
 LR = 1e-6
@@ -52,6 +53,7 @@ register_engine(ENDLESS, endless)
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
     args = _parser().parse_args(argv)
+    work_offline_if_unreachable(args.model)
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as every command of this library does; TRL, in the same process, gains by it too
     rows = []

@@ -32,6 +32,7 @@ from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
+from mafrt.scripts.cli.loading import work_offline_if_unreachable
 from mafrt.storage import checkpoint, load_path
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
 
@@ -41,6 +42,7 @@ OPTIMIZERS = "state/optimizers.pt"
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where a resumed run is another one."""
     args = _parser().parse_args(argv)
+    work_offline_if_unreachable(args.model)
     torch.set_num_threads(args.threads)
     rows = []
     for count in args.adapters:

@@ -43,6 +43,7 @@ from mafrt.scripts.benchmarks._rollout_rivals import (
     logits_after,
     team_rivals,
 )
+from mafrt.scripts.cli.loading import work_offline_if_unreachable
 
 SHAPE = ("model", "width", "mlp", "layers", "vocab", "rank", "prompt", "tokens", "samples", "dtype")
 
@@ -50,6 +51,8 @@ SHAPE = ("model", "width", "mlp", "layers", "vocab", "rank", "prompt", "tokens",
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
     args = _parser().parse_args(argv)
+    if args.model:
+        work_offline_if_unreachable(args.model)
     torch.set_num_threads(args.threads)
     keep_freed_memory()  # as every command of this library does; the rivals, in the same process, gain by it too
     measured, bare = [], []
