@@ -15,8 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from helpers_warm import ADDRESS, WORKER, start_server
+
+# Another program may have the core for longer than any deadline of a single example.
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 STARTED: dict[str, tuple[tempfile.TemporaryDirectory, subprocess.Popen]] = {}
 """The process that holds the imports for all processes of this run, and the folder of its socket."""
