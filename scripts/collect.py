@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mafrt.config.schema import at_least, unknown
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
-from mafrt.core.reading import is_writable
+from mafrt.core.reading import is_file_writable
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.report import run_folders
@@ -63,11 +63,8 @@ def collect(argv: Sequence[str]) -> int:
     target = Path(settings.output).expanduser()
     if target.exists() and not settings.overwrite:
         raise ConfigError(f"output {target} exists; give another name, or replace it with --overwrite.")
-    if not target.parent.is_dir() or (why := "it is a folder" if target.is_dir() else is_writable(target.parent)):
-        raise ConfigError(
-            f"output {target} cannot be written ({why if target.parent.is_dir() else 'no such folder'}); "
-            "give another name."
-        )
+    if why := is_file_writable(target):
+        raise ConfigError(f"output {target} cannot be written ({why}); give another name.")
     problems: list[str] = []
     seen: set[str] = set()
     agents: set[str] = set()

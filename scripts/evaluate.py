@@ -20,7 +20,7 @@ from mafrt.config.train_config import EngineConfig, TrainConfig
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
-from mafrt.core.reading import is_writable
+from mafrt.core.reading import is_file_writable, is_writable
 from mafrt.engines.checks import check_engine, reach_servers
 from mafrt.environment.registry import make_env
 from mafrt.environment.workers import guarded
@@ -147,8 +147,7 @@ def _output_file(asked: EvaluateSettings) -> Path | None:
     if not asked.output:
         return None
     output = Path(asked.output).expanduser()
-    missing = None if output.parent.is_dir() else f"there is no {output.parent}"
-    if why := "it is a folder" if output.is_dir() else missing or is_writable(output.parent):
+    if why := is_file_writable(output):
         raise ConfigError(f"output {output} cannot be written ({why}); give a file name in a folder that exists.")
     if output.exists() and not asked.overwrite:
         raise ConfigError(f"output {output} exists; give another name, or replace it with --overwrite.")

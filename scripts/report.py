@@ -11,7 +11,7 @@ from pathlib import Path
 from mafrt.config.schema import above
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
-from mafrt.core.reading import is_writable
+from mafrt.core.reading import is_file_writable
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.reporting.live import serve
@@ -84,9 +84,7 @@ def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:
     """Where the report goes. Raises ConfigError if that cannot be written, or holds anything but a report."""
     default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     target = Path(settings.output).expanduser() if settings.output else default
-    if not target.parent.is_dir():
-        raise ConfigError(f"output {target} cannot be written (there is no {target.parent}); give another file name.")
-    if (why := "it is a folder" if target.is_dir() else is_writable(target.parent)) is not None:
+    if why := is_file_writable(target):
         raise ConfigError(f"output {target} cannot be written ({why}); give another file name.")
     if target.exists():
         with open(target, "rb") as file:

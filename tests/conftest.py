@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,13 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for tier, why in NOT_RUN.items():
         terminalreporter.write_line(f"NOT RUN: the hostile set on the sandbox {tier!r}: {why}", red=True, bold=True)
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """Benchmarks choose the number of torch's threads for the whole process."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -11,12 +11,7 @@ from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
-
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 def test_they_are_listed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.benchmarks import _measure, growth
@@ -12,12 +11,7 @@ from mafrt.scripts.benchmarks._growth_fits import fit_axis
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 POINTS = ["--agents", "1", "5", "--answers", "1", "3", "--context", "8", "32", "--shared_prompt", "12", "--answer", "3"]
 
-
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 def test_fits_by_hand():

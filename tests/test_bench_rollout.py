@@ -15,12 +15,7 @@ from mafrt.scripts.benchmarks._distribution import p_value, places
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--vocab", "64", "--rounds", "1", "--clock", "cpu"]
 SMALL = [*TINY, "--adapters", "4", "--rows", "2", "--batch", "4", "--prompt", "12", "--tokens", "4", "--draws", "512"]
 
-
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

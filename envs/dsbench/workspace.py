@@ -22,6 +22,7 @@ from mafrt.core.text import readable_name
 from mafrt.environment.python_tool import SandboxOptions
 from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.scoring import SubmissionScore, read_score
+from mafrt.envs.dsbench.tables import MOST_COLUMNS
 from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
 from mafrt.sandbox.judging import OURS, Undecided, judge, sources
 
@@ -184,7 +185,7 @@ class Bench:
     def _look(self, name: str, data: bytes) -> FileSummary:
         kept = Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
         try:
-            answer = self._judge(LOOKING, ("look", "look", (kept,)), {kept: data})
+            answer = self._judge(LOOKING, ("look", "look", (kept, MOST_COLUMNS)), {kept: data})
         except Undecided as undecided:
             return FileSummary("broken", why=str(undecided))
         return _shape(answer)

@@ -11,7 +11,7 @@ from collections import deque
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, moved, random_steps, said, steps_in
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover
 
 SLACK = 2
 """steps that may be taken beyond the shortest route"""
@@ -77,8 +77,7 @@ class PlanPath(Game):
         def sign(cell: Place) -> str:
             return "S" if cell == self.here else "G" if cell == self.goal else "#" if cell in self.blocked else "."
 
-        between = "" if self.brief else " "
-        return "\n".join(between.join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+        return drawn(self.size, sign, self.brief)
 
     def start(self) -> dict[str, Observation]:
         if self.brief:
@@ -88,8 +87,7 @@ class PlanPath(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            seen = self.plan if self.brief else f"The plan: {self.plan}\nSay your steps."
-            return StepResult({"mover": seen}, {}, False, False, {})
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
         place = self.here
         nearest = self.way
         taken = steps_in(actions["mover"], self.brief)[: self.way + SLACK]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 Place = tuple[int, int]
 """row and column"""
@@ -31,3 +31,14 @@ def said(steps: Iterable[str], brief: bool) -> str:
 def random_steps(rng: random.Random, count: int, brief: bool) -> str:
     """A random route of so many steps, as a scripted player says it."""
     return said((rng.choice(list(STEPS)) for _ in range(count)), brief)
+
+
+def drawn(size: int, sign: Callable[[Place], str], brief: bool) -> str:
+    """A square grid, a line per row, with the sign of every cell."""
+    between = "" if brief else " "
+    return "\n".join(between.join(sign((row, column)) for column in range(size)) for row in range(size))
+
+
+def to_mover(plan: str, brief: bool) -> str:
+    """What the mover, who sees no grid, sees of a plan."""
+    return plan if brief else f"The plan: {plan}\nSay your steps."

@@ -13,7 +13,7 @@ from collections import deque
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, moved, random_steps, said, steps_in
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover
 
 MOST_PULLS = 12
 """random moves away from the solved room"""
@@ -110,8 +110,7 @@ class Sokoban(Game):
             signs = {self.walker: "S", self.box: "B", self.target: "G"} | dict.fromkeys(self.blocked, "#")
             return signs.get(cell, ".")
 
-        between = "" if self.brief else " "
-        return "\n".join(between.join(sign((r, c)) for c in range(self.size)) for r in range(self.size))
+        return drawn(self.size, sign, self.brief)
 
     def start(self) -> dict[str, Observation]:
         if self.brief:
@@ -121,8 +120,7 @@ class Sokoban(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            seen = self.plan if self.brief else f"The plan: {self.plan}\nSay your steps."
-            return StepResult({"mover": seen}, {}, False, False, {})
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
         walker, box = self.walker, self.box
         far = nearest = _distance(box, self.target)
         for step in steps_in(actions["mover"], self.brief)[: self.way + SLACK]:

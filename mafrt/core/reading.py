@@ -129,3 +129,10 @@ def is_writable(folder: str | os.PathLike[str]) -> str | None:
             return None
     except OSError as error:
         return f"{path}: {error.strerror or error}"
+
+
+def is_file_writable(file: Path) -> str | None:
+    """None if `file` can be written, in a folder that exists; else the reason why not."""
+    if file.is_dir():
+        return "it is a folder"
+    return is_writable(file.parent) if file.parent.is_dir() else f"there is no {file.parent}"

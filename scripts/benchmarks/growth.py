@@ -31,7 +31,7 @@ from torch import Tensor
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.malloc import keep_freed_memory
-from mafrt.core.reading import is_writable
+from mafrt.core.reading import is_file_writable
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.kv_cache import KVCache
@@ -100,10 +100,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def _check_figure(path: Path) -> None:
     """Raises ConfigError, before anything is measured, where the figure cannot be written."""
-    if path.suffix != ".svg" or path.is_dir():
+    if path.suffix != ".svg":
         raise ConfigError(f"figure is {path}; expected a file name that ends in .svg.")
-    missing = None if path.parent.is_dir() else f"there is no {path.parent}"
-    if why := missing or is_writable(path.parent):
+    if why := is_file_writable(path):
         raise ConfigError(f"figure {path} cannot be written ({why}); give a file name in a folder that exists.")
     need_matplotlib()
 

@@ -14,8 +14,6 @@ from typing import Any
 from reading import Refused, read
 
 NAMES = 40
-MOST_COLUMNS = 50_000
-"""Widest CSV file that is read: pandas takes seconds for more, and minutes for a million."""
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -78,15 +76,15 @@ def model(path: str) -> dict[str, Any]:
     }
 
 
-def look(path: str) -> dict[str, Any]:
-    """Description of a file; `broken` with the reason if it cannot be read."""
+def look(path: str, most_columns: int) -> dict[str, Any]:
+    """Description of a file; `broken` with the reason if it cannot be read, or is a CSV file with more columns."""
     import pandas as pd
 
     try:
         if path.endswith(".csv"):
             with open(path, "rb") as file:
-                if (commas := file.readline().count(b",")) >= MOST_COLUMNS:
-                    return {"kind": "broken", "why": f"has {commas + 1} columns; at most {MOST_COLUMNS} are read"}
+                if (commas := file.readline().count(b",")) >= most_columns:
+                    return {"kind": "broken", "why": f"has {commas + 1} columns; at most {most_columns} are read"}
             return table(pd.read_csv(path))
         if path.startswith("model") and path.endswith((".pkl", ".joblib")):
             return model(path)
