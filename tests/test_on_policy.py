@@ -47,7 +47,9 @@ def hashes(run: Path) -> dict[str, str]:
 def contents(state) -> str:
     """Hash of nested dicts of tensors and plain values."""
     if isinstance(state, dict):
-        return repr({key: contents(value) for key, value in sorted(state.items(), key=repr)})
+        return repr({key: contents(value) for key, value in sorted(state.items(), key=lambda item: repr(item[0]))})
+    if isinstance(state, list | tuple):
+        return repr([contents(value) for value in state])  # printed tensors are slow, and cut short
     if isinstance(state, torch.Tensor):
         return hashlib.sha256(state.numpy().tobytes()).hexdigest()
     return repr(state)
