@@ -9,6 +9,7 @@ import ast
 import difflib
 import inspect
 import math
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -60,17 +61,30 @@ def _described(kind: Any) -> dict[str, Setting]:
 
 def _help_texts(kind: type) -> dict[str, str]:
     """The text under each field that the class itself declares; empty if its source is not at hand."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    assert isinstance(tree, ast.ClassDef)
+    tree = _top_classes(kind.__module__).get(kind.__qualname__)
+    if tree is None:  # a class inside of a function or another class
+        try:
+            own = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        except (OSError, TypeError, SyntaxError):
+            return {}
+        assert isinstance(own, ast.ClassDef)
+        tree = own
     return {
         before.target.id: str(ast.literal_eval(after.value))
         for before, after in zip(tree.body, tree.body[1:], strict=False)
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
     }
+
+
+@cache
+def _top_classes(module: str) -> dict[str, ast.ClassDef]:
+    """Name -> definition of a module's classes; `inspect` would parse the module again for each of them."""
+    try:
+        body = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return {}
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
 def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:
