@@ -6,9 +6,11 @@ scripts/test.sh runs the fast tests and then the slow ones.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shlex
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,9 @@ from helpers_warm import ADDRESS, WORKER, start_server
 # Another program may have the core for longer than any deadline of a single example.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
+
+# Every client of a server reads all certificates of the machine; here they are read once per process.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 STARTED: dict[str, tuple[tempfile.TemporaryDirectory, subprocess.Popen]] = {}
 """The process that holds the imports for all processes of this run, and the folder of its socket."""
