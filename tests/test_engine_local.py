@@ -16,6 +16,7 @@ from mafrt.engines.local import fast_decoder, kv_cache, shared_prefix_attention
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.fast_decoder import LeanModel, agrees
 from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.models.packed_weights import supported
 from mafrt.models.shared_base import SharedBase
 
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
@@ -538,22 +539,24 @@ def test_the_attention_that_other_devices_use_equals_the_cpus():
 
 
 @torch.no_grad()
-def test_the_wide_form_of_the_adapters_equals_the_others():
+@pytest.mark.parametrize("form", ["wide", "widened"])
+def test_the_forms_of_the_adapters_are_equal(form):
     base = team_base()
     model = fast_decoder.LeanModel(base)
     rows = ["solver", "solver", "coder", "verifier", "verifier", "verifier", None]
     index = [base.adapter_index(name) for name in rows]
     _, prompts = kv_cache.prefill(base, [prompt(5)] * len(rows), index)
-    narrow, wide = (
-        fast_decoder.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=4, wide=wide)
-        for wide in (False, True)
+    narrow, other = (
+        fast_decoder.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=64, form=form)
+        for form in ("narrow", form)
     )
+    assert (other._columns is not None) == (form == "widened" and supported(torch.float32))
     tokens = random_ids(1, len(rows))[0]
-    torch.testing.assert_close(wide.step(tokens), narrow.step(tokens), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(other.step(tokens), narrow.step(tokens), atol=1e-5, rtol=1e-4)
     kept = torch.tensor([1, 2, 6])
     narrow.keep(kept)
-    wide.keep(kept)
-    torch.testing.assert_close(wide.step(tokens[kept]), narrow.step(tokens[kept]), atol=1e-5, rtol=1e-4)
+    other.keep(kept)
+    torch.testing.assert_close(other.step(tokens[kept]), narrow.step(tokens[kept]), atol=1e-5, rtol=1e-4)
 
 
 def test_bfloat16_samples_with_the_logprobs_of_its_own_forward():
@@ -584,9 +587,9 @@ def test_a_deep_model_decodes_leanly_in_every_precision(dtype):
 @pytest.mark.parametrize("wrong", ["attention's scale", "rotation", "head order", "adapter", "last layer"])
 def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch, dtype, wrong):
     base = deep_base(dtype)
-    model = LeanModel(base)
     with torch.no_grad():
-        assert agrees(model)
+        assert agrees(LeanModel(base))
+        model = LeanModel(base)
         if wrong == "attention's scale":
             model.scale *= 4.0
         elif wrong == "rotation":
@@ -600,8 +603,8 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
             qkv = model.blocks[7].qkv
             qkv.weights, qkv.packed = [weight.flip(0) for weight in qkv.weights], None
         elif wrong == "adapter":
-            lora = model.lora
-            monkeypatch.setattr(model, "lora", lambda names, wide: lora([*names[1:], *names[:1]], wide))
+            pairs = model._pairs
+            monkeypatch.setattr(model, "_pairs", lambda names: pairs([*names[1:], *names[:1]]))
         else:
             down = model.blocks[19].feed[1]
             down.weights, down.packed = [-weight for weight in down.weights], None

@@ -5,9 +5,9 @@ in decoding, and in float32 also a fifth of one with many rows. The weights are 
 is made once, and all later products read it. In bfloat16 the products are equal bit by bit; in float32 they differ by
 the order of sums.
 
-A copy takes the memory of the weights again (in float32 twice, since gradients go back through another one), so a
-model is packed only if it is small for the machine's memory. That depends on nothing else, so a resumed run computes
-the same.
+A copy takes the memory of the weights again (in float32 twice, since gradients go back through another one; and once
+more where decoding has one with the adapters in it), so a model is packed only if it is small for the machine's memory.
+That depends on nothing else, so a resumed run computes the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PackedWeights:
                 whole = whole.t().contiguous() if transposed else whole
                 # The weights' memory is held along with it, so that no other weight comes to lie at their addresses:
                 # `Module.to` gives a parameter new memory and lets the old one go.
-                kept = self._packed[key] = (version, [w.detach() for w in weights], _pack(whole.detach()))
+                kept = self._packed[key] = (version, [w.detach() for w in weights], pack(whole.detach()))
         return kept[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeights:
@@ -83,12 +83,13 @@ def supported(dtype: torch.dtype) -> bool:
     x, added = torch.ones(4, 3, dtype=dtype), torch.ones(4, 2, dtype=dtype)
     try:
         with torch.no_grad():
-            found = packed_linear(x, _pack(weight), None, added)
+            found = packed_linear(x, pack(weight), None, added)
     # The operators are not part of torch's public interface, and need kernels that not every processor has.
     except (AttributeError, RuntimeError, TypeError):
         return False
     return torch.equal(found, torch.tensor([[4.0, 13.0]] * 4, dtype=dtype))
 
 
-def _pack(weight: Tensor) -> Any:
+def pack(weight: Tensor) -> Any:
+    """A weight `[out, in]` in the layout that `packed_linear` reads, where `supported`."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -3,33 +3,32 @@
 Layers that read the same input (query, key and value; gate and up) are one product in the lean decoder, so their
 adapters are fused as well: A side by side, B as blocks on the diagonal. A product per layer instead, without the
 blocks' zeros, was measured too (d=256, K=1 to 16): up to 20% slower, for its launches, and never clearly faster.
+Small batches on a CPU have a form of their own (`widened_linear.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_MOST_EMPTY = 3
+from mafrt.engines.local.widened_linear import Pairs
+
+_MOST_EMPTY = {torch.float32: 6, torch.bfloat16: 64}
 """Empty places per adapter in a batched product, up to which computing them costs less than two products of its own
-for every adapter."""
+for every adapter. In bfloat16 every product of two matrices takes some 15 microseconds to start on a CPU."""
 
 
 class FusedLora(NamedTuple):
     """One fused layer's adapters: `a` `[K, in, R]`, `b` `[K, R, out]` (scaled), padded with zeros to one rank R.
 
-    In the wide form, `a` is `[in, K*R]`.
+    In the wide form, `a` is `[in, K*R]`; else it is a view of `[K, R, in]`, since products read it faster so.
     """
 
     a: Tensor
     b: Tensor
-
-
-Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
-"""One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""
 
 
 def fuse(
@@ -44,18 +43,18 @@ def fuse(
     if rank == 0:
         return None
     size = next(pairs[path][0].shape[1] for pairs in adapters for path in paths if path in pairs)
-    a = torch.zeros(len(adapters), size, rank, dtype=like.dtype, device=like.device)
+    a = torch.zeros(len(adapters), rank, size, dtype=like.dtype, device=like.device)
     b = torch.zeros(len(adapters), rank, sum(widths), dtype=like.dtype, device=like.device)
     for k, pairs in enumerate(adapters):
         column = first = 0
         for path, width, r in zip(paths, widths, ranks[k], strict=True):
             if r:
                 down, up, scaling = pairs[path]
-                a[k, :, column : column + r] = down.detach().t()
+                a[k, column : column + r] = down.detach()
                 b[k, column : column + r, first : first + width] = up.detach().t() * scaling
             column += r
             first += width
-    return FusedLora(a.transpose(0, 1).reshape(size, -1) if wide else a, b)
+    return FusedLora(a.reshape(-1, size).t().contiguous() if wide else a.transpose(1, 2), b)
 
 
 class RowAdapters:
@@ -65,6 +64,7 @@ class RowAdapters:
         index: `[rows]`, position in the stack, non-decreasing, with the rows of no adapter (-1) at the end.
         count: number of stacked adapters K.
         wide: use the wide form.
+        dtype: of the inputs; steers the choice of a form.
 
     Three forms, all exact. In brackets the decode speed as a share of the bare base's (d=256, 4 layers, r=8, unequal
     groups, one thread of a busy machine; K=4 with 2 and 8 rows an adapter, then K=16 with 2 and 8):
@@ -76,8 +76,9 @@ class RowAdapters:
       with K and its launches do not, so it is the one for other devices than a CPU.
     """
 
-    def __init__(self, index: Tensor, count: int, wide: bool, device: torch.device) -> None:
+    def __init__(self, index: Tensor, count: int, wide: bool, device: torch.device, dtype: torch.dtype) -> None:
         self._count, self._wide, self._device = count, wide, device
+        self._most_empty = _MOST_EMPTY.get(dtype, 6)
         self._set(index)
 
     def _set(self, index: Tensor) -> None:
@@ -91,7 +92,7 @@ class RowAdapters:
         # Rows of no adapter are a last part, which the adapters never reach.
         self._sizes = [*(size for size in sizes if size), len(index) - self._rows]
         most = max(sizes)
-        self._batched = self._count > 1 and self._count * most - self._rows <= _MOST_EMPTY * self._count
+        self._batched = self._count > 1 and self._count * most - self._rows <= self._most_empty * self._count
         self._gather: Tensor | None = None
         if self._batched and min(sizes) < most:
             # Row 0 stands in the empty places; its result there is not read.
@@ -107,9 +108,9 @@ class RowAdapters:
         """Leave only the given rows `[kept]`, in order."""
         self._set(self._index[rows.cpu()])
 
-    def add(self, out: Tensor, x: Tensor, lora: FusedLora | None) -> None:
+    def add(self, out: Tensor, x: Tensor, lora: FusedLora) -> None:
         """Add the adapters' part for inputs `x` `[rows, in]` to `out` `[rows, out]`, in place."""
-        if lora is None or not self._rows:
+        if not self._rows:
             return
         a, b = lora
         if self._wide:

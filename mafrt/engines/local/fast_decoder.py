@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,15 @@ from mafrt.engines.local.decoder_block import (
 )
 from mafrt.engines.local.kv_cache import KVCache, KVLayer, PromptKV, prefill
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
+from mafrt.engines.local.widened_linear import (
+    ColumnMasks,
+    NonFiniteAdapterError,
+    Pairs,
+    WidenedLinear,
+    pays,
+    pays_back,
+    widen,
+)
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -88,6 +97,8 @@ class LeanModel:
             raise ValueError("a rotary embedding of a part of each head")
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
+        self._widened: tuple[object, list[list[WidenedLinear | None]]] | None = None
+        self._widened_names: list[str] = []
 
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
@@ -151,6 +162,10 @@ class LeanModel:
         return sum(weight._version for weight in self._source)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._source[0].dtype
+
+    @property
     def stale(self) -> bool:
         """Whether the frozen weights were written to since they were copied."""
         return self._stamp() != self._seen
@@ -172,22 +187,54 @@ class LeanModel:
 
     def lora(self, names: Sequence[str], wide: bool) -> list[list[FusedLora | None]]:
         """Per block the fused adapters of its four linears; kept until one of them changes."""
-        base = self.base
-        # Versions tell of announced changes; torch's own counters of the others.
-        writes = [sum(p._version for p in base.adapter_parameters(name)) for name in names]
-        key = (tuple(names), tuple(base.versions[name] for name in names), tuple(writes), wide)
+        key = (*self._state(names), wide)
         if self._lora is None or self._lora[0] != key:
-            like = self._source[0]
-            adapters = []
-            for name in names:
-                layers = base.records[name].layers
-                adapters.append({path: (a, b, layers[path][1]) for path, (a, b) in base.adapter_layers(name).items()})
+            like, adapters = self._source[0], self._pairs(names)
             stacks = [
                 [fuse(adapters, linear.paths, linear.widths, like, wide) for linear in block.linears]
                 for block in self.blocks
             ]
             self._lora = (key, stacks)
         return self._lora[1]
+
+    def widened(
+        self, names: Sequence[str], rows: int, steps: int
+    ) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
+        """Per block its linears with the adapters in them, and these adapters' names; None where that does not pay in
+        so many steps.
+
+        All adapters of earlier batches are kept among them, so that teams whose members speak in turn are laid out
+        once.
+        """
+        among = [*dict.fromkeys((*self._widened_names, *names))]
+        adapters = self._pairs(among)
+        if not pays(adapters, self.blocks[0].linears, rows):
+            return None
+        key = self._state(among)
+        if self._widened is None or self._widened[0] != key:
+            if not pays_back([linear for block in self.blocks for linear in block.linears], steps):
+                return None
+            self._widened = None  # freed before the next is made
+            try:
+                layers = [[widen(adapters, linear) for linear in block.linears] for block in self.blocks]
+            except NonFiniteAdapterError:
+                return None
+            self._widened, self._widened_names = (key, layers), among
+        return self._widened[1], among
+
+    def _pairs(self, names: Sequence[str]) -> list[Pairs]:
+        adapters: list[Pairs] = []
+        for name in names:
+            layers = self.base.records[name].layers
+            pairs = self.base.adapter_layers(name).items()
+            adapters.append({path: (a, b, layers[path][1]) for path, (a, b) in pairs})
+        return adapters
+
+    def _state(self, names: Sequence[str]) -> tuple[object, ...]:
+        """Equal as long as none of the adapters has changed."""
+        # Versions tell of announced changes; torch's own counters of the others.
+        writes = [sum(p._version for p in self.base.adapter_parameters(name)) for name in names]
+        return (tuple(names), tuple(self.base.versions[name] for name in names), tuple(writes))
 
 
 class LeanDecoder:
@@ -199,7 +246,8 @@ class LeanDecoder:
         owner: `[rows]`, on the host: which prompt each row goes on from; rows of one prompt lie side by side.
         adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
         steps: most tokens that will be fed to a row.
-        wide: the form of the adapters; by default the one for the device.
+        form: of the adapters: "widened" (`widened_linear.py`), "narrow" or "wide" (`decode_lora.py`); "auto" is the one
+            for the device and the batch.
     """
 
     def __init__(
@@ -209,16 +257,28 @@ class LeanDecoder:
         owner: Tensor,
         adapters: Sequence[str | None],
         steps: int,
-        wide: bool | None = None,
+        form: Literal["auto", "widened", "narrow", "wide"] = "auto",
     ) -> None:
         self.model = model
         device = model.base.device
-        wide = device.type != "cpu" if wide is None else wide
         names = [name for name in dict.fromkeys(adapters) if name is not None]
+        wide = form == "wide" or (form == "auto" and device.type != "cpu")
+        self._lora: Sequence[Sequence[FusedLora | WidenedLinear | None]] | None = None
+        self._columns: ColumnMasks | None = None
+        self._rows: RowAdapters | None = None
+        widened = None
+        if names and not wide and form != "narrow":
+            widened = model.widened(names, len(adapters), steps)
+        if widened is not None:
+            self._lora, names = widened
+        elif names:
+            self._lora = model.lora(names, wide)
         number = {name: k for k, name in enumerate(names)}
         index = torch.tensor([-1 if name is None else number[name] for name in adapters])
-        self._lora = model.lora(names, wide) if names else None
-        self._rows = RowAdapters(index, len(names), wide, device)
+        if widened is not None:
+            self._columns = ColumnMasks(index)
+        elif names:
+            self._rows = RowAdapters(index, len(names), wide, device, model.dtype)
         self._prompts = SharedPrompts(prompts, owner, model.cap)
         self._own = [KVLayer() for _ in model.blocks]
         self._position = prompts.lengths[owner].to(device)
@@ -239,7 +299,7 @@ class LeanDecoder:
         model, block = self.model, self.model.blocks[number]
         heads, both, dim, eps = model.heads, model.heads + model.kv_heads, model.head_dim, model.eps
         h = rms_norm(x, block.norm_in, eps)
-        qkv = self._adapted(number, 0, block.qkv(h), h).view(len(x), -1, dim)
+        qkv = self._product(number, 0, block.qkv, h).view(len(x), -1, dim)
         qk = qkv[:, :both]
         if block.head_norm is not None:
             qk = rms_norm(qk, block.head_norm, eps)
@@ -253,7 +313,7 @@ class LeanDecoder:
             mixed = block.mlp(h.unsqueeze(0))
             return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
         gate_up, down = block.feed
-        gate, up = self._adapted(number, 2, gate_up(h), h).chunk(2, 1)
+        gate, up = self._product(number, 2, gate_up, h).chunk(2, 1)
         h = block.act(gate).mul_(up)
         return self._added(number, 3, down, h, x, block.norm_mlp_out)
 
@@ -275,12 +335,17 @@ class LeanDecoder:
     def _added(self, block: int, linear: int, layer: Linear, h: Tensor, x: Tensor, norm: Tensor | None) -> Tensor:
         """`x` plus a linear layer's output for `h`, which is normed first if there is a norm."""
         if norm is None:
-            return self._adapted(block, linear, layer(h, x), h)
-        return x + rms_norm(self._adapted(block, linear, layer(h), h), norm, self.model.eps)
+            return self._product(block, linear, layer, h, x)
+        return x + rms_norm(self._product(block, linear, layer, h), norm, self.model.eps)
 
-    def _adapted(self, block: int, linear: int, out: Tensor, x: Tensor) -> Tensor:
-        if self._lora is not None:
-            self._rows.add(out, x, self._lora[block][linear])
+    def _product(self, block: int, linear: int, layer: Linear, h: Tensor, residual: Tensor | None = None) -> Tensor:
+        """A linear layer with its adapters, plus `residual`."""
+        lora = None if self._lora is None else self._lora[block][linear]
+        if self._columns is not None and isinstance(lora, WidenedLinear):
+            return self._columns.apply(lora, h, residual)
+        out = layer(h, residual)
+        if self._rows is not None and isinstance(lora, FusedLora):
+            self._rows.add(out, h, lora)
         return out
 
     def keep(self, rows: Tensor) -> None:
@@ -290,7 +355,9 @@ class LeanDecoder:
         self._position = self._position[rows]
         self._turn()
         self._prompts.keep(rows.cpu())
-        self._rows.keep(rows)
+        for each in (self._rows, self._columns):
+            if each is not None:
+                each.keep(rows)
 
 
 def agrees(model: LeanModel, steps: int = 3) -> bool:
