@@ -207,7 +207,7 @@ class StackedLoRALinear(nn.Module):
         routing = self.context.routing
         if routing is None:
             return self.base_layer(x)
-        if torch.is_grad_enabled() and self._goes_together(routing):
+        if self._goes_together(routing):
             return self._together(routing, x)
         pieces, params = self._pieces(routing, x)
         if not pieces:
@@ -233,7 +233,10 @@ class StackedLoRALinear(nn.Module):
         """Whether the layer is computed with its siblings."""
         if routing.wide or routing.order is not None or self.context.sharded:
             return False
-        return all(type(layer.base_layer) is nn.Linear for layer in self.siblings)
+        if any(type(layer.base_layer) is not nn.Linear for layer in self.siblings):
+            return False
+        # Where nothing is recorded and there are no packed weights, blocks of tokens are faster.
+        return torch.is_grad_enabled() or self.context.packs(*(layer.weight for layer in self.siblings))
 
     def _together(self, routing: AdapterRouting, x: Tensor) -> Tensor:
         """The layer's output, computed with those of its siblings or kept from a sibling's call with the same input."""
@@ -258,9 +261,12 @@ class StackedLoRALinear(nn.Module):
         ]
         frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
         outs = linear_siblings(flat, frozen, routing.runs[layouts], pairs, self.context.packed)
-        for layer, result in zip(self.siblings, outs, strict=True):
-            routing.ahead[layer] = (x, result.view(*x.shape[:-1], layer.out_features))
-        return routing.ahead.pop(self)[1]
+        whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
+        for layer, result in zip(self.siblings, whole, strict=True):
+            if layer is not self:
+                routing.ahead[layer] = (x, result)
+        # Its own is not looked up, since another thread that samples may use the same routing.
+        return whole[self.siblings.index(self)]
 
     def _pieces(self, routing: AdapterRouting, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
         """Pieces of this layer for the routing's segments, and the adapters' tensors A_0, B_0, A_1, B_1, ..."""

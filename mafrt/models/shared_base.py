@@ -302,7 +302,8 @@ class SharedBase(AdaptedModel):
         routing = route_adapters(
             index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn
         )
-        return routing if routing.present else None
+        # The layers of the bare base go through their packed weights as well.
+        return routing if routing.present or (self.packed.enabled and not torch.is_grad_enabled()) else None
 
     def token_logprobs(
         self,
