@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import random
 from dataclasses import replace
 
@@ -211,6 +212,66 @@ def test_equal_programs_on_equal_files_run_once(env, monkeypatch):
         result = env.step({ENGINEER: failing})
     assert result.info["evidence"][ENGINEER].facts["status"] == "killed"
     assert sum("getpid" in call for call in calls) == 2  # what the machine may be to blame for is not remembered
+
+
+def table_file(values):
+    import pandas as pd
+
+    return pickle.dumps(pd.DataFrame({"x": values}))
+
+
+def test_a_pickle_that_changes_a_class_lies_about_no_other_file(env):
+    """`Index.__getitem__ = dict`, by names that tables need: whatever that process reads after it is broken."""
+    put = b"X" + len(b"__getitem__").to_bytes(4, "little") + b"__getitem__"
+    spoils = b"\x80\x02cpandas\nIndex\nN}" + put + b"cbuiltins\ndict\ns\x86b."
+    files = {"a.pkl": spoils, "b.pkl": table_file([1, 2]), "c.csv": b"x\n1\n", "d.pkl": table_file([1, None, 3])}
+    found = workspace.Bench(env.bench.sandbox).look(files)
+    assert found["a.pkl"].kind == "type"  # it was read, and not refused
+    alone = {name: workspace.Bench(env.bench.sandbox).look({name: data})[name] for name, data in files.items()}
+    assert found == alone
+    assert [found[name].rows for name in ("b.pkl", "c.csv", "d.pkl")] == [2, 1, 3]
+
+
+@pytest.mark.parametrize("call", ["look_at_all", "of_submission", "of_predictions"])
+def test_what_cannot_be_asked_together_is_asked_alone(env, monkeypatch, call):
+    def judged():
+        bench = workspace.Bench(env.bench.sandbox)
+        small = env.spawn()
+        small.bench = bench
+        results = play(small, competent(env.tasks[RIDES]), RIDES)
+        return [(result.info["evidence"], result.info.get("outcome")) for result in results]
+
+    real, refused = workspace.judge, []
+
+    def limited(sandbox, ours, asked, given, **limits):
+        if asked[1] == call:
+            refused.append(call)
+            raise workspace.Undecided("reading it took more than 60 s")
+        return real(sandbox, ours, asked, given, **limits)
+
+    expected = judged()
+    monkeypatch.setattr(workspace, "judge", limited)
+    assert judged() == expected
+    assert refused
+
+
+def test_an_episode_asks_seven_times(env, monkeypatch):
+    """The task's tables; three features tables and what they tell; the model, its predictions; the submission."""
+    asked = []
+    real = env.bench.opened()
+
+    class Counting:
+        tier = real.tier
+
+        def execute(self, code, *args, **kwargs):
+            asked.append(code)
+            return real.execute(code, *args, **kwargs)
+
+    small = env.spawn()
+    small.bench = workspace.Bench(env.bench.sandbox)
+    monkeypatch.setattr(workspace.Bench, "opened", lambda self: Counting())
+    play(small, competent(env.tasks[RIDES]), RIDES)
+    assert len(asked) == 3 + 7
 
 
 def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypatch):

@@ -205,9 +205,11 @@ class DSBenchEnv(Env):
             return None, "no call", code.why, {}
         # The helpers are imported for the agent, so that its programs stay short.
         done, after = self.bench.run(PRELUDE + code if self.lab else code, self.files)
-        # Only changed files are read again: each look is a call of the sandbox.
+        # Only changed files are read again.
         fresh = {name: data for name, data in after.items() if self.files.get(name) != data}
         self.files = after
+        if SUBMISSION in fresh and self.stage.role == ANALYST:
+            self.bench.prepare_submission(self.task.answers, fresh[SUBMISSION])
         output = prompts.printed(done, self.bench.timeout_s, self.bench.memory_mib)
         return code, done.status, output, self.bench.look(fresh)
 
@@ -216,6 +218,7 @@ class DSBenchEnv(Env):
         model, probe = self.shapes.get("model.pkl"), None
         # A pickle that names other than plain model classes is not loaded, not even in the sandbox.
         if model is not None and "X_test.pkl" in self.files and not process_rewards.dangerous(model):
+            self.bench.prepare_model(self.task.answers, self.task.files["test.csv"], self.files)
             probe = self.bench.probe(self.files)
         model_score = None
         if probe is not None and "error" not in probe:

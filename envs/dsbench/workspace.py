@@ -24,7 +24,7 @@ from mafrt.envs.dsbench.ground_truth import Answers
 from mafrt.envs.dsbench.scoring import SubmissionScore, read_score
 from mafrt.envs.dsbench.tables import MOST_COLUMNS
 from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
-from mafrt.sandbox.judging import OURS, Undecided, judge, sources
+from mafrt.sandbox.judging import MOST_ANSWER_KIB, OURS, Undecided, bytecode, judge, sources
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox
@@ -44,8 +44,15 @@ SCORING = (
 """Modules that go into the room in which submissions are scored; the last one is called."""
 MODEL_SCORING = (*SCORING, "mafrt.envs.dsbench.model_scoring")
 """The same for a model's predictions."""
+TOGETHER = ("allowed.py", "reading.py", "look.py", "predictions.py", "together.py")
+"""Scripts that ask two questions about the same bytes at once, beside the modules that score."""
 Call = tuple[str, str, Sequence[Any]]
 """Module, function and arguments."""
+SCORE: Call = (SCORING[-1], "score_files", ())
+SCORE_MODEL: Call = (MODEL_SCORING[-1], "score_predictions", ())
+PROBE: tuple[Sequence[str], Call] = (("predictions.py",), ("predictions", "main", ()))
+MOST_KIB = 64
+"""of an answer of the judging room to one question"""
 NEEDED = ("joblib", "numpy", "pandas", "sklearn")
 """Packages imported by programs and by the inspection of their files."""
 MEMO_MIB = 256
@@ -137,6 +144,12 @@ class Memo:
                 self._bytes -= self._known.pop(oldest)[1]
         return result
 
+    def known(self, key: bytes) -> Any | None:
+        """The cached result of this key if there is one by now."""
+        with self._lock:
+            found = self._known.get(key)
+        return found[0].result() if found is not None and found[0].done() and not found[0].exception() else None
+
     def _forget(self, key: bytes) -> None:
         with self._lock:
             self._known.pop(key, None)
@@ -178,14 +191,33 @@ class Bench:
         return self._run(code, files, self.timeout_s, "all")
 
     def look(self, files: Mapping[str, bytes]) -> dict[str, FileSummary]:
-        """Summaries of these files; each is inspected in an execution of its own."""
-        shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
-        return {name: self._look(name, files[name]) for name in shown}
+        """Summaries of these files, which are those that one program made or changed, or a task's own.
 
-    def _look(self, name: str, data: bytes) -> FileSummary:
-        kept = Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
+        All in one execution, in which each unpickled file has a process of its own (`inside/look.py`). A file that
+        brings that execution to its limits is found by an execution for each.
+        """
+        shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
+        asked = {name: (_kept(name), files[name]) for name in shown}
+        fresh = [name for name in shown if self.memo.known(_looked(*asked[name])) is None]
+        if len(fresh) > 1:
+            self._look_together([asked[name] for name in fresh])
+        return {name: self._look(*asked[name]) for name in shown}
+
+    def _look_together(self, asked: Sequence[tuple[str, bytes]]) -> None:
+        """Describe these (name in the room, content) in one execution, for `_look` to find."""
+        given = {f"{place}/{kept}": data for place, (kept, data) in enumerate(asked)}
+        names = tuple(kept for kept, _ in asked)
         try:
-            answer = self._judge(LOOKING, ("look", "look", (kept, MOST_COLUMNS)), {kept: data})
+            answer = self._judge(LOOKING, ("look", "look_at_all", (names, MOST_COLUMNS)), given, MOST_ANSWER_KIB)
+        except Undecided:
+            return
+        seen = answer.get("seen")
+        for one, told in zip(asked, seen if isinstance(seen, list) else (), strict=False):
+            self._tell(_looked(*one), told)
+
+    def _look(self, kept: str, data: bytes) -> FileSummary:
+        try:
+            answer = self._judge(LOOKING, _look_call(kept), {kept: data})
         except Undecided as undecided:
             return FileSummary("broken", why=str(undecided))
         return _shape(answer)
@@ -199,7 +231,7 @@ class Bench:
         if isinstance(made, str):
             return {"error": made}
         try:
-            return _probed(self._judge(("predictions.py",), ("predictions", "main", ()), made))
+            return _probed(self._judge(*PROBE, made))
         except Undecided as undecided:
             return {"error": str(undecided)}
 
@@ -208,13 +240,26 @@ class Bench:
         made = self._predicted(files)
         if isinstance(made, str) or "guess.npy" not in made:
             return SubmissionScore(False, "could not be scored")
-        given = {**made, "test.csv": test, "answers.json": answers.to_json()}
         try:
-            return read_score(
-                self._in_room(sources(*MODEL_SCORING), (MODEL_SCORING[-1], "score_predictions", ()), given)
-            )
+            return read_score(self._in_room(sources(*MODEL_SCORING), SCORE_MODEL, _with_answers(made, answers, test)))
         except Undecided as undecided:
             return SubmissionScore(False, f"could not be scored: {undecided}")
+
+    def prepare_model(self, answers: Answers, test: bytes, files: Mapping[str, bytes]) -> None:
+        """Ask what `probe` and `score_model` ask in one execution, for them to find."""
+        made = self._predicted(files)
+        if isinstance(made, str) or "guess.npy" not in made:
+            return
+        given = _with_answers(made, answers, test)
+        scripts, call = PROBE
+        self._both(
+            ("of_predictions", ()),
+            given,
+            {
+                "probe": _question(_inside(*scripts), call, made),
+                "score": _question(sources(*MODEL_SCORING), SCORE_MODEL, given),
+            },
+        )
 
     def _predicted(self, files: Mapping[str, bytes]) -> dict[str, bytes] | str:
         """Arrays of predictions of model.pkl on X_test.pkl, or why the program that makes them did not end."""
@@ -242,24 +287,54 @@ class Bench:
 
     def score(self, answers: Answers, submission: bytes) -> SubmissionScore:
         """Score of submission.csv."""
-        ours = sources(*SCORING)
-        given = {"submission.csv": submission, "answers.json": answers.to_json()}
         try:
-            return read_score(self._in_room(ours, (SCORING[-1], "score_files", ()), given))
+            return read_score(self._in_room(sources(*SCORING), SCORE, _handed_in(answers, submission)))
         except Undecided as undecided:
             return SubmissionScore(False, f"cannot be read: {undecided}")
 
-    def _judge(self, scripts: Sequence[str], call: Call, given: Mapping[str, bytes]) -> dict[str, Any]:
-        return self._in_room(_inside(*scripts), call, given)
+    def prepare_submission(self, answers: Answers, submission: bytes) -> None:
+        """Ask what `look` and `score` ask about submission.csv in one execution, for them to find."""
+        given = _handed_in(answers, submission)
+        score = _question(sources(*SCORING), SCORE, given)
+        self._both(
+            ("of_submission", (MOST_COLUMNS,)),
+            given,
+            {"look": _looked(_kept("submission.csv"), submission), "score": score},
+        )
 
-    def _in_room(self, ours: Mapping[str, bytes], call: Call, given: Mapping[str, bytes]) -> dict[str, Any]:
+    def _both(
+        self, asked: tuple[str, Sequence[Any]], given: Mapping[str, bytes], questions: Mapping[str, bytes]
+    ) -> None:
+        """Keep the answers of a function of `together.py` to these questions, each by its key in the memo."""
+        if all(self.memo.known(key) is not None for key in questions.values()):
+            return
+        ours = {**sources(*MODEL_SCORING), **_inside(*TOGETHER)}
+        try:
+            answer = self._in_room(ours, ("together", *asked), given, 2 * MOST_KIB)
+        except Undecided:
+            return  # each is asked alone
+        for name, key in questions.items():
+            self._tell(key, answer.get(name))
+
+    def _tell(self, key: bytes, answer: Any) -> None:
+        if isinstance(answer, dict):
+            self.memo.get(key, lambda: answer, _length, lambda _: True)
+
+    def _judge(
+        self, scripts: Sequence[str], call: Call, given: Mapping[str, bytes], most_kib: int = MOST_KIB
+    ) -> dict[str, Any]:
+        return self._in_room(_inside(*scripts), call, given, most_kib)
+
+    def _in_room(
+        self, ours: Mapping[str, bytes], call: Call, given: Mapping[str, bytes], most_kib: int = MOST_KIB
+    ) -> dict[str, Any]:
         """An answer of the judging room; equal questions are asked once. Raises Undecided."""
 
         def work() -> dict[str, Any]:
-            return judge(self.opened(), ours, call, given, timeout_s=LOOK_TIMEOUT_S, memory_mib=LOOK_MEMORY_MIB)
+            limits: dict[str, Any] = {"timeout_s": LOOK_TIMEOUT_S, "memory_mib": LOOK_MEMORY_MIB}
+            return judge(self.opened(), ours, call, given, **limits, most_kib=most_kib)
 
-        key = _key(repr(call), given, tuple(sorted(ours)))
-        answer: dict[str, Any] = self.memo.get(key, work, lambda answer: len(repr(answer)), lambda _: True)
+        answer: dict[str, Any] = self.memo.get(_question(ours, call, given), work, _length, lambda _: True)
         return answer
 
     def _run(
@@ -285,7 +360,39 @@ class Bench:
 
 @cache
 def _inside(*names: str) -> dict[str, bytes]:
-    return {name: (INSIDE / name).read_bytes() for name in names}
+    files = {name: (INSIDE / name).read_bytes() for name in names}
+    return files | bytecode(files)
+
+
+def _kept(name: str) -> str:
+    """The name under which a file lies in the room: of a program's choice only what tells its kind."""
+    return Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
+
+
+def _look_call(kept: str) -> Call:
+    return "look", "look", (kept, MOST_COLUMNS)
+
+
+def _looked(kept: str, data: bytes) -> bytes:
+    """The key of a file's description."""
+    return _question(_inside(*LOOKING), _look_call(kept), {kept: data})
+
+
+def _question(ours: Mapping[str, bytes], call: Call, given: Mapping[str, bytes]) -> bytes:
+    """The key of an answer of the judging room."""
+    return _key(repr(call), given, tuple(sorted(ours)))
+
+
+def _handed_in(answers: Answers, submission: bytes) -> dict[str, bytes]:
+    return {"submission.csv": submission, "answers.json": answers.to_json()}
+
+
+def _with_answers(made: Mapping[str, bytes], answers: Answers, test: bytes) -> dict[str, bytes]:
+    return {**made, "test.csv": test, "answers.json": answers.to_json()}
+
+
+def _length(answer: Any) -> int:
+    return len(repr(answer))
 
 
 def _probed(answer: Mapping[str, Any]) -> dict[str, Any]:

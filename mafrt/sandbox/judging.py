@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import py_compile
+import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -91,7 +93,7 @@ def judge(
 
 @cache
 def sources(*names: str) -> dict[str, bytes]:
-    """File name -> text of these modules of ours, with packages around them that are empty."""
+    """File name -> text of these modules of ours, with packages around them that are empty, and their bytecode."""
     files: dict[str, bytes] = {}
     for name in names:
         spec = importlib.util.find_spec(name)
@@ -101,4 +103,21 @@ def sources(*names: str) -> dict[str, bytes]:
         for depth in range(1, len(parts)):
             files.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
         files["/".join(parts) + ".py"] = Path(spec.origin).read_bytes()
-    return files
+    return files | bytecode(files)
+
+
+def bytecode(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """File name -> compiled form of these modules, so that a judgement need not compile them: half of its time.
+
+    Marked as unchecked (PEP 552): the sandbox's clock and file times play no part. Another version of Python looks for
+    another name, and compiles the text.
+    """
+    compiled: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        text, code = Path(folder, "text.py"), Path(folder, "code.pyc")
+        for name, content in files.items():
+            text.write_bytes(content)
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(text), str(code), name, doraise=True, invalidation_mode=mode)
+            compiled[importlib.util.cache_from_source(name)] = code.read_bytes()
+    return compiled
