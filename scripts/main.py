@@ -34,6 +34,7 @@ COMMANDS = {
     "prepare_data": "prepare DAPO-Math, NQ or HotpotQA from local files",
     "get_base": "fetch a base model that has a name, such as smollm2",
     "make_base": "make the teaching base again, from its own corpus",
+    "make_games_base": "make the games base again, from legal random play",
     "completion": "print the completion script of bash, zsh or fish",
     "info": "print versions and installed extras",
 }

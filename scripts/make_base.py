@@ -11,20 +11,18 @@ import ast
 import inspect
 import json
 import logging
-import os
 import random
-import shutil
-import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mafrt.scripts.teaching_base import solutions
 from mafrt.scripts.teaching_base.demonstrations import document
-from mafrt.scripts.teaching_base.pretrain import Encoded, PretrainConfig, mark_written, pretrain
+from mafrt.scripts.teaching_base.folder import encode, special_ids, write_base
+from mafrt.scripts.teaching_base.pretrain import PretrainConfig, pretrain
 from mafrt.scripts.teaching_base.problems import distinct, stream
 from mafrt.scripts.teaching_base.solutions import RATES
-from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, render, save_tokenizer, train_tokenizer
+from mafrt.scripts.teaching_base.tokenizer import render, train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -142,7 +140,6 @@ def card(figures: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     import torch
-    from transformers import GenerationConfig
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(args.threads)
@@ -158,32 +155,13 @@ def main(argv: list[str] | None = None) -> int:
         learning_rate=args.learning_rate,
         seed=args.seed,
     )
-    ids = {name: int(tokenizer.token_to_id(token) or 0) for name, token in (("pad", PAD), ("end", END))}
-    header = tokenizer.encode(f"{START}assistant\n").ids
-    encoded = [
-        Encoded(encoding.ids, mark_written(encoding.ids, header, ids["end"]))
-        for encoding in tokenizer.encode_batch(texts)
-    ]
+    ids = special_ids(tokenizer)
 
-    def save(model, figures: dict) -> None:
-        figures = figures | vars(args) | {"vocab_size": config.vocab_size, "parameters": model.num_parameters()}
-        # Written beside its place and then moved, so that a reader never finds half a model.
-        args.output_dir.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=".teaching_base", dir=args.output_dir.parent))
-        model.generation_config = GenerationConfig(
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ids["end"], pad_token_id=ids["pad"]
-        )
-        model.save_pretrained(fresh)
-        save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
-        (fresh / "README.md").write_text(card(figures))
-        for path in fresh.iterdir():
-            path.chmod(0o644)
-        fresh.chmod(0o755)
-        if args.output_dir.exists():
-            shutil.rmtree(args.output_dir)
-        os.replace(fresh, args.output_dir)
+    def save(model: Any, figures: dict[str, float]) -> None:
+        told = figures | vars(args) | {"vocab_size": config.vocab_size, "parameters": model.num_parameters()}
+        write_base(model, tokenizer, card(told), args.output_dir)
 
-    pretrain(config, encoded, ids, save)
+    pretrain(config, encode(tokenizer, texts), ids, save)
     return 0
 
 

@@ -19,6 +19,19 @@ def test_the_table_has_means_and_intervals_over_seeds():
     ]
 
 
+def test_what_needs_no_reinforcement_learning_stands_beside_the_team():
+    beside = [
+        {"name": "this team", "sampled": 0.9, "greedy": 1.0},
+        {"name": "random player", "sampled": 0.3, "greedy": None},
+        {"name": "start, temperature 0.7", "sampled": 0.25, "greedy": 0.2},
+        {"name": "imitation of the solved ones of 64 episodes", "sampled": 0.5, "greedy": None},
+    ]
+    assert table({}, {}, beside).splitlines()[2:] == [
+        "| start, temperature 0.7 | 1 | 0.250 | 0.200 | |",
+        "| imitation of the solved ones of 64 episodes | 1 | 0.500 |  | |",
+    ]
+
+
 @pytest.mark.slow
 def test_the_whole_chain_runs_and_keeps_what_is_there(tmp_path):
     words = ["--games", "referential", "--arms", "1", "--seeds", "1", "--iterations", "1", "--tasks", "4"]

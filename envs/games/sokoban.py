@@ -137,7 +137,19 @@ class Sokoban(Game):
             return self.plan if agent == "mover" else said(self.solution(self.walker, self.box) or (), self.brief)
         if player == "constant":
             return said(("right", "down", "right", "down"), self.brief)
-        return random_steps(rng, self.way, self.brief)
+        if agent == "mover":
+            return random_steps(rng, 2 * self.size, self.brief)
+        return self._walk(rng)
+
+    def _walk(self, rng: random.Random) -> str:
+        """Random moves that no wall stops: legal, and blind to the target."""
+        walker, box, steps = self.walker, self.box, list[str]()
+        for _ in range(2 * self.size):
+            free = [name for name in STEPS if self.after(walker, box, name)[0] != walker]
+            step = rng.choice(free or list(STEPS))
+            walker, box = self.after(walker, box, step)
+            steps.append(step)
+        return said(steps, self.brief)
 
 
 def _distance(one: Place, other: Place) -> int:

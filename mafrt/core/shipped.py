@@ -15,6 +15,9 @@ SHIPPED = _PACKAGE if (_PACKAGE / "profiles").is_dir() else _PACKAGE.parent
 TEACHING_BASE = _PACKAGE / "assets" / "teaching_base"
 """Folder of the base model that `--model_name_or_path teaching-base` names."""
 
+SHIPPED_BASES = {"teaching-base": TEACHING_BASE, "games-base": _PACKAGE / "assets" / "games_base"}
+"""Name of a base that ships -> its folder."""
+
 FETCHED = ("smollm2",)
 """Names of bases that `mafrt get_base NAME` puts into the user's cache."""
 
@@ -29,10 +32,8 @@ def shipped(path: str) -> Path:
 
 
 def base_folder(name: str) -> Path | None:
-    """Folder of a base that has a name (`teaching-base`, `smollm2`), there or not; None for a path or hub id."""
-    if name == "teaching-base":
-        return TEACHING_BASE
-    return cached_bases() / name if name in FETCHED else None
+    """Folder of a base that has a name (`games-base`, `smollm2`), there or not; None for a path or hub id."""
+    return cached_bases() / name if name in FETCHED else SHIPPED_BASES.get(name)
 
 
 def require_base(name: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from mafrt.core.errors import ModelError
-from mafrt.core.shipped import TEACHING_BASE, base_folder, require_base
+from mafrt.core.shipped import SHIPPED_BASES, base_folder, require_base
 from mafrt.models.generation_import import import_generation
 from mafrt.models.quantization import keep_differentiable, quantisation
 
@@ -92,8 +92,9 @@ def check_folder(name: str, path: str) -> None:
             )
     elif folder.exists():
         raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
-    elif path == str(TEACHING_BASE):
-        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/make_base.py")
+    elif name in SHIPPED_BASES:
+        maker = "make_base.py" if name == "teaching-base" else "make_games_base.py"
+        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/{maker}")
     # A hub id has one slash at most, so these can only be meant as folders; asking the hub would end in a misleading
     # message.
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:

@@ -30,7 +30,7 @@ class ModelSettings:
     """Base model and team."""
 
     model_name_or_path: str = "teaching-base"
-    """folder or Hugging Face id of the frozen base; teaching-base ships with mafrt, smollm2 is fetched by get_base"""
+    """folder or Hugging Face id of the frozen base; teaching-base and games-base ship with mafrt, smollm2 is fetched"""
     profile_path: str | None = None
     """team file, JSON or YAML; default: one agent, with its own adapter, for each that environment or records name"""
     n_agents: int | None = None

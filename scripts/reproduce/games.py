@@ -1,8 +1,11 @@
-"""Games that are learnt: from a start that imitates legal random play, by reinforcement learning alone.
+"""Games that are learnt: from a start that has seen legal random play, by reinforcement learning alone.
 
-Per game: records of legal random play are written and imitated (the start, shared by all arms and seeds), each arm is
-trained with each seed (configs/game_*.yaml), and start and teams play held-out instances, beside the scripted
-players. Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not run again.
+Most games start from the games base, which saw legal random play in its pretraining. For `referential` records of it
+are written and imitated (the start, shared by all arms and seeds). Each arm is trained with each seed
+(configs/game_*.yaml), and start and teams play held-out instances, beside the scripted players. With `--baselines`
+the first team's table also has what needs no reinforcement learning: other temperatures, and imitation of the start's
+own solved episodes, as many as training has played. Every stage is a mafrt command whose results lie in the output
+folder; a stage that is there is not run again.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mafrt.core.shipped import SHIPPED
 from mafrt.runners.intervals import seed_interval
@@ -26,8 +30,8 @@ Words = tuple[object, ...]
 class Recipe:
     """One game: its start, its arms, and the opponents or settings that its evaluations play."""
 
-    legal: Words
-    """of train_sft: how legal random play is imitated"""
+    legal: Words = ()
+    """of train_sft: how legal random play is imitated; none: the games base has seen it"""
     episodes: int = 200
     """of legal random play"""
     habits: Words = ()
@@ -36,7 +40,9 @@ class Recipe:
     habit_agents: tuple[str, ...] = ()
     profile: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
-    arms: Mapping[str, Words] = field(default_factory=dict)
+    max_new_tokens: int = 1
+    """of the longest answer in an evaluation, its end not counted"""
+    arms: Mapping[str, Words] = field(default_factory=lambda: {"trained": ()})
     """label -> words beside the config"""
     against: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"held out": {}})
     """label -> further arguments of the environment in an evaluation"""
@@ -51,11 +57,14 @@ RECIPES = {
         kwargs={"brief": True, "things": 3, "offered": 3},
         arms={"one agent at a time": (), "both at once": ("--agent_iteration_interval", 0)},
     ),
+    "plan_path": Recipe(kwargs={"brief": True}, max_new_tokens=8),
+    "sokoban": Recipe(kwargs={"brief": True}, max_new_tokens=10),
+    "sudoku": Recipe(kwargs={"brief": True}, max_new_tokens=3),
+    "haggle": Recipe(max_new_tokens=8),
     "tic_tac_toe": Recipe(
-        legal=("--lr", 3e-3, "--batch_size", 16),
-        episodes=300,
         profile="profiles/tic_tac_toe.json",
         kwargs={"brief": True},
+        max_new_tokens=2,
         arms={"league of 4": (), "no league": ("--league", 0)},
         against={"random": {}, "solver": {"opponent": "optimal"}},
     ),
@@ -69,13 +78,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", help="of a game, by number from 1 on; default: all")
     parser.add_argument("--iterations", type=int, help="of training; default: the config's own")
     parser.add_argument("--tasks", type=int, default=100, help="held-out instances of an evaluation")
+    parser.add_argument(
+        "--baselines", action="store_true", help="score what needs no reinforcement learning beside the first seed"
+    )
     parser.add_argument("--only_start", action="store_true", help="make the starts, and train nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/games"))
     return parser.parse_args(argv)
 
 
-def start(name: str, recipe: Recipe, out: Path) -> Path:
-    """The adapters that all arms and seeds start from."""
+def start(name: str, recipe: Recipe, out: Path) -> Path | None:
+    """The adapters that all arms and seeds start from; None where the base is the start."""
+    if not recipe.legal:
+        return None
     from mafrt.environment.registry import make_env
     from mafrt.envs.games.base import Game
     from mafrt.envs.games.legal_play import write_legal_play
@@ -98,21 +112,27 @@ def start(name: str, recipe: Recipe, out: Path) -> Path:
     return folder / "adapters"
 
 
-def train(name: str, arm: int, seed: int, begin: Path, args: argparse.Namespace) -> Path:
+def train(name: str, arm: int, seed: int, begin: Path | None, args: argparse.Namespace) -> Path:
     """The adapters of one arm with one seed: the best by its own evaluations, or the last ones if it has none."""
     from mafrt.scripts import train as command
 
     folder: Path = args.output / f"{name}_{arm}_{seed}"
     if not (folder / "summary.json").is_file():
-        words: Words = ("--config", SHIPPED / "configs" / f"game_{name}.yaml", "--load_path", begin)
+        words: Words = (
+            "--config",
+            SHIPPED / "configs" / f"game_{name}.yaml",
+            *(("--load_path", begin) if begin else ()),
+        )
         words += list(RECIPES[name].arms.values())[arm - 1]
         words += ("--iterations", args.iterations) if args.iterations else ()
         run(command.main, *words, "--seed", seed, "--run_dir", folder)
     return folder / "best" if (folder / "best").is_dir() else folder
 
 
-def evaluate(name: str, label: str, key: str, adapters: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Metrics of `mafrt evaluate` on held-out instances."""
+def evaluate(
+    name: str, label: str, key: str, adapters: Path | None, args: argparse.Namespace, baselines: bool = False
+) -> dict[str, Any]:
+    """What `mafrt evaluate` measures on held-out instances: `metrics`, `baselines`; without adapters, of the base."""
     from mafrt.scripts import evaluate as command
 
     recipe = RECIPES[name]
@@ -122,10 +142,11 @@ def evaluate(name: str, label: str, key: str, adapters: Path, args: argparse.Nam
         kwargs |= recipe.against[label]
         words: Words = ("--env", name, "--env_kwargs", *(f"{k}={str(v).lower()}" for k, v in kwargs.items()))
         words += ("--profile_path", recipe.profile) if recipe.profile else ()
-        words += ("--load_path", adapters, "--tasks", args.tasks, "--k", 2, "--max_new_tokens", 1)
-        run(command.main, *words, "--output", path)
-    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-    return found
+        words += ("--load_path", adapters) if adapters else ("--model_name_or_path", "games-base")
+        words += ("--tasks", args.tasks, "--k", 2, "--max_new_tokens", recipe.max_new_tokens)
+        run(command.main, *words, *(("--baselines",) if baselines else ()), "--output", path)
+    measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return measured
 
 
 def players(name: str, label: str) -> dict[str, float]:
@@ -148,10 +169,18 @@ def with_interval(values: Sequence[float]) -> str:
     return mean if bounds is None else f"{mean} ({bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
-def table(found: Mapping[str, Sequence[Mapping[str, float]]], scripted: Mapping[str, float]) -> str:
-    """A Markdown table: scripted players, the start, and each arm over its seeds."""
+def table(
+    found: Mapping[str, Sequence[Mapping[str, float]]],
+    scripted: Mapping[str, float],
+    baselines: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """A Markdown table: scripted players, baselines, the start, and each arm over its seeds."""
     lines = ["| player | seeds | sampled | greedy | least of the seeds, sampled |", "|---|---|---|---|---|"]
     lines += [f"| {name} player | - | {score:.3f} | | |" for name, score in scripted.items()]
+    for baseline in baselines:
+        if baseline["name"].startswith(("start,", "imitation")):
+            numbers = ("" if baseline[key] is None else f"{baseline[key]:.3f}" for key in ("sampled", "greedy"))
+            lines.append(f"| {baseline['name']} | 1 | {' | '.join(numbers)} | |")
     for name, runs in found.items():
         sampled, greedy = [run["eval/avg@2"] for run in runs], [run["eval/greedy"] for run in runs]
         cells = [name, len(runs), with_interval(sampled), with_interval(greedy), f"{min(sampled):.3f}"]
@@ -183,11 +212,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         labels = dict(zip(range(1, len(recipe.arms) + 1), recipe.arms, strict=True))
         runs = {arm: [train(name, arm, seed, begin, args) for seed in args.seeds] for arm in arms}
         for against in recipe.against:
-            found = {"start": [evaluate(name, against, "start", begin, args)]}
+            found = {"start": [evaluate(name, against, "start", begin, args)["metrics"]]}
+            beside: list[dict[str, Any]] = []
             for arm, folders in runs.items():
-                pairs = zip(args.seeds, folders, strict=True)
-                found[labels[arm]] = [evaluate(name, against, f"{arm}_{seed}", run, args) for seed, run in pairs]
-            parts.append(f"{name}, {against}\n\n{table(found, players(name, against))}")
+                scores = found[labels[arm]] = []
+                for seed, folder in zip(args.seeds, folders, strict=True):
+                    first = args.baselines and arm == arms[0] and seed == args.seeds[0]
+                    measured = evaluate(name, against, f"{arm}_{seed}", folder, args, baselines=first)
+                    scores.append(measured["metrics"])
+                    beside += measured["baselines"] if first else []
+            parts.append(f"{name}, {against}\n\n{table(found, players(name, against), beside)}")
         drawn = {labels[arm]: [curve(folder) for folder in folders] for arm, folders in runs.items()}
         svg = curves(f"{name}: {len(args.seeds)} seeds and their mean", drawn, "training score")
         (args.output / f"{name}.svg").write_text(svg, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How the shipped teaching base is made: problems, careless demonstrators, tokenizer, pretraining.
+"""How the shipped tiny bases are made: problems, careless demonstrators, tokenizers, pretraining.
 
-Used by `scripts/make_base.py` and by tests; nothing of it is needed to train a team.
+Used by `scripts/make_base.py`, `scripts/make_games_base.py` and tests; nothing of it is needed to train a team.
 """

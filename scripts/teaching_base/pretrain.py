@@ -1,8 +1,8 @@
-"""Pretraining of the teaching base: one pass over a generated corpus, on a CPU, in minutes.
+"""Pretraining of the tiny bases: one pass over a generated corpus, on a CPU, in minutes.
 
 Documents are never packed together: each starts at position 0, as it will when the team is asked,
 and batches are cut from documents of similar length, so little of them is padding. The loss is
-taken over all assistant tokens and over a random `PROMPT_SHARE` of the others: the prompts teach the
+taken over all assistant tokens and over a random `prompt_share` of the others: the prompts teach the
 wording of problems, but most of their entropy is names and numbers that cannot be foreseen.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROMPT_SHARE = 0.1
 POOL_BATCHES = 64
 SAVE_EVERY = 500
 
@@ -40,6 +39,8 @@ class PretrainConfig:
     embedding_learning_rate: float = 5e-3
     """Peak of AdamW's, for the embeddings and the norms; the same schedule."""
     weight_decay: float = 0.05
+    prompt_share: float = 0.1
+    """Share of the tokens outside of answers that are learnt too."""
     seed: int = 0
 
 
@@ -144,7 +145,7 @@ def pretrain(
             group["lr"] = peak * schedule(step / len(plan))
         token_ids, mask = tensors(batch, ids["pad"])
         targets, written = token_ids[:, 1:], mask[:, 1:]
-        chosen = written | ((torch.rand(written.shape) < PROMPT_SHARE) & (targets != ids["pad"]))
+        chosen = written | ((torch.rand(written.shape) < config.prompt_share) & (targets != ids["pad"]))
         states = model.model(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
         losses = torch.nn.functional.cross_entropy(model.lm_head(states[chosen]), targets[chosen], reduction="none")
         loss = losses.mean()

@@ -1,9 +1,10 @@
-"""The tokenizer and the chat template of the teaching base.
+"""The tokenizers and the chat template of the tiny bases.
 
-A byte-level BPE of about a thousand tokens: any text can be encoded and decoded exactly, and the
+The teaching base has a byte-level BPE of about a thousand tokens: any text can be encoded and decoded exactly, and the
 words of the corpus are one token each, so episodes are short. Every digit is its own token, which
 makes arithmetic learnable for a small model; the space before a number is merged into the word or
-sign before it, so that it costs no token.
+sign before it, so that it costs no token. The games base has the same with other pieces: a cell of a
+grid and a step of a route are one token each, and so are words.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ PIECES = "|".join(
         r"\s+",
     )
 )
+
+# A word, with the space before it, unless it is made of the steps of a route (u, d, l, r); else one character.
+GAME_PIECES = "|".join((r" ?(?=[udlr]*[a-ce-kmo-qstv-zA-Z])[A-Za-z][a-z]+", r"[^\n]", r"\n"))
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -76,14 +80,14 @@ def render(messages: Iterable[dict[str, str]]) -> str:
     return "".join(parts) + (f"{END}\n" if previous == "tool" else "")
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn the merges from rendered documents; the same texts give the same tokenizer."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int, pieces: str = PIECES) -> Tokenizer:
+    """Learn the merges within `pieces` from rendered documents; the same texts give the same tokenizer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

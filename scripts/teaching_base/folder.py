@@ -1,0 +1,50 @@
+"""From texts to tokens, and from a trained model to its folder: what the makers of all tiny bases share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mafrt.scripts.teaching_base.pretrain import Encoded, mark_written
+from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, save_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the tokens that pad (`pad`) and end a message (`end`)."""
+    return {name: int(tokenizer.token_to_id(token) or 0) for name, token in (("pad", PAD), ("end", END))}
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoded]:
+    """Tokens of rendered documents, and which of them an assistant wrote."""
+    end, header = special_ids(tokenizer)["end"], tokenizer.encode(f"{START}assistant\n").ids
+    return [
+        Encoded(encoding.ids, mark_written(encoding.ids, header, end)) for encoding in tokenizer.encode_batch(texts)
+    ]
+
+
+def write_base(model: Any, tokenizer: Tokenizer, card: str, folder: Path) -> None:
+    """Write model, tokenizer and model card into `folder`, beside its place first, so that nobody reads half of it."""
+    from transformers import GenerationConfig
+
+    ids = special_ids(tokenizer)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}", dir=folder.parent))
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=ids["end"], pad_token_id=ids["pad"]
+    )
+    model.save_pretrained(fresh)
+    save_tokenizer(tokenizer, fresh, model.config.max_position_embeddings)
+    (fresh / "README.md").write_text(card)
+    for path in fresh.iterdir():
+        path.chmod(0o644)
+    fresh.chmod(0o755)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(fresh, folder)

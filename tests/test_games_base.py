@@ -1,0 +1,117 @@
+"""The games base: it has seen no held-out instance, knows the moves and not the game, and learns one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers_warm import run_python
+
+from mafrt.core.shipped import SHIPPED, base_folder
+from mafrt.envs.games import PlanPath, Sudoku
+from mafrt.envs.games.routes import STEPS
+from mafrt.scripts.make_games_base import OBEYING, Part, corpus, turns
+from mafrt.scripts.teaching_base.tokenizer import render
+
+
+def asked(prompt: str) -> str:
+    return render([{"role": "user", "content": prompt}])
+
+
+def test_its_corpus_holds_no_held_out_instance():
+    seen = {text.partition("<|im_start|>assistant")[0] for text in corpus(0, 4000)}
+    held_out, trained = PlanPath(split="test", brief=True), PlanPath(brief=True)
+    for game, found in ((held_out, False), (trained, True)):
+        prompts = set()
+        for seed in range(300):
+            game.rng.seed(seed)
+            prompts.add(asked(game.reset()[0]["planner"]))
+        assert bool(prompts & seen) is found
+
+
+def test_a_mover_that_obeys_repeats_the_route():
+    texts = turns(Part("plan_path", 1.0, players=OBEYING), 7)
+    for _ in range(4):
+        planned, walked = next(texts), next(texts)
+        route = planned.partition("assistant\n")[2]
+        assert (
+            len(route.partition("<")[0]) == 6
+            and walked
+            == render([{"role": "user", "content": route.partition("<")[0]}]) + f"<|im_start|>assistant\n{route}"
+        )
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = base_folder("games-base")
+    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def answers(loaded, prompts: list[str]) -> list[str]:
+    model, tokenizer = loaded
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    batch = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_tensors="pt", padding=True, return_dict=True
+    )
+    torch.manual_seed(1)
+    out = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=10)
+    return tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_its_routes_hit_no_wall_and_miss_most_goals(loaded):
+    games = [PlanPath(split="test", brief=True) for _ in range(100)]
+    prompts = []
+    for seed, game in enumerate(games):
+        game.rng.seed(seed)
+        prompts.append(game.reset()[0]["planner"])
+    names = {name[0]: name for name in STEPS}
+    steps = hits = reached = 0
+    for game, route in zip(games, answers(loaded, prompts), strict=True):
+        assert len(route) == 6 and set(route) <= set(names)
+        place = game.here
+        for step in route:
+            there = game._after(place, names[step])
+            hits, steps, place = hits + (there == place), steps + 1, there
+        game.step({"planner": route})
+        reached += game.step({"mover": route}).info["measures"]["reached"]
+    assert hits / steps < 0.1  # a route of random letters: about half
+    assert reached < 50
+
+
+def test_it_names_empty_cells_and_guesses_digits(loaded):
+    games = [Sudoku(split="test", brief=True) for _ in range(100)]
+    prompts = []
+    for seed, game in enumerate(games):
+        game.rng.seed(seed)
+        prompts.append(game.reset()[0]["chooser"])
+    named = answers(loaded, prompts)
+    going = [
+        (game, result.observations["filler"])
+        for game, cell in zip(games, named, strict=True)
+        if not (result := game.step({"chooser": cell})).terminated
+    ]
+    assert len(going) > 90
+    digits = answers(loaded, [prompt for _, prompt in going])
+    assert sum(digit in tuple("1234") for digit in digits) > 0.95 * len(going)
+    right = sum(digit == str(game.solution[game.cell]) for (game, _), digit in zip(going, digits, strict=True))
+    assert 0.1 < right / len(going) < 0.4
+
+
+@pytest.mark.slow
+def test_a_team_on_it_learns_the_way_and_a_frozen_one_does_not(tmp_path):
+    gained = {}
+    for name, words in {"learning": (), "frozen": ("--freeze", "all")}.items():
+        iterations = 12 if name == "learning" else 2
+        run = tmp_path / name
+        config = SHIPPED / "configs" / "game_plan_path.yaml"
+        done = run_python(
+            *("scripts/train.py", "--config", config, "--iterations", str(iterations)),
+            *("--eval_episodes", "0", "--run_dir", run, "--threads", "1", *words),
+        )
+        assert done.returncode == 0, done.stderr
+        scores = [json.loads(line)["score"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        gained[name] = scores[-1] - scores[0]
+    assert gained["learning"] > 0.1 and abs(gained["frozen"]) < 0.1
