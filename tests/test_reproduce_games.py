@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mafrt.scripts.reproduce import games
+from mafrt.scripts.reproduce._commands import run
 from mafrt.scripts.reproduce.games import table
 
 
@@ -30,6 +31,16 @@ def test_what_needs_no_reinforcement_learning_stands_beside_the_team():
         "| start, temperature 0.7 | 1 | 0.250 | 0.200 | |",
         "| imitation of the solved ones of 64 episodes | 1 | 0.500 |  | |",
     ]
+
+
+def test_a_stage_that_was_stopped_ends_the_experiment(tmp_path):
+    made = tmp_path / "summary.json"
+    with pytest.raises(SystemExit, match=r"stopped before .*summary\.json was made"):
+        run(lambda words: 0, makes=made)  # a training that a signal stops returns 0
+    made.touch()
+    run(lambda words: 0, makes=made)
+    with pytest.raises(SystemExit):
+        run(lambda words: 2, makes=made)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def train(name: str, arm: int, seed: int, begin: Path | None, args: argparse.Nam
         )
         words += list(RECIPES[name].arms.values())[arm - 1]
         words += ("--iterations", args.iterations) if args.iterations else ()
-        run(command.main, *words, "--seed", seed, "--run_dir", folder)
+        run(command.main, *words, "--seed", seed, "--run_dir", folder, makes=folder / "summary.json")
     return folder / "best" if (folder / "best").is_dir() else folder
 
 

@@ -32,7 +32,7 @@ def measured(args: argparse.Namespace) -> list[Mapping[str, str | float | None]]
     folder, numbers = args.output / "trained", args.output / "numbers.json"
     if not (folder / "summary.json").is_file():
         words = ("--config", CONFIG, "--iterations", args.iterations, "--seed", args.seed, "--eval_episodes", 0)
-        run(train_math.main, *words, "--run_dir", folder)
+        run(train_math.main, *words, "--run_dir", folder, makes=folder / "summary.json")
     if not numbers.is_file():
         words = ("--load_path", folder, "--tasks", args.tasks, "--k", 4, "--seed", args.seed)
         run(evaluate.main, *words, "--baselines", "--baseline_votes", args.votes, "--output", numbers)

@@ -149,11 +149,13 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
         folder = out / f"{name_of(arm)}_{seed}"
         words = ("--profile_path", team_of(arm, out), "--max_new_tokens", answer_tokens(arm))
         if not (folder / "summary.json").is_file():
-            run(train_math.main, *math, *words, *ABLATIONS.get(arm, ()), "--run_dir", folder)
+            more = (*words, *ABLATIONS.get(arm, ()), "--run_dir", folder)
+            run(train_math.main, *math, *more, makes=folder / "summary.json")
         return folder / "best"
     played, folder = out / f"played_{seed}", out / f"imitation_{seed}"
     if not (played / "summary.json").is_file():
-        run(train_math.main, *math, "--run_dir", played, "--freeze", "all", "--eval_episodes", 0)
+        more = ("--run_dir", played, "--freeze", "all", "--eval_episodes", 0)
+        run(train_math.main, *math, *more, makes=played / "summary.json")
     if not (folder / "adapters").is_dir():
         words = ("--config", CONFIGS / "smollm2_start.yaml", *common, "--lr", 1e-4, "--episodes_path", played)
         run(train_sft.main, *words, "--records_path", "none", "--run_dir", folder)
