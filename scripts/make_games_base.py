@@ -38,7 +38,7 @@ class Part:
     share: float
     """of the documents"""
     agents: tuple[str, ...] = ()
-    """whose turns are kept; none named: everybody's"""
+    """whose turns are kept; none named: those of all"""
     kwargs: Mapping[str, Any] = field(default_factory=lambda: {"brief": True})
     players: Player | Mapping[str, Player] = "random"
 

@@ -30,7 +30,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoded]:
 
 
 def write_base(model: Any, tokenizer: Tokenizer, card: str, folder: Path) -> None:
-    """Write model, tokenizer and model card into `folder`, beside its place first, so that nobody reads half of it."""
+    """Write model, tokenizer and model card into `folder`; beside it first, so that no reader finds half of them."""
     from transformers import GenerationConfig
 
     ids = special_ids(tokenizer)
