@@ -196,6 +196,26 @@ def test_an_adapter_made_for_another_base(tmp_path):
     assert "lm_head.base_layer.weight, expected a linear layer" in refusal(tiny_base(), tmp_path / "head")
 
 
+def test_an_adapter_of_another_base_with_the_same_shape_is_warned_of(tmp_path, caplog):
+    base = tiny_base()
+    add_random_adapter(base, "solver", 4, 8.0, ATTENTION)
+    base.save_adapter("solver", tmp_path / "a")
+    path = tmp_path / "a" / CONFIG
+    for trained_on, warned in (
+        (base.name, False),
+        (f"/elsewhere/{base.name}", False),
+        (f"/hub/models--x--y/snapshots/{'0' * 40}", False),
+        (None, False),
+        ("games-base", True),
+    ):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": trained_on}))
+        caplog.clear()
+        other = tiny_base()
+        other.add_adapter("solver", LoraSpec(4, 8.0, ATTENTION), seed=0)
+        other.load_adapter("solver", tmp_path / "a")
+        assert any("was trained on the base games-base" in line for line in caplog.messages) is warned
+
+
 def test_a_folder_of_another_shape_than_the_run_asks_for(tmp_path):
     base = tiny_base()
     add_random_adapter(base, "solver", 4, 8.0, ATTENTION)

@@ -8,6 +8,7 @@ saved modules) are refused.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 
 from mafrt.core.errors import CheckpointError
 from mafrt.core.reading import parse_json, read_text
+
+log = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -167,9 +170,24 @@ def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFold
     """
     config, tensors = _read_files(folder)
     _refuse_unlike(config, folder)
+    _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
     layers = _layers(base_name, linear_paths, config, tensors, folder)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
     return PeftFolder(folder, shape, tensors)
+
+
+def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None:
+    """Another base of the same shape takes the weights without an error, and the adapter then says nothing sensible."""
+    if not isinstance(trained_on, str) or not trained_on:
+        return
+    names = [Path(name).name for name in (trained_on, base_name)]
+    # Folders of the hub's cache are named by a commit, which tells nothing about the model.
+    if names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names):
+        log.warning(
+            "%s was trained on the base %s and is loaded on %s; if these differ in more than the name, give "
+            "--model_name_or_path",
+            *(folder, trained_on, base_name),
+        )
 
 
 def _invocation(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:

@@ -31,7 +31,7 @@ class Recipe:
     """One game: its start, its arms, and the opponents or settings that its evaluations play."""
 
     legal: Words = ()
-    """of train_sft: how legal random play is imitated; none: the games base has seen it"""
+    """of train_sft: how legal random play is imitated on the teaching base; none: the games base has seen it"""
     episodes: int = 200
     """of legal random play"""
     habits: Words = ()
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, help="of training; default: the config's own")
     parser.add_argument("--tasks", type=int, default=100, help="held-out instances of an evaluation")
     parser.add_argument(
-        "--baselines", action="store_true", help="score what needs no reinforcement learning beside the first seed"
+        "--baselines", action="store_true", help="on the games base: score what needs no reinforcement learning too"
     )
     parser.add_argument("--only_start", action="store_true", help="make the starts, and train nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/games"))
@@ -142,9 +142,11 @@ def evaluate(
         kwargs |= recipe.against[label]
         words: Words = ("--env", name, "--env_kwargs", *(f"{k}={str(v).lower()}" for k, v in kwargs.items()))
         words += ("--profile_path", recipe.profile) if recipe.profile else ()
-        words += ("--load_path", adapters) if adapters else ("--model_name_or_path", "games-base")
+        words += ("--model_name_or_path", "teaching-base" if recipe.legal else "games-base")
+        words += ("--load_path", adapters) if adapters else ()
         words += ("--tasks", args.tasks, "--k", 2, "--max_new_tokens", recipe.max_new_tokens)
-        run(command.main, *words, *(("--baselines",) if baselines else ()), "--output", path)
+        words += ("--baselines", "--baseline_episodes", played(adapters)) if adapters and baselines else ()
+        run(command.main, *words, "--output", path)
     measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return measured
 
@@ -189,10 +191,15 @@ def table(
 
 
 def curve(folder: Path, key: str = "score") -> list[float]:
-    """The training score of every iteration of a run."""
+    """A metric, by default the training score, of every iteration of a run, or of the run that a `best` lies in."""
     run_dir = folder.parent if folder.name == "best" else folder
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)[key] for line in lines]
+
+
+def played(folder: Path) -> int:
+    """Episodes that a run was trained on."""
+    return int(sum(curve(folder, "episodes")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for arm, folders in runs.items():
                 scores = found[labels[arm]] = []
                 for seed, folder in zip(args.seeds, folders, strict=True):
-                    first = args.baselines and arm == arms[0] and seed == args.seeds[0]
+                    first = args.baselines and begin is None and arm == arms[0] and seed == args.seeds[0]
                     measured = evaluate(name, against, f"{arm}_{seed}", folder, args, baselines=first)
                     scores.append(measured["metrics"])
                     beside += measured["baselines"] if first else []
