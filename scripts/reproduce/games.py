@@ -1,11 +1,11 @@
 """Games that are learnt: from a start that has seen legal random play, by reinforcement learning alone.
 
-Most games start from the games base, which saw legal random play in its pretraining. For `referential` records of it
-are written and imitated (the start, shared by all arms and seeds). Each arm is trained with each seed
-(configs/game_*.yaml), and start and teams play held-out instances, beside the scripted players. With `--baselines`
-the first team's table also has what needs no reinforcement learning: other temperatures, and imitation of the start's
-own solved episodes, as many as training has played. Every stage is a mafrt command whose results lie in the output
-folder; a stage that is there is not run again.
+Most games start from the games base, which saw legal random play in its pretraining. For `referential` and
+`tic_tac_toe` the teaching base imitates records of it (the start, shared by all arms and seeds). Each arm is trained
+with each seed (configs/game_*.yaml), and start and teams play held-out instances, beside the scripted players. With
+`--baselines` the first team's table also has what needs no reinforcement learning: other temperatures, and imitation
+of the start's own solved episodes, as many as training has played. Every stage is a mafrt command whose results lie
+in the output folder; a stage that is there is not run again.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ RECIPES = {
     "sudoku": Recipe(kwargs={"brief": True}, max_new_tokens=3),
     "haggle": Recipe(max_new_tokens=8),
     "tic_tac_toe": Recipe(
+        legal=("--lr", 3e-3, "--batch_size", 16),
+        episodes=300,
         profile="profiles/tic_tac_toe.json",
         kwargs={"brief": True},
-        max_new_tokens=2,
         arms={"league of 4": (), "no league": ("--league", 0)},
         against={"random": {}, "solver": {"opponent": "optimal"}},
     ),
