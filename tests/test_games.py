@@ -110,7 +110,7 @@ def test_brief_routes_are_letters(name):
     assert game.step({"planner": best}).observations == {"mover": best}
     assert game.move("optimal", "mover", game.rng) == best
     assert game.step({"mover": f"{best[0].upper()} {best[1:]}"}).info["outcome"] == 1.0
-    assert len(game.move("random", "planner", game.rng)) == (2 * game.size if name == "plan_path" else game.way)
+    assert len(game.move("random", "planner", game.rng)) == 2 * game.size
 
 
 def test_a_random_route_is_stopped_by_no_wall():
@@ -123,6 +123,18 @@ def test_a_random_route_is_stopped_by_no_wall():
             there = game._after(place, step)
             assert there != place
             place = there
+
+
+def test_a_random_move_of_sokoban_moves_the_walker():
+    game = Sokoban()
+    for seed in range(20):
+        game.rng.seed(seed)
+        game.reset()
+        state = game.walker, game.box
+        for step in game.move("random", "planner", game.rng).split():
+            following = game.after(*state, step)
+            assert following[0] != state[0]
+            state = following
 
 
 def test_few_steps_beyond_the_shortest_way_are_taken():
