@@ -11,7 +11,7 @@ from collections import deque
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover, walked
 
 SLACK = 2
 """steps that may be taken beyond the shortest route"""
@@ -90,15 +90,16 @@ class PlanPath(Game):
             return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
         place = self.here
         nearest = self.way
-        taken = steps_in(actions["mover"], self.brief)[: self.way + SLACK]
-        for name in taken:
+        route = steps_in(actions["mover"], self.brief)
+        for name in route[: self.way + SLACK]:
             place = self._after(place, name)
             nearest = min(nearest, len(self.route(place) or ()) if place != self.goal else 0)
             if place == self.goal:
                 break
         reached = place == self.goal
         outcome = 1.0 if reached else 0.5 * (1 - nearest / self.way)
-        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"reached": float(reached)}})
+        info = {"outcome": outcome, "measures": {"reached": float(reached)}, "answers": walked(route, outcome)}
+        return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "planner" and player == "optimal":

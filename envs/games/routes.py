@@ -42,3 +42,11 @@ def drawn(size: int, sign: Callable[[Place], str], brief: bool) -> str:
 def to_mover(plan: str, brief: bool) -> str:
     """What the mover, who sees no grid, sees of a plan."""
     return plan if brief else f"The plan: {plan}\nSay your steps."
+
+
+def walked(steps: Iterable[str], outcome: float) -> dict[str, dict[str, object]]:
+    """The mover's answer, for a vote over episodes of one instance: its route as it was said, and the outcome.
+
+    Not the route up to the goal: a voter does not know where that is.
+    """
+    return {"mover": {"key": " ".join(steps) or None, "score": outcome}}

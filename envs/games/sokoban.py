@@ -13,7 +13,7 @@ from collections import deque
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover, walked
 
 MOST_PULLS = 12
 """random moves away from the solved room"""
@@ -123,14 +123,16 @@ class Sokoban(Game):
             return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
         walker, box = self.walker, self.box
         far = nearest = _distance(box, self.target)
-        for step in steps_in(actions["mover"], self.brief)[: self.way + SLACK]:
+        route = steps_in(actions["mover"], self.brief)
+        for step in route[: self.way + SLACK]:
             walker, box = self.after(walker, box, step)
             nearest = min(nearest, _distance(box, self.target))
             if box == self.target:
                 break
         solved = box == self.target
         outcome = 1.0 if solved else 0.5 * (1 - nearest / far)
-        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"solved": float(solved)}})
+        info = {"outcome": outcome, "measures": {"solved": float(solved)}, "answers": walked(route, outcome)}
+        return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "optimal":

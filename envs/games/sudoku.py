@@ -69,6 +69,7 @@ class Sudoku(Game):
         if not 1 <= empty <= 10:
             raise ConfigError(f"empty is {empty}; choose a value in [1, 10].")
         self.empty = empty
+        self.filled: list[str] = []
 
     def draw(self, rng: random.Random) -> str:
         while True:
@@ -82,7 +83,7 @@ class Sudoku(Game):
                     grid[cell] = kept
             if grid.count(0) == self.empty:
                 self.grid: Grid = tuple(grid)
-                self.cell, self.right = -1, 0
+                self.cell, self.right, self.filled = -1, 0, []
                 return "".join(map(str, self.solution))
 
     @staticmethod
@@ -114,6 +115,8 @@ class Sudoku(Game):
             seen = f"{self.drawing(self.cell)}\nWhich digit from 1 to 4 stands at the question mark?"
             return StepResult({"filler": seen}, {}, False, False, {})
         digit = _DIGIT.search(actions["filler"])
+        if digit is not None:
+            self.filled.append(f"{self.cell}={digit[0]}")
         if digit is None or int(digit[0]) != self.solution[self.cell]:
             return self._end()
         self.grid = (*self.grid[: self.cell], int(digit[0]), *self.grid[self.cell + 1 :])
@@ -121,8 +124,10 @@ class Sudoku(Game):
         return StepResult(self.start(), {}, False, False, {}) if 0 in self.grid else self._end()
 
     def _end(self) -> StepResult:
-        solved = float(self.right == self.empty)
-        return StepResult({}, {}, True, False, {"outcome": self.right / self.empty, "measures": {"solved": solved}})
+        solved, outcome = float(self.right == self.empty), self.right / self.empty
+        # All digits that were said, right or wrong, are the answer in a vote over episodes of one puzzle.
+        answers = {"filler": {"key": " ".join(sorted(self.filled)) or None, "score": outcome}}
+        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"solved": solved}, "answers": answers})
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "chooser":
