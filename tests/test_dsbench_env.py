@@ -255,8 +255,8 @@ def test_what_cannot_be_asked_together_is_asked_alone(env, monkeypatch, call):
     assert refused
 
 
-def test_an_episode_asks_seven_times(env, monkeypatch):
-    """The task's tables; three features tables and what they tell; the model, its predictions; the submission."""
+def test_an_episode_asks_nine_times(env, monkeypatch):
+    """Its three programs, and nine questions about their files: an unpickled file has an execution of its own."""
     asked = []
     real = env.bench.opened()
 
@@ -271,7 +271,7 @@ def test_an_episode_asks_seven_times(env, monkeypatch):
     small.bench = workspace.Bench(env.bench.sandbox)
     monkeypatch.setattr(workspace.Bench, "opened", lambda self: Counting())
     play(small, competent(env.tasks[RIDES]), RIDES)
-    assert len(asked) == 3 + 7
+    assert len(asked) == 3 + 9
 
 
 def test_a_sandbox_that_fails_loses_the_episode_and_blames_nobody(env, monkeypatch):

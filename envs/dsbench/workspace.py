@@ -193,14 +193,14 @@ class Bench:
     def look(self, files: Mapping[str, bytes]) -> dict[str, FileSummary]:
         """Summaries of these files, which are those that one program made or changed, or a task's own.
 
-        All in one execution, in which each unpickled file has a process of its own (`inside/look.py`). A file that
-        brings that execution to its limits is found by an execution for each.
+        A file that is unpickled has an execution of its own, since a pickle may change the classes that it names; the
+        others, which are only parsed, share one. A file that brings that to its limits is found by one for each.
         """
         shown = sorted(name for name in files if not name.startswith(HIDDEN) and name != LAB)
         asked = {name: (_kept(name), files[name]) for name in shown}
-        fresh = [name for name in shown if self.memo.known(_looked(*asked[name])) is None]
-        if len(fresh) > 1:
-            self._look_together([asked[name] for name in fresh])
+        parsed = [one for one in asked.values() if not _unpickled(one[0]) and self.memo.known(_looked(*one)) is None]
+        if len(parsed) > 1:
+            self._look_together(parsed)
         return {name: self._look(*asked[name]) for name in shown}
 
     def _look_together(self, asked: Sequence[tuple[str, bytes]]) -> None:
@@ -367,6 +367,11 @@ def _inside(*names: str) -> dict[str, bytes]:
 def _kept(name: str) -> str:
     """The name under which a file lies in the room: of a program's choice only what tells its kind."""
     return Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
+
+
+def _unpickled(kept: str) -> bool:
+    """Whether looking at the file runs its pickle; a model's is only read."""
+    return kept.endswith((".pkl", ".pickle", ".joblib")) and not kept.startswith("model")
 
 
 def _look_call(kept: str) -> Call:

@@ -1,18 +1,15 @@
 """Describes files of a workspace. Runs in the sandbox, with no agent's code beside it.
 
-Tables are unpickled with a list of exact names (`allowed.py`), each in a process of its own, so that a file can at most
-lie about itself: a pickle may change attributes of the classes that it names. Models are not unpickled at all: the
-names that their pickle asks for are read off its opcodes.
+Tables are unpickled with a list of exact names (`allowed.py`), each in an execution of its own, so that a file can at
+most lie about itself: a pickle may change attributes of the classes that it names. Models are not unpickled at all: the
+names that their pickle asks for are read off its opcodes. So models and CSV files may share an execution.
 """
 
 from __future__ import annotations
 
-import gc
-import json
 import os
 import pickle
 import pickletools
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,6 @@ from typing import Any
 from reading import Refused, read
 
 NAMES = 40
-UNPICKLED = (".pkl", ".pickle", ".joblib")
-MOST_TOLD = 64 * 1024
-"""bytes of a description"""
 
 
 def table(value: Any) -> dict[str, Any]:
@@ -97,7 +91,7 @@ def look(path: str, most_columns: int) -> dict[str, Any]:
             return table(pd.read_csv(path))
         if path.startswith("model") and path.endswith((".pkl", ".joblib")):
             return model(path)
-        if path.endswith(UNPICKLED):
+        if path.endswith((".pkl", ".pickle", ".joblib")):
             return table(read(path))
         return {"kind": "file", "bytes": Path(path).stat().st_size}
     except Refused as refused:
@@ -109,21 +103,8 @@ def look(path: str, most_columns: int) -> dict[str, Any]:
 
 
 def look_at_all(names: Sequence[str], most_columns: int) -> dict[str, Any]:
-    """`{"seen": [...]}`: for each place its description of the file `PLACE/NAME`, null where that one cannot be told.
-
-    What is only parsed comes first, in this process; what is unpickled follows, each in a fork, the last one here.
-    """
-    gc.freeze()  # a collection in a fork then leaves these pages shared
-    seen: list[Any] = [None] * len(names)
-    pickles = [place for place, name in enumerate(names) if name.endswith(UNPICKLED) and not name.startswith("model")]
-    for place, name in enumerate(names):
-        if place not in pickles:
-            seen[place] = _look_in(place, name, most_columns)
-    for place in pickles[:-1]:
-        seen[place] = _look_apart(place, names[place], most_columns)
-    for place in pickles[-1:]:
-        seen[place] = _look_in(place, names[place], most_columns)
-    return {"seen": seen}
+    """`{"seen": [...]}`: for each place the description of the file `PLACE/NAME`, none of which is unpickled."""
+    return {"seen": [_look_in(place, name, most_columns) for place, name in enumerate(names)]}
 
 
 def _look_in(place: int, name: str, most_columns: int) -> dict[str, Any]:
@@ -134,29 +115,3 @@ def _look_in(place: int, name: str, most_columns: int) -> dict[str, Any]:
         return look(name, most_columns)
     finally:
         os.chdir(home)
-
-
-def _look_apart(place: int, name: str, most_columns: int) -> Any:
-    """The same in a fork; None if that ends early or says too much."""
-    end, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(end)
-            with open(into, "wb") as pipe:
-                pipe.write(json.dumps(_look_in(place, name, most_columns)).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(into)
-    with open(end, "rb") as pipe:
-        told = pipe.read(MOST_TOLD + 1)
-    if len(told) > MOST_TOLD:
-        os.kill(pid, signal.SIGKILL)
-    if os.waitpid(pid, 0)[1] != 0 or len(told) > MOST_TOLD:
-        return None
-    try:
-        return json.loads(told)
-    except (ValueError, RecursionError):
-        return None
