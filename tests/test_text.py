@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 from helpers_models import tiny_tokenizer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mafrt.config.team import Team
@@ -92,6 +92,7 @@ class Echo(Env):
 
 @settings(max_examples=25, deadline=None)
 @given(ANYTHING, ANYTHING)
+@example(seen="\ud800", said="\ud800")
 def test_no_text_of_an_environment_or_a_model_ends_play_or_the_record_of_it(seen, said):
     tokenizer = tiny_tokenizer()
     engine = ScriptedEngine(lambda request: said or "x", tokenizer)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mafrt.core.errors import ConfigError
+from mafrt.core.text import clean_text
 from mafrt.core.types import Completion, Request, Stop
 
 
@@ -33,7 +34,7 @@ class ScriptedEngine:
 
     def _complete(self, request: Request) -> Completion:
         self.requests.append(request)
-        text = self._answer(request)
+        text = clean_text(self._answer(request))  # a tokenizer takes no half of a surrogate pair
         ids = list(self.tokenizer.encode(text, add_special_tokens=False))
         stop: Stop = "eos"
         if self.tokenizer.eos_token_id is not None:

@@ -98,7 +98,6 @@ class LeanModel:
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
         self._widened: tuple[object, list[list[WidenedLinear | None]]] | None = None
-        self._widened_names: list[str] = []
 
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
@@ -197,29 +196,26 @@ class LeanModel:
             self._lora = (key, stacks)
         return self._lora[1]
 
-    def widened(
-        self, names: Sequence[str], rows: int, steps: int
-    ) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
-        """Per block its linears with the adapters in them, and these adapters' names; None where that does not pay in
+    def widened(self, rows: int, steps: int) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
+        """Per block its linears with all adapters in them, and these adapters' names; None where that does not pay in
         so many steps.
 
-        All adapters of earlier batches are kept among them, so that teams whose members speak in turn are laid out
-        once.
+        Neither depends on earlier batches, since a resumed run must compute what the whole one did to the last bit:
+        all adapters of the base are among them, and layers that are there already count like those to be made.
         """
-        among = [*dict.fromkeys((*self._widened_names, *names))]
+        among = sorted(self.base.records)
         adapters = self._pairs(among)
-        if not pays(adapters, self.blocks[0].linears, rows):
+        linears = [linear for block in self.blocks for linear in block.linears]
+        if not pays(adapters, self.blocks[0].linears, rows) or not pays_back(linears, steps):
             return None
         key = self._state(among)
         if self._widened is None or self._widened[0] != key:
-            if not pays_back([linear for block in self.blocks for linear in block.linears], steps):
-                return None
             self._widened = None  # freed before the next is made
             try:
                 layers = [[widen(adapters, linear) for linear in block.linears] for block in self.blocks]
             except NonFiniteAdapterError:
                 return None
-            self._widened, self._widened_names = (key, layers), among
+            self._widened = (key, layers)
         return self._widened[1], among
 
     def _pairs(self, names: Sequence[str]) -> list[Pairs]:
@@ -268,7 +264,7 @@ class LeanDecoder:
         self._rows: RowAdapters | None = None
         widened = None
         if names and not wide and form != "narrow":
-            widened = model.widened(names, len(adapters), steps)
+            widened = model.widened(len(adapters), steps)
         if widened is not None:
             self._lora, names = widened
         elif names:
