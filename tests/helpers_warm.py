@@ -94,11 +94,16 @@ class WarmProcess:
     @property
     def stdout(self) -> str:
         """Printed so far."""
-        return (self._folder / "out").read_text()
+        return self._printed("out")
 
     @property
     def stderr(self) -> str:
-        return (self._folder / "err").read_text()
+        return self._printed("err")
+
+    def _printed(self, name: str) -> str:
+        """Nothing before the process has opened the file, which is a moment after its id is known."""
+        path = self._folder / name
+        return path.read_text() if path.exists() else ""
 
     def _ended_within(self, timeout: float | None) -> bool:
         try:
