@@ -18,7 +18,7 @@ from typing import Any
 
 from mafrt.scripts.teaching_base import solutions
 from mafrt.scripts.teaching_base.demonstrations import document
-from mafrt.scripts.teaching_base.folder import encode, special_ids, write_base
+from mafrt.scripts.teaching_base.folder import check_arguments, encode, special_ids, write_base
 from mafrt.scripts.teaching_base.pretrain import PretrainConfig, pretrain
 from mafrt.scripts.teaching_base.problems import distinct, stream
 from mafrt.scripts.teaching_base.solutions import RATES
@@ -138,7 +138,9 @@ def card(figures: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    check_arguments(parser, args)
     import torch
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -20,7 +20,7 @@ from mafrt.core.shipped import SHIPPED_BASES
 from mafrt.environment.registry import make_env
 from mafrt.envs.games.base import Game, Player
 from mafrt.envs.games.legal_play import legal_play
-from mafrt.scripts.teaching_base.folder import encode, special_ids, write_base
+from mafrt.scripts.teaching_base.folder import check_arguments, encode, special_ids, write_base
 from mafrt.scripts.teaching_base.pretrain import PretrainConfig, pretrain
 from mafrt.scripts.teaching_base.tokenizer import GAME_PIECES, render, train_tokenizer
 
@@ -119,7 +119,9 @@ def corpus(seed: int, count: int) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    check_arguments(parser, args)
     import torch
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")

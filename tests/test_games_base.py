@@ -11,6 +11,7 @@ from helpers_warm import run_python
 from mafrt.core.shipped import SHIPPED, base_folder
 from mafrt.envs.games import PlanPath, Sudoku
 from mafrt.envs.games.routes import STEPS
+from mafrt.scripts import make_games_base
 from mafrt.scripts.make_games_base import OBEYING, Part, corpus, turns
 from mafrt.scripts.teaching_base.tokenizer import render
 
@@ -40,6 +41,21 @@ def test_a_mover_that_obeys_repeats_the_route():
             and walked
             == render([{"role": "user", "content": route.partition("<")[0]}]) + f"<|im_start|>assistant\n{route}"
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--documents", "0"], "--documents is 0; choose a value of at least 1"),
+        (["--threads", "-1"], "--threads is -1; choose"),
+        (["--learning_rate", "nan"], "--learning_rate is nan; choose a value in (0, 10)"),
+        (["--output_dir", "/proc/base"], "--output_dir /proc/base cannot be written"),
+    ],
+)
+def test_wrong_arguments_of_its_maker_are_one_sentence(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        make_games_base.main(words)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
@@ -9,11 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.core.reading import is_writable
 from mafrt.scripts.teaching_base.pretrain import Encoded, mark_written
 from mafrt.scripts.teaching_base.tokenizer import END, PAD, START, save_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with one sentence, before anything is made, for a count below 1 or a folder that cannot be written."""
+    for name in ("documents", "hidden_size", "layers", "batch_tokens", "threads"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}; choose a value of at least 1")
+    if not 0 < args.learning_rate < 10:
+        parser.error(f"--learning_rate is {args.learning_rate}; choose a value in (0, 10)")
+    if why := is_writable(args.output_dir):
+        parser.error(f"--output_dir {args.output_dir} cannot be written ({why}); give another folder")
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
