@@ -26,6 +26,7 @@ from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
 from mafrt.runners.checks import (
     check_bases,
+    check_opponents,
     check_processes,
     check_prompts,
     check_replays,
@@ -167,6 +168,7 @@ class OnPolicy:
         )
         if coach is not None and rule.tree_samples > 1:
             check_processes(self.processes, config, judged=True)
+        check_opponents(self.env, rule.settings)
         check_replays(self.env, rule.settings, self.processes.size, config.play.audit_turns)
         check_async(config, self.team, sharded=self.base.sharded)
 

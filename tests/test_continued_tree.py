@@ -48,6 +48,19 @@ class Paid(Late):
         return result._replace(rewards={name: self.said[-1] / 2, **late})
 
 
+class Against(Late):
+    """a, b, a say a number each; at the end a is paid x + z - y, and b the opposite."""
+
+    opponents = True
+
+    def step(self, actions):
+        result = super().step(actions)
+        if not result.terminated:
+            return result
+        x, y, z = self.said
+        return result._replace(rewards={"a": float(x + z - y), "b": float(y - x - z)}, info={})
+
+
 class Uncopied(Late):
     def fork(self):
         raise ValueError("there is one of me")
@@ -93,6 +106,18 @@ def test_an_alternative_is_worth_what_the_team_gets_after_it():
             assert branch.info["continued"] == 2 - turn.turn
             assert branch.info["carried"] == (branch.info["alternative"] == 0)
             assert branch.info["alternative"] != 0 or int(turn.text) == kept[turn.turn]
+
+
+def test_of_opponents_an_alternative_is_worth_what_its_speaker_gets():
+    episodes, _, _ = grow(Against())
+    for episode in episodes:
+        kept = [int(turn.text) for turn in episode.turns]
+        for branch in episode.branches:
+            [turn] = branch.turns
+            said = list(kept)
+            said[turn.turn] = int(turn.text)
+            of_a = said[0] + said[2] - said[1]
+            assert turn.reward == (of_a if turn.agent == "a" else -of_a)
 
 
 def test_the_advantage_is_the_return_minus_the_mean_of_the_others():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers_models import tiny_base
 
+from mafrt.algorithms import ALGORITHMS
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import CheckpointError, ConfigError
@@ -14,9 +15,11 @@ from mafrt.environment.registry import make_env
 from mafrt.envs.games import TicTacToe, baseline_scores, play
 from mafrt.envs.games.tic_tac_toe import best_cells, canonical, value, winner
 from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.checks import check_opponents
 from mafrt.runners.identity import Provenance
 from mafrt.runners.league import League
 from mafrt.runners.schedules import Cast, self_play
+from mafrt.scripts import train
 
 SEATS = Team.of(("x", "o"))
 
@@ -117,6 +120,24 @@ def test_the_schedule_of_a_league_by_hand():
 def test_a_league_that_cannot_be_is_refused(team, settings, why):
     with pytest.raises(ConfigError, match=why):
         resolve_rule(TrainConfig.of(league=2, **settings), team)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_rules_that_add_up_what_opponents_are_paid_are_refused(name):
+    settings = ALGORITHMS[name]
+    check_opponents(TicTacToe(opponent="random"), settings)  # one outcome for both seats
+    if name in ("at_grpo", "c3", "dr_mas", "gdpo", "ippo", "reinforce_pp", "reinforce_pp_baseline", "spin"):
+        check_opponents(TicTacToe(), settings)
+        return
+    with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents are paid.*take dr_mas, c3, ippo"):
+        check_opponents(TicTacToe(), settings)
+
+
+def test_a_refused_rule_is_refused_before_a_model_is_loaded(tmp_path, capsys):
+    words = ["--env", "tic_tac_toe", "--algorithm", "grpo", "--n_samples", "4", "--n_rollout_threads", "8"]
+    words += ["--model_name_or_path", str(tmp_path / "nothing"), "--run_dir", str(tmp_path / "run")]
+    assert train.main(words) == 2
+    assert "against each other" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_members_hold_earlier_weights_and_come_back(tmp_path):

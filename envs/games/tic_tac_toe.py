@@ -93,6 +93,8 @@ class TicTacToe(Game):
                 f"plies is {plies} and opponent is {opponent!r}; choose 2 to 5 moves and {', '.join(OPPONENTS)}."
             )
         self.plies, self.opponent = plies, opponent
+        # A scripted opponent is no agent: then there is one outcome for both seats of the team.
+        self.opponents = opponent == "self"
 
     def draw(self, rng: random.Random) -> str:
         while True:

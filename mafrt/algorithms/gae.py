@@ -54,6 +54,10 @@ class Gae(Algorithm, ValueHeadSettings):
         super().__post_init__()
         within(self, 0, 1, "gamma", "gae_lambda")
 
+    @property
+    def adds_agents(self) -> bool:
+        return super().adds_agents or self.bootstrap == "team" or self.joint_advantage
+
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return gae(trajectories, self)
 

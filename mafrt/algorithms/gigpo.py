@@ -52,6 +52,10 @@ class GigpoBase(Algorithm):
 
     needs_groups: ClassVar[bool] = True
 
+    @property
+    def adds_agents(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, 0, 1, "gamma", "similarity")

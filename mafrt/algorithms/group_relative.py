@@ -52,6 +52,10 @@ class GroupRelative(Algorithm):
 
     needs_groups: ClassVar[bool] = True
 
+    @property
+    def adds_agents(self) -> bool:
+        return super().adds_agents or self.unit == "trajectory"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("unit", self.unit, ("trajectory", "row"))

@@ -69,6 +69,10 @@ class MaporlBase(Gae):
     right_above: float = 0.5
     """threshold: an answer, or the mean of several, counts as right above this score"""
 
+    @property
+    def adds_agents(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, 0, 1, "round_gamma")

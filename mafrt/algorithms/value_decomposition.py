@@ -58,6 +58,10 @@ class Mixed(Algorithm, MixerSettings):
     needs_groups: ClassVar[bool] = True
     needs_several_agents: ClassVar[bool] = True
 
+    @property
+    def adds_agents(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         within(self, 0, 1, "gamma", "gae_lambda", "residual_weight")

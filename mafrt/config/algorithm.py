@@ -106,6 +106,11 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
         return self.critic_input
 
     @property
+    def adds_agents(self) -> bool:
+        """Whether a turn's credit adds up what several agents are paid: nonsense where they play against each other."""
+        return self.share == "sum"
+
+    @property
     def needs_influence(self) -> bool:
         """Whether credit reads `Turn.influence`, which takes a pass over the turns that follow (Dr. MAMR)."""
         return False

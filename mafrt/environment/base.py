@@ -47,6 +47,10 @@ class Env:
     """Whether `reset` and `step` always return in bounded time, because all they wait for has a deadline of its own.
     Bounded environments run in the trainer's process; others run in worker processes (`mafrt.environment.workers`)."""
 
+    opponents: bool = False
+    """Whether agents are paid against each other. What all of them are paid together then says nothing about a turn:
+    rules that add it up over the agents are refused, and replayed returns are the speaker's own."""
+
     rng: random.Random
     """The only source of chance that an environment may use. A session seeds it before `reset`; without a session it
     is not seeded."""

@@ -3,9 +3,9 @@
 The history up to a turn is frozen. The speaker says `samples` alternatives; each is tried on a fork of the environment
 and the episode is played on from there, by the same adapters and with the same seeds, so that two alternatives differ
 by the turn and by its consequences. The return R_i of an alternative is everything that the team is paid from that turn
-on, and the outcome. Credit compares the alternatives of one turn, A_i = R_i - mean of the others' R, so environments
-that pay at the end only can be served. The episode itself goes on with the first alternative, which is a fair sample of
-the policy: no alternative is preferred.
+on, and the outcome; where agents are opponents, what the speaker is paid. Credit compares the alternatives of one turn,
+A_i = R_i - mean of the others' R, so environments that pay at the end only can be served. The episode itself goes on
+with the first alternative, which is a fair sample of the policy: no alternative is preferred.
 
 A tree over T turns costs about T / 2 further episodes for each of the `samples` alternatives.
 
@@ -44,7 +44,7 @@ class ContinuedTreePlayer(TreePlayer):
             some[:] = [trial for trial in some if trial.fork.key not in lost]
             position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
             for trial in some:
-                _reduce(trial, tree.item.episode.turns, position)
+                _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.unwrapped.opponents)
 
     def _begun(self, trial: Trial, result: StepResult | EnvError) -> bool:
         """Take the step of the alternative itself; False if its environment raised."""
@@ -67,15 +67,19 @@ class ContinuedTreePlayer(TreePlayer):
         return [0] * len(trials)
 
 
-def _reduce(trial: Trial, earlier: Sequence[Turn], position: int) -> None:
-    """Make a continued episode one of a single turn, which carries all that was paid from it on."""
+def _reduce(trial: Trial, earlier: Sequence[Turn], position: int, own: bool) -> None:
+    """Make a continued episode one of a single turn, which carries all that was paid from it on (`own`: its agent)."""
     fork = trial.fork
     turns = fork.episode.turns
     turn = turns[position]
-    before = sum(old.reward for old in earlier if old.reward is not None)
-    paid = [new.reward for new in turns if new.reward is not None]
-    fresh = any(new.reward is not None for new in turns[len(earlier) :])
-    late = any(new.reward != old.reward for new, old in zip(turns, earlier, strict=False))
+
+    def counts(other: Turn) -> bool:
+        return not own or other.agent == turn.agent
+
+    before = sum(old.reward for old in earlier if old.reward is not None and counts(old))
+    paid = [new.reward for new in turns if new.reward is not None and counts(new)]
+    fresh = any(new.reward is not None and counts(new) for new in turns[len(earlier) :])
+    late = any(new.reward != old.reward and counts(new) for new, old in zip(turns, earlier, strict=False))
     turn.reward = sum(paid) - before if fresh or late else None
     turn.turn, fork.episode.turns = position, [turn]
     fork.episode.info["continued"] = len(turns) - position - 1

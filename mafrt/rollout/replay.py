@@ -75,7 +75,7 @@ def play_on(
     return {item.key for item in going} - {episode.id for episode in stretch.done}
 
 
-def paid(episode: Episode, reward_weight: float, outcome_weight: float) -> float:
-    """The team's pay by the environment: all rewards, and the outcome."""
-    rewards = sum(turn.reward for turn in episode.turns if turn.reward is not None)
+def paid(episode: Episode, reward_weight: float, outcome_weight: float, agent: str | None = None) -> float:
+    """The team's pay by the environment: all rewards, with `agent` those of this agent, and the outcome."""
+    rewards = sum(t.reward for t in episode.turns if t.reward is not None and agent in (None, t.agent))
     return reward_weight * rewards + outcome_weight * (episode.outcome or 0.0)

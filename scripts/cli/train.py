@@ -19,7 +19,7 @@ from mafrt.core.threads import ThreadWatch
 from mafrt.rollout.stratified_order import strata_of
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import check_async
-from mafrt.runners.checks import check_replays, check_sampler, check_several, check_tree
+from mafrt.runners.checks import check_opponents, check_replays, check_sampler, check_several, check_tree
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.identity import Provenance, describe_run, refuse_changes
 from mafrt.runners.judge import prepare_coach
@@ -169,6 +169,7 @@ def _check(
         strata_of(env, config.play.stratify)
     coach = prepare_coach(config, env)
     paid = coach if config.algorithm.process_weight else None
+    check_opponents(env, rule.settings)
     check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
     check_replays(env, rule.settings, audit_turns=config.play.audit_turns)
     return CheckedRun(settings, loaded, prepared, config, models, coach)

@@ -47,7 +47,7 @@ class RemoteEnv(Env):
         self.agents = tuple(described.agents)
         self.num_tasks = None if described.num_tasks < 0 else described.num_tasks
         self.max_steps = None if described.max_steps < 0 else described.max_steps
-        self.costly_reset = described.costly_reset
+        self.costly_reset, self.opponents = described.costly_reset, described.opponents
         if described.held_out and not held_out:
             self.held_out = {"held_out": True}  # type: ignore[misc]
         elif held_out and not described.held_out:

@@ -13,7 +13,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("protocol", "name", "agents", "num_tasks", "max_steps", "identity", "timeout_s", "costly_reset", "held_out", "max_sessions")
+    __slots__ = ("protocol", "name", "agents", "num_tasks", "max_steps", "identity", "timeout_s", "costly_reset", "held_out", "max_sessions", "opponents")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Description(_message.Message):
     COSTLY_RESET_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    OPPONENTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     agents: _containers.RepeatedScalarFieldContainer[str]
@@ -34,7 +35,8 @@ class Description(_message.Message):
     costly_reset: bool
     held_out: bool
     max_sessions: int
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., num_tasks: _Optional[int] = ..., max_steps: _Optional[int] = ..., identity: _Optional[str] = ..., timeout_s: _Optional[float] = ..., costly_reset: _Optional[bool] = ..., held_out: _Optional[bool] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+    opponents: bool
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., num_tasks: _Optional[int] = ..., max_steps: _Optional[int] = ..., identity: _Optional[str] = ..., timeout_s: _Optional[float] = ..., costly_reset: _Optional[bool] = ..., held_out: _Optional[bool] = ..., max_sessions: _Optional[int] = ..., opponents: _Optional[bool] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("held_out",)

@@ -132,6 +132,7 @@ class EnvironmentServer(rpc.EnvironmentServicer):
             identity=self.served.identity,
             timeout_s=self.served.timeout_s,
             costly_reset=env.unwrapped.costly_reset,
+            opponents=env.unwrapped.opponents,
             held_out=self.served.held_out is not None,
             max_sessions=self.max_sessions,
         )
