@@ -129,7 +129,7 @@ def test_rules_that_add_up_what_opponents_are_paid_are_refused(name):
     if name in ("at_grpo", "c3", "dr_mas", "gdpo", "ippo", "reinforce_pp", "reinforce_pp_baseline", "spin"):
         check_opponents(TicTacToe(), settings)
         return
-    with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents are paid.*take dr_mas, c3, ippo"):
+    with pytest.raises(ConfigError, match=f"'{settings.name}' adds up what several agents.*take dr_mas, c3, ippo"):
         check_opponents(TicTacToe(), settings)
 
 
