@@ -1,7 +1,8 @@
 """Order, and imports shared by the processes of a run.
 
-In one process the fast tests come first, so that a mistake shows within seconds. Side by side the longest files do;
-scripts/test.sh runs the fast tests and then the slow ones.
+The fast tests come first, so that a mistake shows within seconds. Side by side the longest files come first among the
+fast tests and again among the slow ones, and one process runs the fast tests of a file, one (perhaps another) its
+slow tests: they share servers and trained runs.
 """
 
 from __future__ import annotations
@@ -57,17 +58,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from helpers_schedule import FileRuns
+
+    return FileRuns(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     for spec in specs if STARTED else ():
         spec.python = shlex.join([sys.executable, "-E", str(WORKER)])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        # The longest files first: at the end no process waits for a long one.
-        items.sort(key=lambda item: _rank(item.path.name))
-    else:
-        items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    items.sort(key=lambda item: (_slow(item), _rank(item.path.name) if hasattr(config, "workerinput") else 0))
 
 
 def pytest_collection_finish() -> None:
@@ -79,6 +85,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries with nanobind report objects that are never collected as leaks
+
+
+def _slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 def _rank(file: str) -> int:
