@@ -44,8 +44,19 @@ def linear_siblings(
 
 
 def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """`[sum of ranks, in]`: the scaled A of a run's layers."""
-    return torch.cat([pairs[a] if scale == 1.0 else pairs[a] * scale for _, a, scale in run.pairs]).to(dtype)
+    """`[sum of ranks, in]`: the A of a run's layers."""
+    downs = [pairs[a] for _, a, _ in run.pairs]
+    return _as(downs[0] if len(downs) == 1 else torch.cat(downs), dtype)
+
+
+def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)
+
+
+def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """`scale * left @ right` in one call, as calls are a good part of a small product."""
+    # With beta=0 the first argument is not read.
+    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 def _frozen(x: Tensor, layers: Sequence[Frozen], packed: PackedWeights | None) -> list[Tensor]:
@@ -81,16 +92,18 @@ class _LinearSiblings(torch.autograd.Function):
         *pairs: Tensor,
     ) -> tuple[Tensor, ...]:
         outs = _frozen(x, layers, packed)
+        # Cut once for all runs: there are as many runs as agents, and cutting piece by piece takes longer.
+        sizes = [run.stop - run.start for run in runs]
+        tokens, targets = x.split(sizes), [out.split(sizes) for out in outs]
         inner = []
-        for run in runs:
+        for place, run in enumerate(runs):
             if not run.pairs:
                 continue
-            part = x[run.start : run.stop]
-            inner.append(torch.mm(_downs(run, pairs, x.dtype), part.t()))
             # One product for all siblings, then split: they read the same input, and narrow products are slow.
+            inner.append(torch.mm(_downs(run, pairs, x.dtype), tokens[place].t()))
             own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
-            for (number, a, _), h in zip(run.pairs, own, strict=True):
-                outs[number][run.start : run.stop].addmm_(h.t(), pairs[a + 1].to(x.dtype).t())
+            for (number, a, scale), h in zip(run.pairs, own, strict=True):
+                targets[number][place].addmm_(h.t(), _as(pairs[a + 1], x.dtype).t(), alpha=scale)
         ctx.save_for_backward(x, *inner, *pairs)
         ctx.layers, ctx.runs, ctx.packed = layers, runs, packed
         return tuple(outs)
@@ -102,22 +115,26 @@ class _LinearSiblings(torch.autograd.Function):
         inner, pairs = iter(rest[: len(rest) - len(want)]), rest[len(rest) - len(want) :]
         grad_x = _frozen_backward(grads, ctx.layers, ctx.packed) if want_x else None
         pair_grads: list[Tensor | None] = [None] * len(pairs)
-        for run in ctx.runs:
+        sizes = [run.stop - run.start for run in ctx.runs]
+        tokens, onto = x.split(sizes), [grad.split(sizes) for grad in grads]
+        targets = None if grad_x is None else grad_x.split(sizes)
+        for place, run in enumerate(ctx.runs):
             if not run.pairs:
                 continue
-            part = slice(run.start, run.stop)
-            onto = [grads[number][part] for number, _, _ in run.pairs]
-            across = [pairs[a + 1].to(x.dtype).t() @ own.t() for (_, a, _), own in zip(run.pairs, onto, strict=True)]
-            ranks, both = [len(a) for a in across], torch.cat(across)
+            across = [
+                _scaled(_as(pairs[a + 1], x.dtype).t(), onto[number][place].t(), scale)
+                for number, a, scale in run.pairs
+            ]
+            ranks, both = [len(a) for a in across], across[0] if len(across) == 1 else torch.cat(across)
             if any(want[a] for _, a, _ in run.pairs):
-                downs = torch.mm(both, x[part]).split(ranks)
-                for (_, a, scale), down in zip(run.pairs, downs, strict=True):
-                    _add(pair_grads, a, down * scale, pairs[a], want[a])
-            for (_, a, _), kept, own in zip(run.pairs, next(inner).split(ranks), onto, strict=True):
+                downs = torch.mm(both, tokens[place]).split(ranks)
+                for (_, a, _), down in zip(run.pairs, downs, strict=True):
+                    _add(pair_grads, a, down, pairs[a], want[a])
+            for (number, a, scale), kept in zip(run.pairs, next(inner).split(ranks), strict=True):
                 if want[a + 1]:
-                    _add(pair_grads, a + 1, torch.mm(kept, own).t(), pairs[a + 1])
-            if grad_x is not None:
-                grad_x[part].addmm_(both.t(), _downs(run, pairs, x.dtype))
+                    _add(pair_grads, a + 1, _scaled(kept, onto[number][place], scale).t(), pairs[a + 1])
+            if targets is not None:
+                targets[place].addmm_(both.t(), _downs(run, pairs, x.dtype))
         return grad_x, None, None, None, *pair_grads
 
 
@@ -125,5 +142,5 @@ def _add(pair_grads: list[Tensor | None], place: int, grad: Tensor, like: Tensor
     """Add to the gradient of one tensor, in its own precision."""
     if want:
         # Summed in the parameter's precision, float32: sums over runs in bfloat16 would lose the small ones.
-        before, grad = pair_grads[place], grad.to(like.dtype)
+        before, grad = pair_grads[place], _as(grad, like.dtype)
         pair_grads[place] = grad if before is None else before + grad

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mafrt.core.malloc import keep_freed_memory
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
@@ -47,6 +48,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure and return one JSON-able dict; raises `_measure.Disagreement` where the rivals do not agree."""
     args = _parser().parse_args(argv)
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as every command of this library does; the rivals, in the same process, gain by it too
     rows = []
     for count in args.adapters:
         rows.append(_measure_one(args, count))
