@@ -1,6 +1,6 @@
 """A team of two with the OpenAI Agents SDK; training needs no other change than `base_url`.
 
-    mafrt train --program examples/openai_agents.py:run_episode --profile_path profiles/quickstart.json \\
+    mafrt train --program examples/openai_agents.py:run_episode --profile_path profiles/quickstart_math.json \\
         --tasks_path envs/math/data/word_problems_train.jsonl \\
         --eval_tasks_path envs/math/data/word_problems_test.jsonl \\
         --iterations 20 --n_rollout_threads 64 --max_new_tokens 48 --lr 0.003

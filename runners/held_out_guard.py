@@ -23,6 +23,7 @@ from mafrt.config.train_config import RunConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError
 from mafrt.runners.evaluation import Evaluation
+from mafrt.storage.load_path import BEST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BEST = "best"
-"""folder of a run with the adapters of the best evaluation"""
 STATE = "best.pt"
 """file of a checkpoint's state with the same, and the scores"""
 LIMIT = 2.5

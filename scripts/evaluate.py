@@ -42,7 +42,7 @@ from mafrt.scripts.cli.loading import (
     env_arguments,
     load_base,
     load_team,
-    resolve,
+    resolve_played,
     stored_args,
     team_for,
     with_sandbox,
@@ -136,7 +136,7 @@ def _read(argv: Sequence[str]) -> tuple[Settings, Loadable | None]:
     # Read twice: the first pass finds the run, whose settings lie below the flags in the second.
     settings = COMMAND.read(argv)
     only_one(COMMAND.name)
-    loaded = resolve(settings)
+    loaded = resolve_played(settings)
     stored, record = stored_args(loaded)
     below = {name: value for name, value in stored.items() if name not in NOT_CARRIED_OVER}
     return COMMAND.read(argv, below=below, record=record), loaded
@@ -250,7 +250,7 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
         if held_out := {**env.unwrapped.held_out, **kwargs}:
             env = make_env(settings["env"], **held_out)
         return env, team_for(env, load_team(settings, default), settings["n_agents"])
-    team = load_team(settings, "profiles/quickstart.json")
+    team = load_team(settings, "profiles/quickstart_math.json")
     source = settings["dataset_path"]
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}

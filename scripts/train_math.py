@@ -19,7 +19,7 @@ COMMAND = Command(
     "train_math",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, to solve math problems.",
     (MathSettings, FieldSettings, WorkflowSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
-    defaults={"profile_path": "profiles/quickstart.json"},
+    defaults={"profile_path": "profiles/quickstart_math.json"},
 )
 
 

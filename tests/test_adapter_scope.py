@@ -245,7 +245,7 @@ def test_a_run_with_it(tmp_path, capsys):
     """Training, resume, and export from the command line."""
     run = tmp_path / "run"
     words = "--iterations 1 --n_rollout_threads 8 --max_new_tokens 8 --ppo_epoch 1 --threads 1 --coach rules"
-    words += " --profile_path profiles/quickstart.json --eval_episodes 0 --adapter_scope action"
+    words += " --profile_path profiles/quickstart_math.json --eval_episodes 0 --adapter_scope action"
     assert train_math.main([*words.split(), "--run_dir", str(run)]) == 0
     assert train_math.main(["--load_path", str(run), "--iterations", "2", "--adapter_scope", "all"]) == 2
     assert "found an adapter of scope action" in capsys.readouterr().err

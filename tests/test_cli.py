@@ -206,7 +206,7 @@ def test_help_lists_every_flag_with_its_default(capsys):
     for name, setting in train_math.COMMAND.settings().items():
         assert f"--{name} " in said or f"--{name}, " in said
         assert " ".join(setting.help.partition("; default: ")[0].split()) in said
-    assert "(default: profiles/quickstart.json)" in said and "(default: 0.0001)" in said
+    assert "(default: profiles/quickstart_math.json)" in said and "(default: 0.0001)" in said
 
 
 def test_flags_of_marft_keep_their_names():
@@ -430,7 +430,7 @@ def test_a_run_and_its_files(run):
     args = yaml.safe_load((run / "args.yaml").read_text())
     expected = train_math.COMMAND.settings().keys() - {"run_dir", "set_aside", "accept_changes"}
     expected -= AlgorithmSettings.flags().keys() - ALGORITHMS["ppo"].flat().keys()
-    assert args.keys() == expected and args["lr"] == 1e-3 and args["profile_path"] == "profiles/quickstart.json"
+    assert args.keys() == expected and args["lr"] == 1e-3 and args["profile_path"] == "profiles/quickstart_math.json"
     summary = json.loads((run / "summary.json").read_text())
     assert {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"} <= summary.keys()
     assert summary["seed"] == 1 and summary["train_seconds"] > 0 and summary["before"] is None
@@ -591,17 +591,17 @@ def test_debug_shows_the_traceback(workdir):
 
 
 def test_shipped_files_are_found_from_anywhere(workdir):
-    assert shipped("profiles/quickstart.json").is_file() and shipped("configs/quickstart.yaml").is_file()
+    assert shipped("profiles/quickstart_math.json").is_file() and shipped("configs/quickstart_math.yaml").is_file()
     assert shipped("other/quickstart.json") == Path("other/quickstart.json")
     Path("profiles").mkdir()
-    Path("profiles/quickstart.json").write_text("[]")
-    assert shipped("profiles/quickstart.json") == Path("profiles/quickstart.json")  # one's own comes first
+    Path("profiles/quickstart_math.json").write_text("[]")
+    assert shipped("profiles/quickstart_math.json") == Path("profiles/quickstart_math.json")  # one's own comes first
 
 
 def test_quickstart_config_is_valid():
-    settings = train_math.COMMAND.read(["--config", str(SHIPPED / "configs" / "quickstart.yaml")])
+    settings = train_math.COMMAND.read(["--config", str(SHIPPED / "configs" / "quickstart_math.yaml")])
     train_config(settings)
-    assert settings["set_aside"] and settings["run_dir"] == "runs/quickstart"
+    assert settings["set_aside"] and settings["run_dir"] == "runs/quickstart_math"
 
 
 def test_every_package_is_in_the_wheel():

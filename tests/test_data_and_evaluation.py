@@ -197,3 +197,18 @@ def test_evaluate_prints_and_writes_everything_that_was_said(tmp_path, capsys):
     assert turn["agent"] == "reasoner" and turn["observation"].startswith("Problem: What is") and turn["role_prompt"]
     assert evaluate.main(["--profile_path", "profiles/code_single.json", "--swap"]) == 2
     assert "two agents with different adapters" in capsys.readouterr().err
+
+
+def test_the_best_adapters_of_a_run_bring_its_base_team_and_environment(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "numbers.json"
+    words = ["--env", "sudoku", "--env_kwargs", "brief=true", "--model_name_or_path", "games-base", "--lora_rank", "2"]
+    words += ["--n_rollout_threads", "2", "--iterations", "1", "--max_new_tokens", "2", "--eval_episodes", "2"]
+    words += ["--eval_samples", "1", "--eval_interval", "1", "--algorithm", "reinforce_pp", "--threads", "1"]
+    assert train.main([*words, "--run_dir", str(run)]) == 0
+    assert evaluate.main(["--load_path", str(run / "best"), "--tasks", "2", "--k", "1", "--output", str(out)]) == 0
+    settings = json.loads(out.read_text())["settings"]
+    assert settings["model_name_or_path"] == "games-base" and settings["max_new_tokens"] == 2
+    # Without its run it is a folder of adapters, of a team that has to be named.
+    (run / "best").rename(tmp_path / "best")
+    assert evaluate.main(["--load_path", str(tmp_path / "best"), "--tasks", "2"]) == 2
+    assert "holds no adapter 'reasoner'" in capsys.readouterr().err

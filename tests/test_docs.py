@@ -73,7 +73,7 @@ def test_commands_parse(document, line):
         if Path(words[0]).parent.name == "reproduce":  # these have parsers of their own
             assert callable(importlib.import_module(f"mafrt.scripts.reproduce.{Path(words[0]).stem}").main)
             return
-        name = {"quickstart": "train_math", "quickstart_dsbench": "train_dsbench"}.get(
+        name = {"quickstart": "train", "quickstart_math": "train_math", "quickstart_dsbench": "train_dsbench"}.get(
             Path(words[0]).stem, Path(words[0]).stem
         )
     argv = words[1:]

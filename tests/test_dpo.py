@@ -330,7 +330,7 @@ PAIR = {"agent": "actor", "prompt": "1+1", "chosen": "\\boxed{2}", "rejected": "
 )
 def test_bad_input_is_one_sentence_before_any_model_is_loaded(capsys, tmp_path, monkeypatch, record, argv, says):
     monkeypatch.chdir(tmp_path)
-    words = ["--profile_path", "profiles/quickstart.json", *argv]
+    words = ["--profile_path", "profiles/quickstart_math.json", *argv]
     if record is not None:
         words += ["--records_path", written(tmp_path / "a.jsonl", record)]
     assert train_dpo.main(words) == 2
@@ -386,7 +386,7 @@ def test_what_a_load_path_means(tmp_path, capsys):
 def test_sft_then_play_then_dpo_on_what_was_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     record = {"agent": "actor", "prompt": "1+1", "response": "\\boxed{2}"}
-    team = ["--profile_path", "profiles/quickstart.json"]
+    team = ["--profile_path", "profiles/quickstart_math.json"]
     words = [*team, "--records_path", written(tmp_path / "sft.jsonl", record), "--run_dir", "sft"]
     assert train_sft.main(words) == 0
     short = ["--iterations", "1", "--n_rollout_threads", "32", "--n_samples", "16", "--max_new_tokens", "32"]

@@ -66,7 +66,7 @@ class Broken(Chain):
     def __init__(self, team, horizon, judge_lines):
         raise KeyError("sides")
 """
-TEAM = Team.load(Path(__file__).parent.parent / "profiles" / "quickstart.json")
+TEAM = Team.load(Path(__file__).parent.parent / "profiles" / "quickstart_math.json")
 
 
 @pytest.fixture

@@ -213,7 +213,7 @@ def test_the_documentation_s_workflow_and_data(tmp_path, monkeypatch):
 
 
 def test_every_workflow_says_how_long_it_may_take():
-    teams = {"chain": "quickstart", "mathchat": "mathchat", "solver_verifier": "solver_verifier"}
+    teams = {"chain": "quickstart_math", "mathchat": "mathchat", "solver_verifier": "solver_verifier"}
     steps = {"chain": 2 * 2, "mathchat": 2 * 4, "solver_verifier": 2 * 2}
     assert teams.keys() <= set(WORKFLOWS)
     for name in teams:

@@ -26,7 +26,16 @@ SHORT = [
     "--eval_episodes",
     "4",
 ]
-SHORT += ["--eval_samples", "1", "--ppo_epoch", "1", "--profile_path", "profiles/quickstart.json", "--threads", "1"]
+SHORT += [
+    "--eval_samples",
+    "1",
+    "--ppo_epoch",
+    "1",
+    "--profile_path",
+    "profiles/quickstart_math.json",
+    "--threads",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ IDLE_ANSWERS = {
 
 def math_scores(say, role: str) -> float:
     """Mean score of one role of the chain over the problems; the other role says nothing."""
-    team = Team.load(PROFILES / "quickstart.json")
+    team = Team.load(PROFILES / "quickstart_math.json")
     planner, actor = team.names
     total = 0.0
     for number, task in enumerate(PROBLEMS):

@@ -256,7 +256,7 @@ def test_an_engine_that_fails_answers_with_an_error_and_goes_on():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve") / "run"
     argv = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "12", "--eval_episodes", "0"]
-    argv += ["--profile_path", "profiles/quickstart.json", "--threads", "1", "--coach", "rules"]
+    argv += ["--profile_path", "profiles/quickstart_math.json", "--threads", "1", "--coach", "rules"]
     assert train_math.main([*argv, "--run_dir", str(folder)]) == 0
     return folder
 

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
     """A run whose adapters have learnt something in two large steps."""
     folder = tmp_path_factory.mktemp("export") / "run"
     argv = ["--iterations", "2", "--n_rollout_threads", "16", "--max_new_tokens", "24", "--eval_episodes", "0"]
-    argv += ["--profile_path", "profiles/quickstart.json", "--threads", "1", "--coach", "rules", "--lr", "0.01"]
+    argv += ["--profile_path", "profiles/quickstart_math.json", "--threads", "1", "--coach", "rules", "--lr", "0.01"]
     assert train_math.main([*argv, "--run_dir", str(folder)]) == 0
     return folder
 

@@ -96,7 +96,7 @@ def test_shipped_problems_are_those_of_the_generator():
 
 
 def test_profiles_use_the_wording_of_the_corpus():
-    for name, renamed in (("quickstart", {}), ("solver_verifier", {}), ("mathchat", {"verifier": "concluder"})):
+    for name, renamed in (("quickstart_math", {}), ("solver_verifier", {}), ("mathchat", {"verifier": "concluder"})):
         for agent in json.loads((ROOT / f"profiles/{name}.json").read_text()):
             assert agent["prompt"] == PROMPTS[renamed.get(agent["role"], agent["role"])]
             assert isinstance(agent["with_answer"], bool)

@@ -43,7 +43,10 @@ SKIPPED = {
 """Pattern of a line -> the reason why it is not walked."""
 
 CHANGES = {
-    r"^bash scripts/quickstart\.sh.*": rf"\g<0> {SHORT} --iterations 2",
+    # Groups of eight games.
+    r"^bash scripts/quickstart\.sh.*": rf"\g<0> {SHORT} --n_rollout_threads 8",
+    r"^bash scripts/quickstart_math\.sh.*": rf"\g<0> {SHORT} --iterations 2",
+    r"--baselines": r"\g<0> --tasks 2 --k 1 --baseline_votes 2 --baseline_episodes 8",
     r"^python .*--iterations 60 --seed 2": rf"\g<0> {SHORT} --run_dir runs/B",
     r"^python .*train_math.py --load_path runs/NAME$": r"\g<0> --iterations 3",
     r"--iterations 400": "--iterations 4",
@@ -55,10 +58,10 @@ CHANGES = {
     r"^mafrt serve_team.*": r"\g<0> --port 0",
     r"^mafrt report .*--live": r"\g<0> --port 0",
     r"--agent solver": "--agent actor",
-    r"runs/(NAME|A)\b": "CHECKOUT/runs/quickstart",
+    r"runs/(NAME|A)\b": "CHECKOUT/runs/quickstart_math",
     r"runs/B\b": "CHECKOUT/runs/B",
     r"(?<=path )(envs/\S*/word_problems_)?(train|test)\.jsonl": r"CHECKOUT/envs/math/data/word_problems_\2.jsonl",
-    r"(?<=path )team\.json": "CHECKOUT/profiles/quickstart.json",
+    r"(?<=path )team\.json": "CHECKOUT/profiles/quickstart_math.json",
 }
 """Pattern in a line -> the words in its place, one rule after the other: shorter, and with names that exist here."""
 
@@ -217,5 +220,5 @@ def test_the_first_time_walk(checkout, tmp_path, capsys, monkeypatch):
     with capsys.disabled():
         print("\nThe first-time walk:", *told, sep="\n")
     assert len(told) > 20
-    assert (checkout / "runs/quickstart/report.html").is_file() and (tmp_path / "elsewhere/both.html").is_file()
+    assert (checkout / "runs/quickstart_math/report.html").is_file() and (tmp_path / "elsewhere/both.html").is_file()
     assert (checkout / "team/merged/actor/model.safetensors").is_file() and (checkout / "good.jsonl").stat().st_size

@@ -14,6 +14,8 @@ from mafrt.storage.checkpoint import CRITIC, MANIFEST, ORIGIN, Checkpoint, candi
 
 log = logging.getLogger(__name__)
 
+BEST = "best"
+"""folder of a run with the adapters of the best evaluation"""
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a folder that holds adapter folders"
 

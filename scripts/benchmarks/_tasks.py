@@ -13,7 +13,7 @@ from mafrt.environment.base import Env
 from mafrt.envs.math import MathEnv, load_tasks, verify
 from mafrt.envs.workflows.state import TaskState
 
-CHAIN = Team.load(SHIPPED / "profiles" / "quickstart.json")
+CHAIN = Team.load(SHIPPED / "profiles" / "quickstart_math.json")
 ROLE = "You are the Solver. Propose a boxed answer."
 SOLVERS = Team(tuple(AgentSpec(name=name, prompt=ROLE, with_answer=True) for name in ("ann", "ben")))
 

@@ -105,7 +105,7 @@ def train(
     """Train a team once, evaluated on held-out problems before and after; by default Reasoner -> Actor, a chain."""
     from mafrt.models.shared_base import SharedBase
 
-    team = team or Team.load(SHIPPED / "profiles" / "quickstart.json")
+    team = team or Team.load(SHIPPED / "profiles" / "quickstart_math.json")
     config = TrainConfig.of(**{**COMMON, "iterations": args.iterations, "seed": seed, **settings})
     runner = OnPolicy(env or MathEnv(team=team), team, SharedBase.load("teaching-base"), config)
     runner.stop = StopRequest()

@@ -62,7 +62,7 @@ def unequal() -> Env:
             right = planned is not None and planned == float(self.task.answer)
             return result._replace(rewards={"reasoner": SCALE * right, "actor": float(result.info["outcome"])})
 
-    return Unequal(team=Team.load(SHIPPED / "profiles" / "quickstart.json"))
+    return Unequal(team=Team.load(SHIPPED / "profiles" / "quickstart_math.json"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

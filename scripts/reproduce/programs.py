@@ -48,7 +48,7 @@ def trained(args: argparse.Namespace, program: str, seed: int) -> dict[str, floa
         data = Path(mafrt.envs.math.__file__).parent / "data"
         run(
             train.main, "--program", f"{args.examples / program}.py:run_episode", *SETTINGS,
-            "--profile_path", SHIPPED / "profiles" / "quickstart.json", "--iterations", args.iterations,
+            "--profile_path", SHIPPED / "profiles" / "quickstart_math.json", "--iterations", args.iterations,
             "--tasks_path", data / "word_problems_train.jsonl",
             "--eval_tasks_path", data / "word_problems_test.jsonl", "--eval_episodes", args.tasks,
             "--seed", seed, "--threads", args.threads, "--run_dir", folder, "--set_aside",

@@ -16,7 +16,7 @@ from mafrt.environment.chat_api.protocol import ApiError
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.checks import check_window
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
+from mafrt.scripts.cli.loading import check_models, load_base, resolve_played, stored_args
 from mafrt.scripts.cli.settings import SampleSettings
 from mafrt.scripts.serving.engine_queue import EngineQueue
 
@@ -81,7 +81,7 @@ def read_source(command: Command, argv: Sequence[str]) -> Source:
     settings = command.read(argv)
     if settings["load_path"] is None:
         raise ConfigError(f"Name a run, as in mafrt {command.name} runs/NAME.")
-    loaded = resolve(settings)
+    loaded = resolve_played(settings)
     stored, record = stored_args(loaded)
     if loaded is None or record is None or not loaded.adapters:
         raise CheckpointError(f"{settings['load_path']} holds no checkpoint of a run; give a run that made one.")

@@ -14,7 +14,7 @@ def learn(device: str, iterations: int, episodes: int) -> dict[str, Any]:
     """Held-out scores before and after; raises AssertionError where a team that should have learnt has not."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        words = ["--config", "configs/quickstart.yaml", "--device", device, "--iterations", str(iterations)]
+        words = ["--config", "configs/quickstart_math.yaml", "--device", device, "--iterations", str(iterations)]
         words += ["--eval_episodes", str(episodes), "--run_dir", str(run)]
         status = train_math.main(words)
         if status:

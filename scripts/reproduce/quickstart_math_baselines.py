@@ -1,6 +1,6 @@
-"""Is the quickstart's gain more than a better way to read the untrained base?
+"""Is the gain of the quickstart of word problems more than a better way to read the untrained base?
 
-Trains the quickstart, and compares it on its held-out problems with the rivals of `mafrt evaluate --baselines`.
+Trains it, and compares it on its held-out problems with the rivals of `mafrt evaluate --baselines`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from mafrt.core.shipped import SHIPPED
 from mafrt.scripts import evaluate, train_math
 from mafrt.scripts.reproduce._commands import run
 
-CONFIG = SHIPPED / "configs" / "quickstart.yaml"
+CONFIG = SHIPPED / "configs" / "quickstart_math.yaml"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tasks", type=int, default=256, help="held-out problems")
-    parser.add_argument("--iterations", type=int, default=30, help="of the quickstart, 128 episodes each")
+    parser.add_argument("--iterations", type=int, default=30, help="128 episodes each")
     parser.add_argument("--votes", type=int, default=32, help="sampled answers of the majority vote")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path("runs/reproduce/quickstart_baselines"))
+    parser.add_argument("--output", type=Path, default=Path("runs/reproduce/quickstart_math_baselines"))
     return parser.parse_args(argv)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mafrt.scripts import train_math
 
-CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+CONFIG = Path(__file__).parents[1] / "configs" / "quickstart_math.yaml"
 SHORT = ["--config", str(CONFIG), "--eval_episodes", "64", "--eval_samples", "2"]
 KEYS = {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"}
 

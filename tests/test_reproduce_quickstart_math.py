@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mafrt.scripts.baselines import table as baselines
-from mafrt.scripts.reproduce import quickstart_baselines
-from mafrt.scripts.reproduce.quickstart_baselines import table
+from mafrt.scripts.reproduce import quickstart_math_baselines
+from mafrt.scripts.reproduce.quickstart_math_baselines import table
 
 
 def test_the_table():
@@ -18,7 +18,7 @@ def test_the_table():
 def test_the_whole_chain_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "PREFIX_TASKS", 2)
     words = ["--tasks", "4", "--iterations", "1", "--votes", "2", "--output", str(tmp_path / "out")]
-    assert quickstart_baselines.main(words) == 0
+    assert quickstart_math_baselines.main(words) == 0
     names = [line.split(" | ")[0] for line in (tmp_path / "out/table.md").read_text().splitlines()[2:]]
     assert names[0] == "| this team" and "| start, majority@2" in names
     assert names[-1] == "| imitation of the solved ones of 128 episodes"
