@@ -35,6 +35,7 @@ SKIPPED = {
     r"mathchat\.yaml": "minutes; tests/test_mathchat.py",
     r"train_code\.py": "minutes; tests/test_envs_code_cli.py",
     r"quickstart_dsbench": "minutes; tests/test_dsbench_learns.py",
+    r"--baselines": "minutes; tests/test_baselines.py",
     r"my_adapters": "a folder of the reader's own; tests/test_load_path.py",
     r"^mafrt serve_team .*--port 8000": "the README's serve_team with another port",
     r"^mafrt export .*step_000020": "the README's export of an earlier checkpoint; tests/test_export.py",
@@ -46,7 +47,6 @@ CHANGES = {
     # Groups of eight games.
     r"^bash scripts/quickstart\.sh.*": rf"\g<0> {SHORT} --n_rollout_threads 8",
     r"^bash scripts/quickstart_math\.sh.*": rf"\g<0> {SHORT} --iterations 2",
-    r"--baselines": r"\g<0> --tasks 2 --k 1 --baseline_votes 2 --baseline_episodes 8",
     r"^python .*--iterations 60 --seed 2": rf"\g<0> {SHORT} --run_dir runs/B",
     r"^python .*train_math.py --load_path runs/NAME$": r"\g<0> --iterations 3",
     r"--iterations 400": "--iterations 4",
