@@ -36,6 +36,7 @@ class EngineerOnly(DSBenchEnv):
     """The first stage alone, so that few programs are run. The outcome is 0, and tells nothing."""
 
     agents = (ENGINEER,)
+    bounded = True  # as DSBenchEnv: in one process all episodes know the programs that were run
 
     def step(self, actions):
         found = super().step(actions)
