@@ -5,12 +5,11 @@ Where vLLM is not installed nothing here runs, and pytest says so. CI installs i
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_warm import WarmProcess, start_python
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM IS NOT INSTALLED: its engine is untested here (requirements-scale.txt)", allow_module_level=True)
@@ -39,6 +39,8 @@ from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 
 pytestmark = pytest.mark.slow
+
+SERVERS = Path(__file__).with_name("vllm_servers.py")
 
 NATS = 1e-4
 """Stated bound on the difference of one token's log-probability between vLLM and the trainer, both in float32."""
@@ -83,34 +85,27 @@ def worst_gap(base: SharedBase, asked: list[Request], said) -> float:
     )
 
 
-def start_server(port: int, log: Path) -> subprocess.Popen:
+def start_servers(ports: list[int], folder: Path) -> WarmProcess:
     environment = {
         **os.environ,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
-        # The model runs in the engine's process: two processes import vLLM, and not three.
+        # The model runs in the engine's process: otherwise the two spin while they wait for each other.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
     }
-    words = f"--host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --gpu-memory-utilization 0.1"
+    words = f"--model {TEACHING_BASE} --host 127.0.0.1 --dtype float32 --enforce-eager --gpu-memory-utilization 0.1"
     words += " --no-enable-chunked-prefill --logprobs-mode processed_logprobs"
     words += " --enable-lora --max-loras 4 --max-cpu-loras 8 --max-lora-rank 16"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TEACHING_BASE)]
-    with open(log, "wb") as out:
-        return subprocess.Popen(
-            [*command, *words.split()], env=environment, stdout=out, stderr=out, start_new_session=True
-        )
+    return start_python(SERVERS, folder, *map(str, ports), "--", *words.split(), env=environment)
 
 
-def kill(server: subprocess.Popen) -> None:
+def kill(server: int) -> None:
     """kill -9 for the server and the processes it has started."""
-    try:
-        os.killpg(server.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    server.wait(timeout=30)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -122,30 +117,30 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     """Two servers on their way up, so that they load while something else is tested."""
-    folder = tmp_path_factory.mktemp("servers")
-    found = {}
-    for number in range(2):
-        port = free_port()
-        found[f"http://127.0.0.1:{port}"] = start_server(port, folder / f"{number}.log")
-    yield found, folder
-    for server in found.values():
-        kill(server)
+    folder, ports = tmp_path_factory.mktemp("servers"), [free_port(), free_port()]
+    process = start_servers(ports, folder)
+    yield process, ports, folder
+    for server in process.stdout.split():
+        kill(int(server))
+    process.kill()
+    process.wait(60)
 
 
 @pytest.fixture(scope="module")
 def servers(started):
-    found, folder = started
-    deadline = time.monotonic() + 400
-    for url, process in found.items():
+    """Address -> process id."""
+    process, ports, folder = started
+    urls, deadline = [f"http://127.0.0.1:{port}" for port in ports], time.monotonic() + 400
+    for url in urls:
         while True:
             try:
                 urllib.request.urlopen(url + "/health", timeout=5).close()
                 break
             except (urllib.error.URLError, OSError):
-                last = sorted(folder.iterdir())[-1].read_text()[-2000:]
-                assert process.poll() is None and time.monotonic() < deadline, last
-                time.sleep(0.5)
-    return found
+                last = [log.read_text()[-2000:] for log in folder.iterdir()]
+                assert process.poll() is None and time.monotonic() < deadline, [*last, process.stderr[-2000:]]
+                time.sleep(0.2)
+    return dict(zip(urls, map(int, process.stdout.split()), strict=True))
 
 
 @pytest.fixture(scope="module")
