@@ -14,6 +14,7 @@ from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError
 
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+_PLAIN = {int, str, bool, type(None)}
 # Legal inside JSON strings, but `str.splitlines` of a reader would cut the line there.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
@@ -73,6 +74,10 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): json_safe(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
+        kinds = set(map(type, value))
+        # Long lists of numbers are most of what is written: nothing is done for each of their entries.
+        if kinds <= _PLAIN or (kinds == {float} and all(map(math.isfinite, value))):
+            return list(value) if isinstance(value, (list, tuple)) else sorted(value, key=str)
         return [
             json_safe(entry) for entry in (sorted(value, key=str) if isinstance(value, (set, frozenset)) else value)
         ]

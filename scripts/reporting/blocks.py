@@ -105,7 +105,8 @@ class Blocks:
 
 
 def compressed(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+    # Level 9 takes a third longer, for .3 percent of the size.
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=8, mtime=0)).decode()
 
 
 def title_of(episode: Recorded) -> str:
