@@ -37,12 +37,13 @@ NOT_RUN: dict[str, str] = {}
 """Sandbox tier -> why its hostile set could not run, of all processes that run tests."""
 
 LONGEST = (
-    *("test_walk.py", "test_engine_vllm.py", "test_processes.py", "test_serve_vllm.py", "test_quickstart_math.py"),
-    *("test_dsbench_env.py", "test_on_policy.py", "test_smollm2.py", "test_dsbench_learns.py", "test_dsbench_train.py"),
-    *("test_workflow_fuzz.py", "test_cli.py", "test_sandbox_hostile.py", "test_bench_learn.py", "test_examples.py"),
-    *("test_report.py", "test_reproduce_smollm2.py", "test_reproduce_quickstart_math.py", "test_engine_servers.py"),
-    *("test_quantization.py", "test_dsbench_constants.py", "test_reward_hacking.py", "test_coach_runs.py"),
-    *("test_sandbox_memory.py", "test_program.py", "test_site.py", "test_wheel.py", "test_coach_sdks.py"),
+    *("test_walk.py", "test_engine_vllm.py", "test_processes.py", "test_serve_vllm.py", "test_report.py"),
+    *("test_smollm2.py", "test_bench_learn.py", "test_quickstart_math.py", "test_dsbench_env.py"),
+    *("test_dsbench_constants.py", "test_on_policy.py", "test_workflow_fuzz.py", "test_examples.py"),
+    *("test_dsbench_learns.py", "test_dsbench_train.py", "test_reproduce_smollm2.py", "test_program.py"),
+    *("test_games_base.py", "test_cli.py", "test_sandbox_hostile.py", "test_reproduce_quickstart_math.py"),
+    *("test_engine_servers.py", "test_quantization.py", "test_reward_hacking.py", "test_coach_runs.py"),
+    *("test_sandbox_memory.py", "test_site.py", "test_wheel.py", "test_coach_sdks.py"),
     *("test_engine_local.py", "test_sandbox_fusion.py", "test_reproduce_games.py", "test_math_verify.py"),
     *("test_envs_code.py", "test_sandbox.py", "test_docs.py", "test_reproduce_programs.py"),
 )

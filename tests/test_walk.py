@@ -28,6 +28,9 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Saved as `(\w+\.py)`")
 SHORT = "--iterations 1 --n_rollout_threads 4 --max_new_tokens 16 --eval_episodes 2 --eval_samples 1 --threads 1"
 
+EVALUATED = "--k 4 --tasks 100"
+"""What scripts/quickstart.sh plays at its end; fewer games here."""
+
 SKIPPED = {
     r"^bash scripts/test\.sh": "runs these tests",
     r"Qwen/": "needs a model that does not ship",
@@ -197,6 +200,9 @@ def checkout(tmp_path):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name)
+    script = target / "scripts/quickstart.sh"
+    assert EVALUATED in script.read_text()
+    script.write_text(script.read_text().replace(EVALUATED, "--k 1 --tasks 2 --threads 1"))
     fresh_environment(target / ".venv", with_pip=True)
     return target
 
