@@ -74,8 +74,8 @@ def look(runner: OnPolicy, held_out: Env, tasks: int, seed: int, curve: Accuracy
     curve.scores.append({agent: statistics.fmean(scores) for agent, scores in scores_by_agent.items()})
 
 
-def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> AccuracyCurve:
-    """Train once, evaluated before, along the way and after."""
+def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any], every: int = EVERY) -> AccuracyCurve:
+    """Train once, evaluated before, `every` so many iterations and after."""
     from mafrt.models.shared_base import SharedBase
 
     started = time.perf_counter()
@@ -85,7 +85,7 @@ def train(args: argparse.Namespace, seed: int, arm: Mapping[str, Any]) -> Accura
     env = MathEnv(team=team, workflow="mathchat")
     runner = OnPolicy(env, team, SharedBase.load("teaching-base"), config)
     curve = AccuracyCurve()
-    trace(runner, curve, lambda: look(runner, held_out, args.tasks, seed, curve), EVERY)
+    trace(runner, curve, lambda: look(runner, held_out, args.tasks, seed, curve), every)
     curve.wall_seconds = time.perf_counter() - started
     return curve
 
