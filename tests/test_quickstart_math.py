@@ -11,7 +11,7 @@ import torch
 from mafrt.scripts import train_math
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart_math.yaml"
-SHORT = ["--config", str(CONFIG), "--eval_episodes", "64", "--eval_samples", "2"]
+SHORT = ["--config", str(CONFIG), "--eval_episodes", "48", "--eval_samples", "1"]
 KEYS = {"before", "after", "greedy_before", "greedy_after", "train_seconds", "seed"}
 
 
@@ -32,5 +32,5 @@ def test_the_team_gets_better_within_eight_iterations(tmp_path):
 
 @pytest.mark.slow
 def test_with_every_agent_frozen_the_same_command_shows_no_rise(tmp_path):
-    summary = run(tmp_path / "run", "--iterations", "2", "--freeze", "all")
+    summary = run(tmp_path / "run", "--iterations", "2", "--n_rollout_threads", "16", "--freeze", "all")
     assert summary["after"] == summary["before"] and summary["greedy_after"] == summary["greedy_before"]

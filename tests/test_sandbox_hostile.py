@@ -94,7 +94,7 @@ HOSTILE: dict[str, Hostile] = {
     "fork bomb": Hostile(
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
         ("timeout",),
-        timeout_s=1.5,
+        timeout_s=0.5,  # it has as many processes as it may have after some .05 s
     ),
     "memory bomb": Hostile("held = []\nwhile True:\n    held.append(bytearray(2**24))", ("memory",)),
     "memory bomb of many processes": Hostile(
@@ -317,9 +317,12 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "deep recursion": Hostile("def f(n): return f(n + 1) + 1\nf(0)", ("error",)),
     "deeper recursion": Hostile(
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1) + 1\nprint('begun')\nf(0)",
+        # What a call holds on to makes fewer of them fill the memory.
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f(n, held): return f(n + 1, bytes(5000)) + 1\n"
+        "print('begun')\nf(0, b'')",
         ("memory", "killed", "error"),  # which one depends on the version of Python
         says="begun",
+        memory_mib=64,
     ),
     "segfault": Hostile("import ctypes\nprint('begun')\nctypes.string_at(0)", ("killed",), says="begun"),
     "abort": Hostile("import os\nprint('begun', end='')\nos.abort()", ("killed",), says="begun"),

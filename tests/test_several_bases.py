@@ -246,11 +246,11 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     llama().save_pretrained("llama")
     llama_tokenizer().save_pretrained("llama")
-    Path("agents.py").write_text(
+    Path("closers.py").write_text(  # a name that no package has
         "from mafrt import AgentSpec, register_agent\n\n\n"
         "@register_agent('closer')\ndef closer():\n    return AgentSpec('second', prompt='Close.', model='llama')\n"
     )
-    Path("team.yaml").write_text("- {role: first, lora_rank: 2}\n- {agent: 'agents:closer', temperature: 0.9}\n")
+    Path("team.yaml").write_text("- {role: first, lora_rank: 2}\n- {agent: 'closers:closer', temperature: 0.9}\n")
     assert info.main(["team.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "2 bases, one copy of each" in shown and "together" in shown

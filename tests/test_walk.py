@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/report.md", "docs/transcripts.md", "docs/serve.md", "docs/export.md", "docs/programs.md")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Saved as `(\w+\.py)`")
-SHORT = "--iterations 1 --n_rollout_threads 4 --max_new_tokens 16 --eval_episodes 2 --eval_samples 1 --threads 1"
+SHORT = "--iterations 1 --n_rollout_threads 2 --max_new_tokens 16 --eval_episodes 1 --eval_samples 1 --threads 1"
 
 EVALUATED = "--k 4 --tasks 100"
 """What scripts/quickstart.sh plays at its end; fewer games here."""
