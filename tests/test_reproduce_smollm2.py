@@ -60,6 +60,8 @@ def test_the_whole_chain_runs_and_is_not_run_twice(tmp_path, capsys):
         "2",
         "--samples",
         "1",
+        "--validation",
+        "4",
         "--arms",
         "reinforcement learning",
         "coach off",

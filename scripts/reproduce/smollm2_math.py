@@ -65,6 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--demonstrations", type=int, default=320, help="solved problems of the warm start")
     parser.add_argument("--calculations", type=int, default=640, help="problems of which it sees the calculation only")
     parser.add_argument("--tasks", type=int, default=400, help="held-out problems of each split")
+    parser.add_argument("--validation", type=int, default=128, help="validation problems of each look along the way")
     parser.add_argument("--splits", nargs="+", choices=("test", "new"), default=["test", "new"])
     parser.add_argument("--samples", type=int, default=2, help="sampled answers to each of them")
     parser.add_argument("--model_name_or_path", default="smollm2", help="the base")
@@ -144,7 +145,7 @@ def train(args: argparse.Namespace, arm: str, seed: int) -> Path:
     words: tuple[object, ...]
     common = ("--model_name_or_path", args.model_name_or_path, "--load_path", start, "--seed", seed)
     sizes = ("--iterations", args.iterations, "--n_rollout_threads", args.episodes)
-    math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes)
+    math = ("--config", CONFIGS / "smollm2_math.yaml", *common, *sizes, "--eval_episodes", args.validation)
     if arm != IMITATES:
         folder = out / f"{name_of(arm)}_{seed}"
         words = ("--profile_path", team_of(arm, out), "--max_new_tokens", answer_tokens(arm))
