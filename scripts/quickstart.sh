@@ -13,4 +13,5 @@ esac
 bash scripts/install.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the passes are too small for a second thread
 .venv/bin/mafrt train --config configs/game_sudoku.yaml --run_dir runs/quickstart "$@"
+echo "Held-out grids, which training never shows:"
 exec .venv/bin/mafrt evaluate --load_path runs/quickstart/best --k 4 --tasks 100
