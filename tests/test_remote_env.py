@@ -33,6 +33,7 @@ from mafrt.environment.remote import pool
 from mafrt.environment.remote.messages import PROTOCOL
 from mafrt.environment.remote.server import EnvironmentServer, Served
 from mafrt.environment.session import Session
+from mafrt.envs.games import TicTacToe
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 
@@ -76,6 +77,15 @@ def test_an_episode_on_a_server_equals_a_local_one(server):
     session.reset(seed=3, options={"task": 1})
     with pytest.raises(EnvError, match=r"Walk.step\(\) raised ValueError .*as asked.*walk_env.py"):
         session.step({"left": "raise"})
+
+
+@pytest.mark.parametrize("opponent", ["self", "random"])
+def test_a_server_tells_that_agents_are_opponents(opponent):
+    one = serve(env=Session(TicTacToe(opponent=opponent)))
+    try:
+        assert make_env(f"grpc://{one.address}").unwrapped.opponents is (opponent == "self")
+    finally:
+        one.close()
 
 
 def test_a_fork_and_an_unseeded_reset_can_be_played_again(server):
