@@ -113,6 +113,6 @@ def test_without_bitsandbytes_one_sentence_says_what_to_install(words):
 def test_the_library_says_so_too():
     learn = settings(optimizer="paged_adamw_8bit").learn
     with pytest.raises(MissingExtraError, match=r"mafrt\[quant\]"):
-        make_optimizer([torch.nn.Parameter(torch.ones(2))], 1e-3, learn)
+        make_optimizer([torch.nn.Parameter(torch.ones(2))], learn)
     with pytest.raises(MissingExtraError, match=r"mafrt\[quant\]"):
         SharedBase.load("teaching-base", device="cpu", bits=4)
