@@ -23,7 +23,7 @@ from mafrt.config.train_config import RunConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError
 from mafrt.runners.evaluation import Evaluation
-from mafrt.storage.load_path import BEST
+from mafrt.storage.load_path import BEST, BEST_SCORE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +159,7 @@ class HeldOutGuard:
         best = {"iteration": self.iteration, "score": self.score}
         target = run_dir / BEST
         try:
-            if json.loads((target / "best.json").read_text(encoding="utf-8")) == best:
+            if json.loads((target / BEST_SCORE).read_text(encoding="utf-8")) == best:
                 return
         except (OSError, ValueError):
             pass  # none yet, or one that is damaged
@@ -172,7 +172,7 @@ class HeldOutGuard:
                 record = base.records[name]
                 layers: Any = {path: tuple(state[key] for key in peft_format.keys(path)) for path in record.layers}
                 peft_format.save(fresh / name, record, layers, base_name=base.name, linear_paths=base.linear_paths())
-            (fresh / "best.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
+            (fresh / BEST_SCORE).write_text(json.dumps(best) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
             old = run_dir / f".{BEST}-old"
             shutil.rmtree(old, ignore_errors=True)

@@ -22,7 +22,7 @@ from mafrt.scripts.exporting.cards import Export, agent_card, team_card
 from mafrt.scripts.exporting.merged import check_mergeable, write_merged
 from mafrt.scripts.exporting.scores import last_scores
 from mafrt.scripts.reporting.run_data import read_run
-from mafrt.storage.load_path import resolve
+from mafrt.storage.load_path import resolve_played
 from mafrt.storage.run_record import load_record
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ExportSettings:
     """Export"""
 
     load_path: str | None = None
-    """a run, for its newest checkpoint, or one checkpoint"""
+    """a run, for its newest checkpoint, or one checkpoint, or its folder `best`"""
     output: str | None = None
     """folder to make; default: `export` in the run"""
     merged: bool = False
@@ -58,8 +58,9 @@ def export(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(ExportSettings)
     if settings.load_path is None:
         raise ConfigError("Name a run, as in mafrt export runs/NAME.")
-    loaded = resolve(settings.load_path)
-    if loaded.run is None or not loaded.adapters or loaded.checkpoint is None:
+    loaded = resolve_played(settings.load_path)
+    made = loaded.checkpoint is not None or loaded.best_of is not None
+    if loaded.run is None or not loaded.adapters or not made:
         raise CheckpointError(f"{settings.load_path} holds no checkpoint of a run; give a run that made one.")
     target = Path(settings.output).expanduser() if settings.output else loaded.run / "export"
     check_target(target, settings.overwrite)
@@ -110,7 +111,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def facts_of(loaded: Loadable, target: Path) -> Export:
     """Everything that the cards say. Raises CheckpointError if the run has no record."""
-    assert loaded.run is not None and loaded.checkpoint is not None
+    assert loaded.run is not None
     run, record = read_run(loaded.run), load_record(loaded.run)
     team = record.agents()
     base = str(run.settings.get("model_name_or_path") or (record.base.name if record.base else "the base"))
@@ -133,8 +134,8 @@ def facts_of(loaded: Loadable, target: Path) -> Export:
         commands.append(shlex.join(words))
     if activated:  # vLLM reads adapters that act on all tokens
         commands = [shlex.join(["mafrt", "serve_team", str(loaded.run), "--port", "8000"])]
-    step = loaded.checkpoint.step
-    return Export(run, team, bases, step, last_scores(run, step), ranks, "\n".join(commands), activated)
+    scores = last_scores(run, loaded.step)
+    return Export(run, team, bases, loaded.step, scores, ranks, "\n".join(commands), activated)
 
 
 def write(target: Path, facts: Export, loaded: Loadable) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from mafrt.scripts.teaching_base import solutions
 from mafrt.scripts.teaching_base.demonstrations import document
-from mafrt.scripts.teaching_base.folder import check_arguments, encode, special_ids, write_base
+from mafrt.scripts.teaching_base.folder import add_pretraining, check_arguments, encode, special_ids, write_base
 from mafrt.scripts.teaching_base.pretrain import PretrainConfig, pretrain
 from mafrt.scripts.teaching_base.problems import distinct, stream
 from mafrt.scripts.teaching_base.solutions import RATES
@@ -84,20 +84,14 @@ def build_parser() -> argparse.ArgumentParser:
     out.add_argument("--train_problems", type=int, default=2000, help="problems to train on (default: 2000)")
     out.add_argument("--test_problems", type=int, default=256, help="held-out problems (default: 256)")
     train = parser.add_argument_group("pretraining")
-    train.add_argument("--documents", type=int, default=90_000, help="documents of the corpus (default: 90000)")
+    add_pretraining(train, 90_000, "documents of the corpus")
     train.add_argument(
         "--careful_share",
         type=float,
         default=0.65,
         help="share of the documents, at the start, with a tenth of the mistakes (default: 0.65)",
     )
-    train.add_argument("--hidden_size", type=int, default=128, help="width of the model (default: 128)")
-    train.add_argument("--layers", type=int, default=4, help="layers of the model (default: 4)")
     train.add_argument("--vocab_size", type=int, default=1200, help="most tokens of the tokenizer (default: 1200)")
-    train.add_argument("--learning_rate", type=float, default=0.02, help="peak learning rate (default: 0.02)")
-    train.add_argument("--batch_tokens", type=int, default=3072, help="tokens a batch (default: 3072)")
-    train.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    train.add_argument("--seed", type=int, default=0, help="seed of corpus, weights and order (default: 0)")
     return parser
 
 

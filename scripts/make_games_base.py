@@ -20,7 +20,7 @@ from mafrt.core.shipped import SHIPPED_BASES
 from mafrt.environment.registry import make_env
 from mafrt.envs.games.base import Game, Player
 from mafrt.envs.games.legal_play import legal_play
-from mafrt.scripts.teaching_base.folder import check_arguments, encode, special_ids, write_base
+from mafrt.scripts.teaching_base.folder import add_pretraining, check_arguments, encode, special_ids, write_base
 from mafrt.scripts.teaching_base.pretrain import PretrainConfig, pretrain
 from mafrt.scripts.teaching_base.tokenizer import GAME_PIECES, render, train_tokenizer
 
@@ -87,13 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=SHIPPED_BASES["games-base"],
         help="model folder (default: the shipped one)",
     )
-    parser.add_argument("--documents", type=int, default=300_000, help="turns of random play (default: 300000)")
-    parser.add_argument("--hidden_size", type=int, default=128, help="width of the model (default: 128)")
-    parser.add_argument("--layers", type=int, default=4, help="layers of the model (default: 4)")
-    parser.add_argument("--learning_rate", type=float, default=0.02, help="peak learning rate (default: 0.02)")
-    parser.add_argument("--batch_tokens", type=int, default=3072, help="tokens a batch (default: 3072)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of play, weights and order (default: 0)")
+    add_pretraining(parser, 300_000, "turns of random play")
     return parser
 
 

@@ -21,7 +21,7 @@ from mafrt.envs.tools.calculator import compute
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
 from mafrt.runners.evaluation_summary import agent_scores, episode_lines, majority, numbers
-from mafrt.scripts import evaluate, prepare_data, train
+from mafrt.scripts import evaluate, export, prepare_data, train
 from mafrt.scripts.cli.flag_synonyms import synonym
 
 
@@ -208,6 +208,17 @@ def test_the_best_adapters_of_a_run_bring_its_base_team_and_environment(tmp_path
     assert evaluate.main(["--load_path", str(run / "best"), "--tasks", "2", "--k", "1", "--output", str(out)]) == 0
     settings = json.loads(out.read_text())["settings"]
     assert settings["model_name_or_path"] == "games-base" and settings["max_new_tokens"] == 2
+    iteration = json.loads((run / "best/best.json").read_text())["iteration"]
+    assert export.main([str(run / "best"), "--output", str(tmp_path / "out")]) == 0
+    assert f"The team after iteration {iteration} is in" in capsys.readouterr().out
+    ours, theirs = (path / "filler/adapter_model.safetensors" for path in (run / "best", tmp_path / "out"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    score = (run / "best/best.json").read_text()
+    for broken in ("{", "[]", '{"iteration": "1"}'):
+        (run / "best/best.json").write_text(broken)
+        assert evaluate.main(["--load_path", str(run / "best"), "--tasks", "2"]) == 2
+        assert "best.json" in capsys.readouterr().err
+    (run / "best/best.json").write_text(score)
     # Without its run it is a folder of adapters, of a team that has to be named.
     (run / "best").rename(tmp_path / "best")
     assert evaluate.main(["--load_path", str(tmp_path / "best"), "--tasks", "2"]) == 2

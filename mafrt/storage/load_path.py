@@ -11,11 +11,14 @@ from typing import Literal
 from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import CheckpointError
 from mafrt.storage.checkpoint import CRITIC, MANIFEST, ORIGIN, Checkpoint, candidates, latest, verify, versions
+from mafrt.storage.run_record import RECORD
 
 log = logging.getLogger(__name__)
 
 BEST = "best"
 """folder of a run with the adapters of the best evaluation"""
+BEST_SCORE = "best.json"
+"""file in that folder: the iteration and its score"""
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _TAKES = "--load_path takes a run directory, one checkpoint (step_...), or a folder that holds adapter folders"
 
@@ -34,11 +37,13 @@ class Loadable:
     """None: there is nothing to resume; the adapters, if any, are initial weights."""
     run: Path | None = None
     """The run directory it belongs to, if that is known."""
+    best_of: int | None = None
+    """The iteration of a run's `best` adapters (`resolve_played`)."""
 
     @property
     def step(self) -> int:
-        """Iterations already done: 0 unless a checkpoint is resumed."""
-        return self.checkpoint.step if self.checkpoint else 0
+        """Iterations that the adapters have learnt: 0 unless they are of a checkpoint or a run's best."""
+        return self.checkpoint.step if self.checkpoint else self.best_of or 0
 
     @property
     def resumes(self) -> bool:
@@ -87,6 +92,23 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
             return replace(resolve(load_json(path / ORIGIN)["load_path"]), run=path)
         return Loadable("run", path, {}, None, run=path)
     return _adapter_folders(path)
+
+
+def resolve_played(load_path: str | os.PathLike[str]) -> Loadable:
+    """`resolve` for a team that is played or handed on: the `best` adapters of a run belong to the run.
+
+    To a training they are initial weights like those of any folder, so `resolve` knows no run of theirs. Raises
+    CheckpointError.
+    """
+    loaded = resolve(load_path)
+    run = loaded.path.absolute().parent
+    score = loaded.path / BEST_SCORE
+    if loaded.kind != "adapters" or loaded.path.name != BEST or not ((run / RECORD).is_file() and score.is_file()):
+        return loaded
+    best = load_json(score)
+    if not isinstance(best, dict) or type(best.get("iteration")) is not int:
+        raise CheckpointError(f"{score} names no iteration; give the run directory, or its adapters in another folder")
+    return replace(loaded, run=run, best_of=best["iteration"])
 
 
 def _one_checkpoint(path: Path) -> Loadable:

@@ -31,8 +31,7 @@ from mafrt.scripts.cli.processes import Placement
 from mafrt.scripts.cli.recorded_run import recorded_settings, run_of
 from mafrt.scripts.cli.settings import ModelSettings
 from mafrt.storage import load_path
-from mafrt.storage.load_path import BEST
-from mafrt.storage.run_record import RECORD, RunRecord, load_record
+from mafrt.storage.run_record import RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -150,12 +149,8 @@ def resolve(settings: Settings) -> Loadable | None:
 
 
 def resolve_played(settings: Settings) -> Loadable | None:
-    """The target of `--load_path` for a team that only plays: a run's `best` adapters belong to the run."""
-    loaded = resolve(settings)
-    if loaded is None or loaded.kind != "adapters" or loaded.path.name != BEST:
-        return loaded
-    run = loaded.path.absolute().parent
-    return replace(loaded, run=run) if (run / RECORD).is_file() else loaded
+    """The same for a team that only plays: a run's `best` adapters belong to the run."""
+    return None if settings["load_path"] is None else load_path.resolve_played(settings["load_path"])
 
 
 def stored_args(loaded: Loadable | None) -> tuple[dict[str, Any], RunRecord | None]:

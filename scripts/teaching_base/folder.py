@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+def add_pretraining(parser: argparse._ArgumentGroup | argparse.ArgumentParser, documents: int, of: str) -> None:
+    """The arguments of every tiny base; `of` says of which documents there are `documents` by default."""
+    parser.add_argument("--documents", type=int, default=documents, help=f"{of} (default: {documents})")
+    parser.add_argument("--hidden_size", type=int, default=128, help="width of the model (default: 128)")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model (default: 4)")
+    parser.add_argument("--learning_rate", type=float, default=0.02, help="peak learning rate (default: 0.02)")
+    parser.add_argument("--batch_tokens", type=int, default=3072, help="tokens a batch (default: 3072)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of texts, weights and order (default: 0)")
+
+
 def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End with one sentence, before anything is made, for a count below 1 or a folder that cannot be written."""
     for name in ("documents", "hidden_size", "layers", "batch_tokens", "threads"):
