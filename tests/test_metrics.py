@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_a_resumed_run_hides_what_is_played_again(tmp_path):
             writer.write(iteration, {"score": 0.0})
             if iteration == 2:
                 checkpoint.save(run.checkpoints, 2, {"state/x": lambda target: target.write_text("x")})
+    time.sleep(1.0)  # TensorBoard orders a run's files by their names, of which only the seconds are numbers in order
     with RunDir.open(path, {}, load_path.resolve(path)) as run, MetricsWriter(run) as writer:
         writer.write(3, {"score": 1.0})
         writer.write(4, {"score": 1.0})

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ from mafrt.storage.run_dir import RunDir
 ARGS = {"iterations": 9, "lr": 1e-5, "freeze": ("a",), "target_kl": None, "load_path": None, "prompt": "größer"}
 
 
-def play(run: RunDir, start: int, end: int, *, every: int = 2, die_at: int | None = None) -> None:
+def play(run: RunDir, start: int, end: int, *, every: int = 2, die_at: int | None = None, pause_s: float = 0.0) -> None:
     """A run in miniature: evaluation before, lines, then the checkpoint of each second iteration."""
     for done in range(start, end + 1):
+        time.sleep(pause_s)
         if done > start:
             run.metrics.append(done, [{"score": 1 / done}])
             run.episodes.append(done, [{"id": f"{done}-{i}", "text": "x" * done} for i in range(3)])
@@ -85,7 +87,7 @@ def test_killed_with_9_amid_lines_and_resumed(tmp_path, whole):
         found = load_path.resolve(path) if path.exists() else None
         with RunDir.open(path, ARGS, found) as run:
             print("go", flush=True)
-            play(run, found.step if found else 0, 9)
+            play(run, found.step if found else 0, 9, pause_s=0.02)  # longer in all than the longest wait for a kill
     """
     rng, kills = random.Random(3), 0
     while True:

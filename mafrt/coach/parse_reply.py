@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from mafrt.coach.judge_prompt import MOST_SPANS
@@ -21,6 +22,12 @@ from mafrt.environment.tool_calls import visible
 LONGEST_REASON = 2000
 """Characters of a reason that are kept."""
 
+LONGEST_OBJECT = 16_384
+"""Characters of a quoted text that are read for a verdict in JSON."""
+MOST_OBJECTS = 1000
+"""Beginnings of objects in a quoted text that are looked at."""
+
+_OBJECT = re.compile(r'\{\s*"')
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _SCORE_LINE = re.compile(r"PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?")
 _REASONING = re.compile(r"\s*REASONING:[ \t]*(?=\S)")
@@ -56,9 +63,25 @@ def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> S
     body = fenced[1].strip() if fenced else text
     if not body.startswith("{"):
         return read_text(body, quoted)
-    if any(body in other for other in quoted):
+    verdict = read_json(body)
+    said = verdict.score, _joined(verdict.reason)
+    # By what they say, too: an echo may have other blanks, escapes or order.
+    if any(body in other or said in _verdicts(other) for other in quoted):
         raise UnreadableError("the reply repeats a text that was quoted to the judge")
-    return read_json(body)
+    return verdict
+
+
+def _verdicts(text: str) -> Iterator[tuple[float, str]]:
+    """Score and reason of the verdicts in JSON that stand in a text, also within a JSON string."""
+    for version in (text, text.replace('\\"', '"')) if '\\"' in text else (text,):
+        for start in islice(_OBJECT.finditer(version), MOST_OBJECTS):
+            try:
+                record, _ = json.JSONDecoder().raw_decode(version[start.start() : start.start() + LONGEST_OBJECT])
+            except (ValueError, RecursionError):
+                continue
+            score, reason = record.get("score"), record.get("reason")
+            if isinstance(score, (int, float)) and isinstance(reason, str):
+                yield score, _joined(clean_text(reason)[:LONGEST_REASON])
 
 
 def read_json(text: str) -> Scored:
