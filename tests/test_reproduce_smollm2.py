@@ -7,8 +7,9 @@ import json
 import pytest
 
 from mafrt.envs.math.stories import distinct
+from mafrt.runners.intervals import over_seeds
 from mafrt.scripts.reproduce import smollm2_math
-from mafrt.scripts.reproduce.smollm2_math import Scores, interval, table, write_demonstrations
+from mafrt.scripts.reproduce.smollm2_math import Scores, table, write_demonstrations
 
 
 def test_records_of_the_warm_start(tmp_path):
@@ -36,8 +37,8 @@ def test_records_of_the_warm_start(tmp_path):
 
 def test_intervals_are_clustered_by_seed():
     # Mean .2, deviation .1, three seeds: 4.303 * .1 / sqrt(3) = .248.
-    assert interval([0.1, 0.2, 0.3]) == "+0.200 (-0.048 to +0.448)"
-    assert interval([0.1]) == "+0.100 (one seed: no interval)"
+    assert over_seeds([0.1, 0.2, 0.3], "+.3f") == "+0.200 (-0.048 to +0.448)"
+    assert over_seeds([0.1]) == "0.100"
 
 
 def test_the_table_shows_gains_over_the_start():

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mafrt.core.shipped import SHIPPED
-from mafrt.runners.intervals import seed_interval
+from mafrt.runners.intervals import over_seeds
 from mafrt.scripts.reproduce._commands import run
 from mafrt.scripts.reproduce._figure import need_matplotlib
 
@@ -165,13 +164,6 @@ def players(name: str, label: str) -> dict[str, float]:
     return baseline_scores(game)
 
 
-def with_interval(values: Sequence[float]) -> str:
-    """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
-    bounds = seed_interval(values)
-    mean = f"{statistics.fmean(values):.3f}"
-    return mean if bounds is None else f"{mean} ({bounds[0]:.3f} to {bounds[1]:.3f})"
-
-
 def table(
     found: Mapping[str, Sequence[Mapping[str, float]]],
     scripted: Mapping[str, float],
@@ -186,7 +178,7 @@ def table(
             lines.append(f"| {baseline['name']} | 1 | {' | '.join(numbers)} | |")
     for name, runs in found.items():
         sampled, greedy = [run["eval/avg@2"] for run in runs], [run["eval/greedy"] for run in runs]
-        cells = [name, len(runs), with_interval(sampled), with_interval(greedy), f"{min(sampled):.3f}"]
+        cells = [name, len(runs), over_seeds(sampled), over_seeds(greedy), f"{min(sampled):.3f}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import mafrt.envs.math
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import SHIPPED
-from mafrt.runners.intervals import seed_interval
+from mafrt.runners.intervals import over_seeds
 from mafrt.scripts import train
 from mafrt.scripts.reproduce._commands import run
 
@@ -57,19 +57,13 @@ def trained(args: argparse.Namespace, program: str, seed: int) -> dict[str, floa
     return summary
 
 
-def cell(values: Sequence[float]) -> str:
-    """Mean over the seeds with its 95% interval, if there are several."""
-    mean, bounds = sum(values) / len(values), seed_interval(values)
-    return f"{mean:.3f}" if bounds is None else f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
-
-
 def table(results: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     """Markdown: a row for each program; in `gain`, differences within a seed."""
     heads = ("example", "seeds", "sampled before", "sampled after", "greedy before", "greedy after", "gain, sampled")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, summaries in results.items():
-        cells = [cell([summary[column] for summary in summaries]) for column in COLUMNS]
-        gain = cell([summary["after"] - summary["before"] for summary in summaries])
+        cells = [over_seeds([summary[column] for summary in summaries]) for column in COLUMNS]
+        gain = over_seeds([summary["after"] - summary["before"] for summary in summaries])
         lines.append(f"| {name}.py | {len(summaries)} | {' | '.join(cells)} | {gain} |")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.core.shipped import SHIPPED
 from mafrt.envs.math.stories import distinct
 from mafrt.envs.workflows.views import written
-from mafrt.runners.intervals import seed_interval
+from mafrt.runners.intervals import over_seeds
 from mafrt.scripts import evaluate as command
 from mafrt.scripts import train_math, train_sft
 from mafrt.scripts.reproduce._commands import run
@@ -175,15 +175,6 @@ def evaluate(name: str, arm: str, split: str, adapters: Path, args: argparse.Nam
     return Scores(metrics[f"eval/avg@{args.samples}"], metrics["eval/greedy"])
 
 
-def interval(values: Sequence[float]) -> str:
-    """`mean (low to high)`: 95% by Student's t over seeds; the mean alone of a single one."""
-    mean = statistics.fmean(values)
-    bounds = seed_interval(values)
-    if bounds is None:
-        return f"{mean:+.3f} (one seed: no interval)"
-    return f"{mean:+.3f} ({bounds[0]:+.3f} to {bounds[1]:+.3f})"
-
-
 def table(starts: Mapping[str, Scores], arms: Mapping[str, Sequence[Scores]]) -> str:
     """A Markdown table: scores, and gains over the arm's start with intervals clustered by seed."""
     lines = ["| arm | seeds | sampled | greedy | gain sampled | gain greedy |", "|---|---|---|---|---|---|"]
@@ -193,8 +184,8 @@ def table(starts: Mapping[str, Scores], arms: Mapping[str, Sequence[Scores]]) ->
         start = starts[start_of(name)]
         sampled, greedy = [run.sampled for run in runs], [run.greedy for run in runs]
         cells = [f"{statistics.fmean(sampled):.3f}", f"{statistics.fmean(greedy):.3f}"]
-        cells += [interval([value - start.sampled for value in sampled])]
-        cells += [interval([value - start.greedy for value in greedy])]
+        cells += [over_seeds([value - start.sampled for value in sampled], "+.3f")]
+        cells += [over_seeds([value - start.greedy for value in greedy], "+.3f")]
         lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
