@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,32 @@ MOST: dict[str, float] = {
     "lora_alpha": 10**6,
     "eval_episodes": 10**7,
     "eval_samples": 10**5,
+    "tasks": 10**7,
+    "k": 10**5,
+    "baseline_votes": 10**5,
+    "baseline_episodes": 10**7,
+    "per_task": 10**5,
+    "epochs": 10**6,
+    "batch_size": 10**7,
+    "max_calls": 2**16,
+    "max_sessions": 2**20,
     "coach_concurrency": 10**4,
     "vllm_concurrency": 10**5,
     "tensor_parallel_size": 4096,
 }
 """Largest value of a setting that any machine could use; a larger one is a typing error."""
+
+
+def refuse_absurd(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting that is larger than any machine could use.
+
+    Args:
+        values: name -> value; names without a limit are passed over.
+    """
+    for name, most in MOST.items():
+        value = values.get(name)
+        if isinstance(value, int | float) and value > most:
+            raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
 
 
 def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: bool = True) -> None:
@@ -53,11 +75,7 @@ def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: b
         model: folder or name of the base; a base that is not on disk yet is not checked.
         tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
     """
-    flat = config.flat()
-    for name, most in MOST.items():
-        value = flat.get(name)
-        if value is not None and value > most:
-            raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
+    refuse_absurd(config.flat())
     for agent in team.agents:
         _check_sizes(config, agent, team.model_for(agent.adapter) or model, tokens_given=tokens_given)
 

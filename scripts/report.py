@@ -17,6 +17,10 @@ from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.reporting.live import serve
 from mafrt.scripts.reporting.page import MARK, build_page
 from mafrt.scripts.reporting.run_data import read_run
+from mafrt.storage.args_file import ARGS
+from mafrt.storage.run_dir import LINE_FILES
+from mafrt.storage.run_record import RECORD
+from mafrt.storage.transcript_files import FOLDER
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:
-    """The folders of the named runs. Raises ConfigError for one that does not exist."""
+    """The folders of the named runs. Raises ConfigError for one that does not exist or holds no run."""
     if not names:
         raise ConfigError("Name at least one run folder, as in mafrt report runs/NAME.")
     folders = [Path(name).expanduser() for name in names]
@@ -77,7 +81,17 @@ def run_folders(names: Sequence[str]) -> list[Path]:
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
             raise ConfigError(f"{folder} {problem}; give a run folder, such as one in runs/.")
+        if not _holds_run(folder):
+            within = next((parent for parent in folder.resolve().parents if _holds_run(parent)), None)
+            remedy = f"it is a part of the run {within}, give that" if within else "give one, such as one in runs/"
+            raise ConfigError(f"{folder} is no run folder; {remedy}.")
     return folders
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder holds anything that is shown: a run's settings, its lines, or recorded episodes."""
+    names = (ARGS, RECORD, FOLDER, *(f"{name}.jsonl" for name in LINE_FILES))
+    return any((folder / name).exists() for name in names)
 
 
 def output_file(settings: ReportSettings, folders: Sequence[Path]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -46,6 +47,9 @@ def refused(capsys, main, *argv):
         (["--max_new_tokens", "200", "--context_window", "200"], "200 tokens"),
         (["--iterations", "10000000000"], "iterations is"),
         (["--run_dir", "/proc/none/run"], "cannot be written"),
+        (["--run_dir", "two\nlines"], "control characters"),
+        (["--run_dir", "red\x1b[31m/run"], "control characters"),
+        (["--config", "sixty.yaml"], "seed in sixty.yaml is '1:30'; expected a whole number"),
         (["--run_dir", "file/run"], "is a file"),
         (["--profile_path", "/dev/zero"], "is a device or a pipe"),
         (["--profile_path", "pipe"], "is a device or a pipe"),
@@ -64,6 +68,7 @@ def test_refused_before_a_model_is_loaded(capsys, monkeypatch, workdir, words, n
     Path("deep.yaml").write_text("lr: " + DEEP)
     Path("deep.json").write_text(DEEP)
     Path("twice.yaml").write_text("lr: 1\nlr: 2\n")
+    Path("sixty.yaml").write_text("seed: 1:30\n")
     Path("twice.json").write_text('[{"role": "reasoner", "role": "actor"}]')
     if "large.json" in words:
         with open("large.json", "wb") as file:
@@ -72,6 +77,18 @@ def test_refused_before_a_model_is_loaded(capsys, monkeypatch, workdir, words, n
     before = sorted(workdir.iterdir())
     assert named in refused(capsys, train_math.main, *words)
     assert sorted(workdir.iterdir()) == before
+
+
+def test_numbers_of_yaml_are_in_base_ten():
+    read = parse_yaml("[010, -07, 0, 0.5, -0, 1_000, 0x10, 1:30, 1:30.5, .inf, 1e-4, 1.0e+3]")
+    assert read == ["010", "-07", 0, 0.5, 0, 1000, 16, "1:30", "1:30.5", math.inf, "1e-4", 1000.0]
+
+
+@pytest.mark.parametrize("flag", ["--tasks", "--k", "--seed", "--baseline_votes", "--max_batch_rows"])
+def test_an_evaluation_that_no_machine_could_play_is_refused(capsys, monkeypatch, flag):
+    monkeypatch.setattr(evaluate, "load_base", lambda *_: pytest.fail("the model was loaded"))
+    words = ["--env", "sudoku", flag, "10" * 12]
+    assert f"{flag[2:]} is 10" in refused(capsys, evaluate.main, *words)
 
 
 def test_an_output_is_checked_before_the_work(capsys, monkeypatch):

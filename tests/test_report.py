@@ -116,8 +116,10 @@ def test_findings_are_made_again_while_a_run_goes_on(tmp_path):
 
 
 def nothing(run):
+    """Only a record that cannot be read."""
     for path in sorted(run.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
+    (run / "run.json").write_text("{")
 
 
 def halves(run):
@@ -155,7 +157,7 @@ def bare(run):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (nothing, "The folder holds no settings and no metrics of a run yet."),
+        (nothing, "The folder holds no settings and no metrics of a run."),
         (halves, "train_000003.jsonl.gz is damaged after line"),
         (garbage, "lines of metrics.jsonl could not be read"),
         (odd, "39 episodes in"),
@@ -177,6 +179,9 @@ def test_a_damaged_run_is_shown_as_far_as_it_goes(tmp_path, capsys, damage, says
     [
         ([], "Name at least one run folder"),
         (["nowhere"], "nowhere does not exist; give a run folder"),
+        (["empty"], "empty is no run folder; give one"),
+        (["RUN/transcripts"], "/RUN, give that"),
+        (["RUN", "--output", "RUN/\x1b[31m.html"], "control characters"),
         (["RUN", "--output", "RUN/args.yaml"], "exists and is no report"),
         (["RUN", "--output", "no/where.html"], "there is no no"),
         (["RUN", "--max_mib", "0"], "max_mib is 0.0"),
@@ -185,6 +190,7 @@ def test_a_damaged_run_is_shown_as_far_as_it_goes(tmp_path, capsys, damage, says
 )
 def test_bad_arguments_get_a_sentence(tmp_path, capsys, monkeypatch, argv, says):
     make_run(tmp_path / "RUN", iterations=1)
+    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     before = (tmp_path / "RUN" / "args.yaml").read_bytes()
     assert report.main(argv) == 2
@@ -205,6 +211,9 @@ def test_show_lists_filters_and_prints(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Plan." in out and "Task 1-1" in out and "reason of 000001-00001" in out and "tool of" in out
     (tmp_path / "empty").mkdir()
+    assert show.main([str(tmp_path / "empty")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    (tmp_path / "empty" / "args.yaml").touch()
     assert show.main([str(tmp_path / "empty")]) == 0
     assert "No episodes are recorded in" in capsys.readouterr().err
     assert show.main([str(run), "--episode", "77"]) == 2

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tempfile
+import unicodedata
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,17 @@ def parse_yaml(text: str) -> Any:
                     seen.add(key)
             return super().construct_mapping(node, deep)
 
+        def construct_number(self, node: Any) -> Any:
+            """A number; text for what YAML 1.1 reads in base 60 or 8, as 1:30 and 010, which nobody means by it."""
+            text: str = node.value
+            if ":" in text or (text.lstrip("+-").startswith("0") and text.lstrip("+-0").isdigit()):
+                return text
+            whole = node.tag == "tag:yaml.org,2002:int"
+            return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
+
     loader = Loader(text)
     try:
         return loader.get_single_data()
@@ -120,6 +132,8 @@ def parse_yaml(text: str) -> Any:
 def is_writable(folder: str | os.PathLike[str]) -> str | None:
     """None if a file can be made in `folder`, which need not exist yet; else the reason why not."""
     path = Path(folder).expanduser().absolute()
+    if _has_controls(str(folder)):
+        return "its name holds control characters"
     while not path.exists():
         path = path.parent
     if not path.is_dir():
@@ -135,4 +149,11 @@ def is_file_writable(file: Path) -> str | None:
     """None if `file` can be written, in a folder that exists; else the reason why not."""
     if file.is_dir():
         return "it is a folder"
-    return is_writable(file.parent) if file.parent.is_dir() else f"there is no {file.parent}"
+    if not file.parent.is_dir():
+        return f"there is no {file.parent}"
+    return "its name holds control characters" if _has_controls(file.name) else is_writable(file.parent)
+
+
+def _has_controls(name: str) -> bool:
+    """Whether a path would break lines or colour a terminal wherever it is printed."""
+    return any(unicodedata.category(character) == "Cc" for character in name)

@@ -19,6 +19,7 @@ from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
+from mafrt.runners.limits import refuse_absurd
 from mafrt.scripts.cli.flag_synonyms import synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.scripts.cli.unknown_flags import refuse_unknown, refuse_with_reason
@@ -51,7 +52,9 @@ class Settings:
         """One settings dataclass, filled and thereby checked."""
         if issubclass(kind, AlgorithmSettings):
             return kind.from_flags(self.values, self.named)  # type: ignore[return-value]
-        return kind(**{name: self.values[name] for name in describe(kind)})
+        values = {name: self.values[name] for name in describe(kind)}
+        refuse_absurd(values)
+        return kind(**values)
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

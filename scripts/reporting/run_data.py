@@ -105,7 +105,7 @@ def read_run(path: Path) -> RunData:
         except (OSError, ValueError, TypeError) as error:
             run.problems.append(f"summary.json cannot be read ({error_line(error)}).")
     if not run.settings and not run.metrics.iterations and not run.evaluations.iterations:
-        run.problems.append("The folder holds no settings and no metrics of a run yet.")
+        run.problems.append("The folder holds no settings and no metrics of a run.")
     elif not run.metrics.iterations:
         run.problems.append("No iteration is complete yet.")
     return run
