@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from mafrt.environment.python_tool import PythonTool
 from mafrt.environment.registry import make_env
 from mafrt.environment.session import session_of
 from mafrt.envs.code import CodeEnv, Grader, load_tasks
+from mafrt.envs.code.other_results import with_other_results
 from mafrt.envs.code.state import NOTHING
 
 PROFILES = Path(__file__).parent.parent / "profiles"
@@ -330,12 +332,45 @@ def test_held_out_problems_are_others():
         "'assert add(1, 2) == 3'",
         "assert callable(add)",
         "import sys\nsys.exit(0)\nassert add(1, 2) == 3",
+        "assert type(add).__name__ == 'function'",
+        "assert add.__name__ == 'add'",
+        "assert add.__code__.co_argcount == 2",
+        "assert isinstance(add(1, 2), int)",
+        "try:\n    add(1)\nexcept TypeError:\n    pass\nelse:\n    assert add is None",
+        "if '_Nothing' in globals():\n    assert add(1, 2) == 99\nelse:\n    assert add",
     ],
 )
 @pytest.mark.parametrize("code", ["return a + b", "return 3"])
 def test_checks_that_cannot_fail_earn_nothing(tasks, checks, code):
     _, results = play(CodeEnv(tasks=tasks, team=PAIR), [program(f"def add(a, b):\n    {code}"), program(checks)])
     assert results[1].info["evidence"]["tester"].rules.score <= 2
+
+
+@pytest.mark.parametrize(
+    "checks", ["assert add(1, 2) > 0", "assert add('a', 'b').startswith('a')", "assert not add(1, -1)"]
+)
+def test_weak_checks_of_what_a_program_does_are_checks(tasks, checks):
+    _, results = play(CodeEnv(tasks=tasks, team=PAIR), [program("def add(a, b):\n    return a + b"), program(checks)])
+    assert results[1].info["evidence"]["tester"].rules.score == 10
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        ("True", "False"), ("3", "-1000006"), ("'ab'", "'~ba~'"), ("b''", "b'~~'"), ("[1, 2]", "[2, 1, None]"),
+        ("(1,)", "(1, None)"), ("{1: 2}", "{1: 2, None: None}"), ("None", "0"), ("object()", "None"),
+    ],
+)  # fmt: skip
+def test_other_results_are_of_the_same_type(tmp_path, given, other):
+    made = with_other_results(f"def f(x):\n    def g():\n        return {given}\n    return g()", ["f"])
+    (tmp_path / "made.py").write_text(made)
+    f = runpy.run_path(str(tmp_path / "made.py"))["f"]
+    assert repr(f(1)) == other and f.__name__ == "f"
+
+
+def test_there_are_no_other_results_of_a_function_that_returns_none():
+    for text, names in (("def f(x):\n    x.sort()", ["f"]), ("f = len", ["f"]), ("def f(:", ["f"]), ("x = 1", [])):
+        assert with_other_results(text, names) is None
 
 
 @pytest.mark.parametrize(

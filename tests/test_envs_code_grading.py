@@ -324,6 +324,32 @@ def test_an_exception_of_another_kind_is_not_the_one_that_is_wanted(grader, tmp_
 
 
 @pytest.mark.parametrize(
+    ("program", "wanted", "passed"),
+    [
+        ("def f(x):\n    return x.decode()", "ValueError", 1),
+        ("def f(x):\n    return x.decode()", "UnicodeError", 1),
+        ("def f(x):\n    return x.decode()", "KeyError", 0),
+        ("import json\ndef f(x):\n    return json.loads('{')", "ValueError", 1),
+        ("class Bad(ValueError):\n    pass\ndef f(x):\n    raise Bad('no')", "ValueError", 1),
+        ("class Bad(ValueError):\n    pass\ndef f(x):\n    raise Bad('no')", "KeyError", 0),
+        ("def f(x):\n    raise ExceptionGroup('g', [ValueError()])", "ValueError", 0),
+        ("class ValueError(Exception):\n    pass\ndef f(x):\n    raise ValueError('mine')", "ValueError", 0),
+        ("def f(x):\n    return {}['a']", "LookupError", 1),
+    ],
+)
+def test_an_error_is_caught_by_what_it_derives_from(grader, tmp_path, program, wanted, passed):
+    test = f"try:\n    f(b'\\xff')\n    assert False\nexcept {wanted}:\n    pass"
+    assert grader.grade(make(tmp_path, text="x", test_list=[test]), program).passed == passed
+
+
+def test_a_range_without_end_is_not_walked_through():
+    for large in (range(10**18), range(0, -(10**30), -1), range(0, 10**40, 3)):
+        with pytest.raises(CannotMove):
+            encode(large)
+    assert decode(encode(range(10**18, 10**18 + 5))) == range(10**18, 10**18 + 5)
+
+
+@pytest.mark.parametrize(
     "form",
     [
         "def check(candidate):\n    xs = [3, 1, 2]\n    assert candidate(xs) == sorted(xs)\n",

@@ -370,6 +370,15 @@ def test_a_workspace_hands_files_on():
     assert sandbox.seen[-1][1] == ["c"]
 
 
+def test_a_workspace_in_which_a_folder_takes_the_place_of_a_file_and_back():
+    sandbox = Scripted({"a": b"1", "b": b"2"}, {"a/x/y": b"3"}, {"a/x": b"4"}, {"a": b"5"}, {})
+    workspace = Workspace(sandbox)
+    for _ in range(5):
+        workspace.run("pass")
+    kept = [sorted(files) for files, _ in sandbox.seen]
+    assert kept == [[], ["a", "b"], ["a/x/y", "b"], ["a/x", "b"], ["a", "b"]]
+
+
 def test_a_workspace_over_its_size():
     sandbox = Scripted({"a": bytes(MIB // 2), "b": bytes(MIB)}, {"a": bytes(2 * MIB), "c": bytes(MIB // 2)})
     workspace = Workspace(sandbox, quota_mib=1)

@@ -17,6 +17,7 @@ from mafrt.environment.cloning import fork_sharing, spawn_sharing
 from mafrt.environment.python_tool import PythonTool, Ran, SandboxOptions
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.code.grading import Grade, Grader
+from mafrt.envs.code.other_results import with_other_results
 from mafrt.envs.code.state import TOOL, CodeState, Flow, why_not
 from mafrt.envs.code.task_env import scored
 from mafrt.envs.code.tasks import CodeTask, load_tasks
@@ -130,7 +131,7 @@ class CodeEnv(Env):
         failed = ran.status != "ok"
         after = self.flow.failed(state, output) if failed else self.flow.ran(state, output or SILENT)
         facts = {"status": ran.status, "program_right": right}
-        return after, Evidence(output, self._judge_checks(state.pending, failed, right), facts)
+        return after, Evidence(output, self._judge_checks(state.program, state.pending, failed, right), facts)
 
     def _checked(self, program: str, checks: str) -> Ran:
         # Two texts, so that an error in one is not taken for the other's, and each has its own line numbers.
@@ -143,8 +144,12 @@ class CodeEnv(Env):
             return replace(ran, status="error", stderr=f"{ran.stderr}{UNFINISHED}\n")
         return ran
 
-    def _holds_for_anything(self, checks: str) -> bool:
-        """Whether checks call no function of the program in an assert, or hold for a program that does nothing."""
+    def _holds_for_anything(self, checks: str, right: str | None) -> bool:
+        """Whether checks call no function of the program in an assert, or hold for one that does not do the task.
+
+        Such a program does nothing, or is the `right` one with other results: a check of a name, of the number of
+        arguments or of a type is none of what was asked for.
+        """
         names = self.task.functions
         try:
             tree = ast.parse(checks)
@@ -153,13 +158,16 @@ class CodeEnv(Env):
         asserts = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         if not asserts or (names and not any(name in _names(tree) for name in names)):
             return True
-        return self._checked(_stub(names), checks).status == "ok"
+        if self._checked(_stub(names), checks).status == "ok":
+            return True
+        other = None if right is None else with_other_results(right, names)
+        return other is not None and self._checked(other, checks).status == "ok"
 
-    def _judge_checks(self, checks: str, failed: bool, right: bool) -> Scored:
+    def _judge_checks(self, program: str, checks: str, failed: bool, right: bool) -> Scored:
         """Checks that hold for a right program and fail for a wrong one are good; the reference is a right program."""
-        if self._holds_for_anything(checks):
-            return Scored(2.0, "The checks assert nothing about the program.")
         reference = self.task.reference
+        if self._holds_for_anything(checks, reference or (program if right else None)):
+            return Scored(2.0, "The checks assert nothing about the program.")
         if reference is not None and self._checked(reference, checks).status != "ok":
             return Scored(1.0, "The checks fail for a right program.")
         if failed != right:

@@ -47,6 +47,14 @@ class Workspace:
                     self.files.pop(name, None)
             return self._keep(done)
 
+    def _clear_place(self, name: str) -> None:
+        """Drop a file where `name` needs a folder, and files of a folder that has become the file `name`."""
+        parts = name.split("/")
+        for depth in range(1, len(parts)):
+            self.files.pop("/".join(parts[:depth]), None)
+        for inside in [other for other in self.files if other.startswith(name + "/")]:
+            del self.files[inside]
+
     def _keep(self, done: Execution) -> Execution:
         """Keep the files that fit the quota, in order of their names; report a reason for each of the others."""
         refused = {}
@@ -59,6 +67,7 @@ class Workspace:
             elif name not in self.files and len(self.files) >= self.max_files:
                 refused[name] = f"over the workspace's quota of {self.max_files} files"
             else:
+                self._clear_place(name)
                 self.files[name] = content
         if not refused:
             return done

@@ -4,6 +4,7 @@ The process that holds the inputs and the results is not the program's: the file
 starts, so that nothing of a later input can be read, and only the process outside writes the file of results.
 """
 
+import builtins
 import contextlib
 import ctypes
 import json
@@ -140,8 +141,26 @@ def _serve(messages, up, load, handle):
             write(record)
         except BaseException as error:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            name = "TypeError" if type(error).__name__ == "CannotMove" else type(error).__name__
-            write(_error(name, str(error)[:500], told(error)))
+            write(_error(_kind(error), str(error)[:500], told(error)))
+
+
+NOT_OF_A_TEXT = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, BaseExceptionGroup)
+
+
+def _kind(error):
+    """The class that stands for an error outside: itself, or the nearest built-in one that takes a text.
+
+    A test that expects a ValueError also takes an error of the program's own that is one, and a UnicodeDecodeError,
+    which no text alone can make.
+    """
+    if type(error) is OutOfTime:
+        return "OutOfTime"
+    if type(error).__name__ == "CannotMove":
+        return "TypeError"
+    for kind in type(error).__mro__:
+        if getattr(builtins, kind.__name__, None) is kind and not issubclass(kind, NOT_OF_A_TEXT):
+            return kind.__name__
+    return "RuntimeError"
 
 
 def _error(name, message, trace=""):

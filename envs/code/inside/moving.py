@@ -53,6 +53,8 @@ def _encode(value, depth, room):
     if isinstance(value, dict):
         return ["d", [[_encode(k, depth - 1, room), _encode(v, depth - 1, room)] for k, v in value.items()]]
     if isinstance(value, range):
+        if abs(value.stop - value.start) // abs(value.step) > LONGEST:
+            raise CannotMove("the value is too large")  # few digits, but a comparison may walk through it
         return ["r", value.start, value.stop, value.step]
     if isinstance(value, (list, tuple)):
         return ["l" if isinstance(value, list) else "t", [_encode(item, depth - 1, room) for item in value]]
