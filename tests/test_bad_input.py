@@ -79,6 +79,11 @@ def test_refused_before_a_model_is_loaded(capsys, monkeypatch, workdir, words, n
     assert sorted(workdir.iterdir()) == before
 
 
+def test_an_error_shows_no_control_character_to_the_terminal(capsys):
+    said = refused(capsys, train_math.main, "--load_path", "no\x1b[31mred")
+    assert "no\ufffd[31mred does not exist" in said and "\x1b" not in said
+
+
 def test_numbers_of_yaml_are_in_base_ten():
     read = parse_yaml("[010, -07, 0, 0.5, -0, 1_000, 0x10, 1:30, 1:30.5, .inf, 1e-4, 1.0e+3]")
     assert read == ["010", "-07", 0, 0.5, 0, 1000, 16, "1:30", "1:30.5", math.inf, "1e-4", 1000.0]

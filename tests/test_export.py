@@ -166,7 +166,7 @@ def test_collect_takes_turns_by_score_agent_and_reward(run, tmp_path, capsys):
     for folder, flags, says in (
         (run, ["--min_score", "7"], "no turn passes the filters; lower --min_score (7)"),
         (run, ["--agent", "aktor"], "did you mean 'actor'"),
-        (tmp_path / "empty", [], "no episodes are recorded in"),
+        (tmp_path / "empty", [], "is no run folder"),
     ):
         code, _ = collected(folder, tmp_path, *flags)
         assert code == 2 and says in capsys.readouterr().err

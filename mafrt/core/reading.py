@@ -110,7 +110,7 @@ def parse_yaml(text: str) -> Any:
             return super().construct_mapping(node, deep)
 
         def construct_number(self, node: Any) -> Any:
-            """A number; text for what YAML 1.1 reads in base 60 or 8, as 1:30 and 010, which nobody means by it."""
+            """A number; text for what YAML 1.1 reads in base 60 or 8, such as 1:30 and 010."""
             text: str = node.value
             if ":" in text or (text.lstrip("+-").startswith("0") and text.lstrip("+-0").isdigit()):
                 return text
