@@ -15,6 +15,7 @@ from mafrt.envs.games.base import SPLITS, split_of
 from mafrt.envs.games.legal_play import write_legal_play
 from mafrt.envs.games.referential import heard
 from mafrt.envs.games.sudoku import free, solutions
+from mafrt.envs.games.tic_tac_toe import TicTacToe, after, value
 
 GAMES: dict[str, type[Game]] = {
     "referential": Referential,
@@ -26,8 +27,13 @@ GAMES: dict[str, type[Game]] = {
 
 
 def paid(info):
-    """Everything but the answers that a vote compares."""
-    return {key: value for key, value in info.items() if key != "answers"}
+    """Everything but the answers that a vote compares, and the scores of the turns."""
+    return {key: value for key, value in info.items() if key not in ("answers", "evidence")}
+
+
+def scored(result, agent):
+    """The rules' score of the turn that led to `result`."""
+    return result.info["evidence"][agent].rules.score
 
 
 @pytest.mark.parametrize("name", list(GAMES))
@@ -198,6 +204,31 @@ def test_plan_path_by_hand():
     assert game.step({"mover": "downright"}).info["outcome"] == 0.0
 
 
+def test_a_plan_and_its_execution_are_scored_apart():
+    game = PlanPath(size=2, walls=1)
+    game.here, game.goal, game.blocked, game.way = (0, 0), (1, 1), frozenset({(0, 1)}), 2
+    for plan, worth in {"down right": 10, "down": 5, "up down": 5, "down up": 0, "right": 0, "Go!": 0}.items():
+        assert scored(game.step({"planner": plan}), "planner") == worth, plan
+    game.step({"planner": "right right down"})
+    for route, worth in {"right right down": 10, "right": 10 / 3, "down right": 0, "": 0}.items():
+        assert scored(game.step({"mover": route}), "mover") == pytest.approx(worth), route
+    assert scored(game.step({"mover": "right right down up up up"}), "mover") == 5
+    game.step({"planner": "No way."})
+    assert scored(game.step({"mover": "I wait."}), "mover") == 10 and scored(game.step({"mover": "up"}), "mover") == 0
+
+
+def test_plans_of_sokoban_are_scored_by_the_moves_that_are_left():
+    game = Sokoban(size=3, walls=1)
+    game.blocked, game.walker, game.box, game.target = frozenset({(0, 0)}), (1, 0), (1, 1), (2, 1)
+    game.way = len(game.solution(game.walker, game.box))
+    whole = "down right right up up left down"
+    for count in range(8):
+        plan = " ".join(whole.split()[:count])
+        assert scored(game.step({"planner": plan}), "planner") == pytest.approx(10 * count / 7)
+    stuck = game.step({"planner": "right"})
+    assert scored(stuck, "planner") == 0 and "cannot" in stuck.info["evidence"]["planner"].rules.reason
+
+
 def test_sokoban_by_hand():
     game = Sokoban(size=3, walls=1)
     game.blocked, game.walker, game.box, game.target = frozenset({(0, 0)}), (1, 0), (1, 1), (2, 1)
@@ -262,6 +293,76 @@ def test_sudoku_by_hand():
     game.grid = emptied
     assert game.step({"chooser": "1 2"}).terminated  # not empty
     assert game.step({"chooser": "none"}).terminated
+
+
+def test_offers_are_scored_as_if_they_were_accepted():
+    game = Haggle(offers=2)
+    game.reset(1)
+    game.things, game.values = (1, 2, 1), {"ann": (4, 1, 4), "ben": (0, 5, 0)}
+    first = game.step({"ann": "1 1 1"})
+    assert scored(first, "ann") == pytest.approx(10 * 14 / 18)
+    assert "14 of at most 18" in first.info["evidence"]["ann"].rules.reason
+    assert scored(game.step({"ben": "0 2 0"}), "ben") == 10
+    assert scored(game.step({"ann": "1 2 1"}), "ann") == 0  # offers are used up
+    assert scored(game.step({"ann": "accept"}), "ann") == 10
+    assert scored(game.step({"ben": "5 5 5"}), "ben") == 0
+
+
+def test_a_brief_offer_is_numbers_alone():
+    game = Haggle(offers=2, brief=True)
+    game.reset(1)
+    game.things, game.values = (1, 2, 1), {"ann": (4, 1, 4), "ben": (0, 5, 0)}
+    assert game.shown() == "1 2 1\n4 1 4"
+    assert game.step({"ann": "1 1 1"}).observations["ben"] == "1 2 1\n0 5 0\n0 1 0"
+    assert game.step({"ben": "0 2 0"}).observations["ann"] == "1 2 1\n4 1 4\n1 0 1 last"
+
+
+def test_moves_of_tic_tac_toe_are_scored_by_best_play():
+    game = TicTacToe()
+    for board, cell, worth in (
+        ("xx.oo....", 3, 10),  # wins
+        ("xx.oo....", 6, 5),  # stops o
+        ("xx.oo....", 7, 0),  # lets o win
+        ("x...o....", 5, 0),  # taken
+        ("x........", 5, 10),
+        ("x........", 2, 0),
+    ):
+        game.board = board
+        seat = "x" if board.count("x") == board.count("o") else "o"
+        assert scored(game.step({seat: str(cell)}), seat) == worth, (board, cell)
+    won = "x.o.x.o.."  # x wins by 9; by another cell it may only draw
+    game.board = won
+    values = {cell: -value(after(won, cell - 1)) for cell in (2, 4, 6, 8, 9)}
+    for cell, left in values.items():
+        game.board = won
+        assert scored(game.step({"x": str(cell)}), "x") == 5 * (left + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("plan_path", {}), ("sokoban", {}), ("sudoku", {"empty": 8}), ("haggle", {}), ("tic_tac_toe", {})],
+)
+def test_rules_score_the_solver_highest_and_idle_players_least(name, settings):
+    """One agent is played by the solver, at random, by a constant or not at all, the other one by the solver."""
+    env = make_env(name, **settings).unwrapped
+    for agent in env.agents:
+        means = {}
+        for player in ("optimal", "random", "constant", "silent"):
+            scores, rng = [], random.Random(1)
+            for seed in range(40):
+                env.rng.seed(seed)
+                acting, _ = env.reset()
+                while acting:
+                    said = {who: env.move(player if who == agent else "optimal", who, rng) for who in acting}
+                    said |= dict.fromkeys(said.keys() & {agent}, "") if player == "silent" else {}
+                    result = env.step(said)
+                    scores += [scored(result, agent)] if agent in said else []
+                    acting = {} if result.terminated else result.observations
+            means[player] = sum(scores) / len(scores)
+        assert means["silent"] == 0 and means["optimal"] == pytest.approx(10)
+        # To accept whatever the solver offers is right.
+        others = [means["random"], means["constant"]] if agent != "ben" else [means["random"]]
+        assert max(others) < 9.7, (agent, means)
 
 
 def test_every_puzzle_has_one_solution():

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import re
 from itertools import product
+from typing import Any
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.envs.games.base import Game, Player
 
 KINDS = ("books", "hats", "balls")
@@ -37,13 +38,15 @@ class Haggle(Game):
         offers: most offers of a game, 2 to 8.
         pay: `team` or `own`.
         split: `train` or `test`.
+        brief: observations are numbers alone: the things, the speaker's values, and what it is offered, the last time
+            with the word `last`.
     """
 
     agents = ("ann", "ben")
     bounded = True
 
-    def __init__(self, offers: int = 4, pay: str = "team", split: str = "train") -> None:
-        super().__init__(split)
+    def __init__(self, offers: int = 4, pay: str = "team", split: str = "train", brief: bool = False) -> None:
+        super().__init__(split, brief)
         if not 2 <= offers <= 8 or pay not in ("team", "own"):
             raise ConfigError(f"offers is {offers} and pay is {pay!r}; choose 2 to 8 offers and pay 'team' or 'own'.")
         self.offers, self.pay = offers, pay
@@ -82,6 +85,10 @@ class Haggle(Game):
 
     def shown(self) -> str:
         """The things, the speaker's values, and the standing offer as the speaker would get it."""
+        if self.brief:
+            seen = [self.things, self.values[self.speaker], *([self.rest(self.last)] if self.last else [])]
+            told = "\n".join(" ".join(map(str, numbers)) for numbers in seen)
+            return told if self.made < self.offers else f"{told} last"
         things = ", ".join(f"{count} {kind}" for count, kind in zip(self.things, KINDS, strict=True))
         values = ", ".join(f"{kind} {value}" for kind, value in zip(KINDS, self.values[self.speaker], strict=True))
         told = f"There are {things}. Your points for one: {values}.\n"
@@ -92,28 +99,41 @@ class Haggle(Game):
         return f"{told}You are offered {gets}.{final} Say accept, or how many you keep of each."
 
     def step(self, actions: dict[str, str]) -> StepResult:
-        [said] = actions.values()
+        [(agent, said)] = actions.items()
         if self.last is not None and _ACCEPT.search(said.lower()):
             other = next(agent for agent in self.agents if agent != self.speaker)
-            return self._over({other: self.last, self.speaker: self.rest(self.last)})
+            rules = self._worth(other, self.last)
+            return self._over({other: self.last, agent: self.rest(self.last)}, agent, rules)
         numbers = tuple(int(number) for number in _NUMBER.findall(said)[: len(KINDS)] if len(number) == 1)
         legal = len(numbers) == len(KINDS) and all(n <= there for n, there in zip(numbers, self.things, strict=True))
         if not legal or self.made == self.offers:
-            return self._over(None, legal)
+            why = "The last offer is not accepted." if legal else "This is no offer."
+            return self._over(None, agent, Scored(0.0, why), legal)
+        evidence = {agent: Evidence(rules=self._worth(agent, numbers))}
         self.last, self.made = numbers, self.made + 1
-        self.speaker = next(agent for agent in self.agents if agent != self.speaker)
-        return StepResult({self.speaker: self.shown()}, {}, False, False, {})
+        self.speaker = next(other for other in self.agents if other != agent)
+        return StepResult({self.speaker: self.shown()}, {}, False, False, {"evidence": evidence})
 
-    def _over(self, shares: dict[str, Split] | None, legal: bool = True) -> StepResult:
+    def _worth(self, agent: str, split: Split) -> Scored:
+        """Score of an agent's share, offered or accepted: the sum of both agents' points over the largest possible."""
+        other = next(other for other in self.agents if other != agent)
+        worth = self.points(agent, split) + self.points(other, self.rest(split))
+        return Scored(10.0 * worth / self._most(), f"Both together get {worth} of at most {self._most()} points.")
+
+    def _most(self) -> int:
+        return self.points("ann", self.best()) + self.points("ben", self.rest(self.best()))
+
+    def _over(self, shares: dict[str, Split] | None, speaker: str, rules: Scored, legal: bool = True) -> StepResult:
         points = {agent: 0 if shares is None else self.points(agent, shares[agent]) for agent in self.agents}
-        best = self.points("ann", self.best()) + self.points("ben", self.rest(self.best()))
-        info = {
+        best = self._most()
+        info: dict[str, Any] = {
+            "evidence": {speaker: Evidence(rules=rules)},
             "measures": {
                 "agreed": float(shares is not None),
                 "legal": float(legal),
                 "efficiency": sum(points.values()) / best,
                 **{f"points/{agent}": points[agent] / POINTS for agent in self.agents},
-            }
+            },
         }
         if self.pay == "own":
             acted = self.agents if self.made else self.agents[:1]

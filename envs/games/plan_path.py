@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover, walked
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, obeyed, random_steps, said, steps_in, to_mover, walked
 
 SLACK = 2
 """steps that may be taken beyond the shortest route"""
@@ -87,19 +88,31 @@ class PlanPath(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
-        place = self.here
-        nearest = self.way
+            left = self._left(steps_in(self.plan, self.brief))[-1]
+            score = 10.0 * max(0, self.way - left) / self.way
+            rules = Scored(score, f"Of {self.way} steps to the goal {left} are left after these.")
+            evidence = {"planner": Evidence(rules=rules)}
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {"evidence": evidence})
         route = steps_in(actions["mover"], self.brief)
+        nearest = min(self._left(route))
+        outcome = 1.0 if not nearest else 0.5 * (1 - nearest / self.way)
+        info = {
+            "outcome": outcome,
+            "measures": {"reached": float(not nearest)},
+            "answers": walked(route, outcome),
+            "evidence": {"mover": Evidence(rules=obeyed(steps_in(self.plan, self.brief), route))},
+        }
+        return StepResult({}, {}, True, False, info)
+
+    def _left(self, route: Sequence[str]) -> list[int]:
+        """Steps to the goal by the shortest way, at first and after each step of a route, up to the goal."""
+        place, left = self.here, [self.way]
         for name in route[: self.way + SLACK]:
             place = self._after(place, name)
-            nearest = min(nearest, len(self.route(place) or ()) if place != self.goal else 0)
-            if place == self.goal:
+            left.append(len(self.route(place) or ()))
+            if not left[-1]:
                 break
-        reached = place == self.goal
-        outcome = 1.0 if reached else 0.5 * (1 - nearest / self.way)
-        info = {"outcome": outcome, "measures": {"reached": float(reached)}, "answers": walked(route, outcome)}
-        return StepResult({}, {}, True, False, info)
+        return left
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "planner" and player == "optimal":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+from mafrt.core.types import Scored
 
 Place = tuple[int, int]
 """row and column"""
@@ -50,3 +52,11 @@ def walked(steps: Iterable[str], outcome: float) -> dict[str, dict[str, object]]
     Not the route up to the goal: a voter does not know where that is.
     """
     return {"mover": {"key": " ".join(steps) or None, "score": outcome}}
+
+
+def obeyed(plan: Sequence[str], route: Sequence[str]) -> Scored:
+    """Score of the mover by its own part: the share of the plan that it carried out, and no step beyond it."""
+    pairs = zip(plan, route, strict=False)
+    same = next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(plan), len(route)))
+    score = 10.0 * same / max(len(plan), len(route)) if plan or route else 10.0
+    return Scored(score, f"Of {len(plan)} planned steps the first {same} were made, and {len(route) - same} others.")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, random_steps, said, steps_in, to_mover, walked
+from mafrt.envs.games.routes import STEPS, Place, drawn, moved, obeyed, random_steps, said, steps_in, to_mover, walked
 
 MOST_PULLS = 12
 """random moves away from the solved room"""
@@ -120,19 +121,37 @@ class Sokoban(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {})
-        walker, box = self.walker, self.box
-        far = nearest = _distance(box, self.target)
+            evidence = {"planner": Evidence(rules=self._progress(steps_in(self.plan, self.brief)))}
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {"evidence": evidence})
         route = steps_in(actions["mover"], self.brief)
-        for step in route[: self.way + SLACK]:
-            walker, box = self.after(walker, box, step)
-            nearest = min(nearest, _distance(box, self.target))
-            if box == self.target:
-                break
-        solved = box == self.target
+        states = self._states(route)
+        far, nearest = _distance(self.box, self.target), min(_distance(box, self.target) for _, box in states)
+        solved = not nearest
         outcome = 1.0 if solved else 0.5 * (1 - nearest / far)
-        info = {"outcome": outcome, "measures": {"solved": float(solved)}, "answers": walked(route, outcome)}
+        info = {
+            "outcome": outcome,
+            "measures": {"solved": float(solved)},
+            "answers": walked(route, outcome),
+            "evidence": {"mover": Evidence(rules=obeyed(steps_in(self.plan, self.brief), route))},
+        }
         return StepResult({}, {}, True, False, info)
+
+    def _states(self, route: Sequence[str]) -> list[tuple[Place, Place]]:
+        """Places of walker and box, before the first move and after each that is made; the target ends them."""
+        states = [(self.walker, self.box)]
+        for step in route[: self.way + SLACK]:
+            states.append(self.after(*states[-1], step))
+            if states[-1][1] == self.target:
+                break
+        return states
+
+    def _progress(self, route: Sequence[str]) -> Scored:
+        """Score of a plan by the moves that are left after it, which the solver counts."""
+        left = self.solution(*self._states(route)[-1])
+        if left is None:
+            return Scored(0.0, "After these moves the box cannot be brought to its target.")
+        score = 10.0 * max(0, self.way - len(left)) / self.way
+        return Scored(score, f"Of {self.way} moves to the target {len(left)} are left after these.")
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "optimal":

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.envs.games.base import Game, Player
 
 Grid = tuple[int, ...]
@@ -47,6 +48,10 @@ def solutions(grid: Grid, most: int = 2) -> list[Grid]:
         if len(solved) >= most:
             break
     return solved
+
+
+def _evidence(agent: str, rules: Scored) -> dict[str, Any]:
+    return {"evidence": {agent: Evidence(rules=rules)}}
 
 
 class Sudoku(Game):
@@ -109,32 +114,43 @@ class Sudoku(Game):
             numbers = [int(digit) for digit in _DIGIT.findall(actions["chooser"])[:2]]
             self.cell = 4 * (numbers[0] - 1) + numbers[1] - 1 if len(numbers) == 2 else -1
             if self.cell < 0 or self.grid[self.cell]:
-                return self._end()
-            if self.brief:
-                return StepResult({"filler": self.drawing(self.cell)}, {}, False, False, {})
-            seen = f"{self.drawing(self.cell)}\nWhich digit from 1 to 4 stands at the question mark?"
-            return StepResult({"filler": seen}, {}, False, False, {})
+                return self._end("chooser", Scored(0.0, "No empty cell is named."))
+            left = len(free(self.grid, self.cell))
+            info = _evidence("chooser", Scored(10.0 / left, f"In this cell {left} digits are possible."))
+            asked = "" if self.brief else "\nWhich digit from 1 to 4 stands at the question mark?"
+            return StepResult({"filler": self.drawing(self.cell) + asked}, {}, False, False, info)
         digit = _DIGIT.search(actions["filler"])
         if digit is not None:
             self.filled.append(f"{self.cell}={digit[0]}")
         if digit is None or int(digit[0]) != self.solution[self.cell]:
-            return self._end()
+            possible = digit is not None and int(digit[0]) in free(self.grid, self.cell)
+            why = (
+                "The digit is possible here, and not the solution's." if possible else "The digit is not possible here."
+            )
+            return self._end("filler", Scored(4.0 if possible else 0.0, why))
         self.grid = (*self.grid[: self.cell], int(digit[0]), *self.grid[self.cell + 1 :])
         self.right += 1
-        return StepResult(self.start(), {}, False, False, {}) if 0 in self.grid else self._end()
+        rules = Scored(10.0, "The digit is right.")
+        if 0 in self.grid:
+            return StepResult(self.start(), {}, False, False, _evidence("filler", rules))
+        return self._end("filler", rules)
 
-    def _end(self) -> StepResult:
+    def _end(self, speaker: str, rules: Scored) -> StepResult:
         solved, outcome = float(self.right == self.empty), self.right / self.empty
         # All digits that were said, right or wrong, are the answer in a vote over episodes of one puzzle.
         answers = {"filler": {"key": " ".join(sorted(self.filled)) or None, "score": outcome}}
-        return StepResult({}, {}, True, False, {"outcome": outcome, "measures": {"solved": solved}, "answers": answers})
+        info = {"outcome": outcome, "measures": {"solved": solved}, "answers": answers, **_evidence(speaker, rules)}
+        return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if agent == "chooser":
             if player == "constant":
                 return self._name(0)
-            cell = rng.choice([cell for cell in range(16) if not self.grid[cell]])
-            return self._name(cell)
+            cells = [cell for cell in range(16) if not self.grid[cell]]
+            if player == "optimal":
+                least = min(len(free(self.grid, cell)) for cell in cells)
+                cells = [cell for cell in cells if len(free(self.grid, cell)) == least]
+            return self._name(rng.choice(cells))
         if player == "optimal":
             return str(self.solution[self.cell])
         return "1" if player == "constant" else str(rng.randint(1, 4))

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.envs.games.base import PLAYERS, Game, Player
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -56,6 +56,16 @@ def free_cells(board: str) -> list[int]:
 def best_cells(board: str) -> list[int]:
     """The moves that keep the value of the board."""
     return [cell for cell in free_cells(board) if -value(after(board, cell)) == value(board)]
+
+
+RESULTS = {-1: "a loss", 0: "a draw", 1: "a win"}
+
+
+def kept(before: str, board: str) -> Scored:
+    """Score of a legal move by the result that best play still promises its seat: all of it 10, a win for a draw 5."""
+    promised, left = value(before), -value(board)
+    score = 10.0 * (left + 1) / (promised + 1) if promised > -1 else 10.0
+    return Scored(score, f"Best play promised {RESULTS[promised]}, and {RESULTS[left]} after this move.")
 
 
 def canonical(board: str) -> str:
@@ -130,26 +140,31 @@ class TicTacToe(Game):
         match = _NUMBER.search(said)
         cell = int(match[0]) - 1 if match is not None and len(match[0]) == 1 else -1
         if cell not in free_cells(self.board):
-            return self._over({seat: -1.0}, None, legal=False)
-        self.board = after(self.board, cell)
+            unfit = {seat: Evidence(rules=Scored(0.0, "The move is not legal."))}
+            return self._over({seat: -1.0}, None, False, unfit)
+        before, self.board = self.board, after(self.board, cell)
+        evidence = {seat: Evidence(rules=kept(before, self.board))}
         if self.opponent != "self" and not self._ended():
             self._answer()
         if not self._ended():
-            return StepResult({to_move(self.board): self.shown()}, {}, False, False, {})
+            return StepResult({to_move(self.board): self.shown()}, {}, False, False, {"evidence": evidence})
         won = winner(self.board)
         rewards = dict.fromkeys(SEATS, 0.0) if won is None else {s: 1.0 if s == won else -1.0 for s in SEATS}
-        return self._over(rewards, won, legal=True)
+        return self._over(rewards, won, True, evidence)
 
     def _ended(self) -> bool:
         return winner(self.board) is not None or FREE not in self.board
 
-    def _over(self, rewards: dict[str, float], won: str | None, legal: bool) -> StepResult:
+    def _over(
+        self, rewards: dict[str, float], won: str | None, legal: bool, evidence: dict[str, Evidence]
+    ) -> StepResult:
         measures = {"legal": float(legal), "draw": float(legal and won is None)}
         if self.opponent == "self":
-            return StepResult({}, rewards, True, False, {"measures": measures})
+            return StepResult({}, rewards, True, False, {"measures": measures, "evidence": evidence})
         result = -1 if not legal else 0 if won is None else 1 if won == self.seat else -1
         measures |= {"won": float(result == 1), "lost": float(result == -1), "kept": float(result >= self.promised)}
-        return StepResult({}, {}, True, False, {"outcome": (result + 1) / 2, "measures": measures})
+        info = {"outcome": (result + 1) / 2, "measures": measures, "evidence": evidence}
+        return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "constant":
