@@ -1,7 +1,8 @@
 """Games that are learnt: from a start that has seen legal random play, by reinforcement learning alone.
 
-Most games start from the games base, which saw legal random play in its pretraining. For `referential` and
-`tic_tac_toe` the teaching base imitates records of it (the start, shared by all arms and seeds). Each arm is trained
+Most games start from the games base, which saw legal random play in its pretraining. For `haggle`, whose brief form it
+has not seen, and for `referential` and `tic_tac_toe` on the teaching base, records of legal random play are imitated
+first (the start, shared by all arms and seeds). Each arm is trained
 with each seed (configs/game_*.yaml), and start and teams play held-out instances, beside the scripted players. With
 `--baselines` the first team's table also has what needs no reinforcement learning: other temperatures, and imitation
 of the start's own solved episodes, as many as training has played. Every stage is a mafrt command whose results lie
@@ -30,7 +31,8 @@ class Recipe:
     """One game: its start, its arms, and the opponents or settings that its evaluations play."""
 
     legal: Words = ()
-    """of train_sft: how legal random play is imitated on the teaching base; none: the games base has seen it"""
+    """of train_sft: how legal random play is imitated; none: the games base has seen it in this form"""
+    base: str = "games-base"
     episodes: int = 200
     """of legal random play"""
     habits: Words = ()
@@ -45,23 +47,39 @@ class Recipe:
     """label -> words beside the config"""
     against: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"held out": {}})
     """label -> further arguments of the environment in an evaluation"""
+    baselines: bool = True
+    """whether `--baselines` scores it"""
 
 
 RECIPES = {
     "referential": Recipe(
         legal=("--lr", 5e-3, "--batch_size", 16),
+        base="teaching-base",
         habits=("--lr", 5e-3, "--batch_size", 16, "--epochs", 40),
         habit_agents=("scout",),
         profile="profiles/referential.json",
         kwargs={"brief": True, "things": 3, "offered": 3},
         arms={"one agent at a time": (), "both at once": ("--agent_iteration_interval", 0)},
+        baselines=False,
     ),
     "plan_path": Recipe(kwargs={"brief": True}, max_new_tokens=8),
-    "sokoban": Recipe(kwargs={"brief": True}, max_new_tokens=10),
+    "sokoban": Recipe(
+        kwargs={"brief": True},
+        max_new_tokens=10,
+        arms={"scores of the solver": (), "outcome alone": ("--coach", "none")},
+    ),
     "sudoku": Recipe(kwargs={"brief": True}, max_new_tokens=3),
-    "haggle": Recipe(max_new_tokens=8),
+    "haggle": Recipe(
+        legal=("--lr", 3e-3, "--batch_size", 16, "--lora_rank", 16),
+        episodes=400,
+        kwargs={"brief": True},
+        max_new_tokens=8,
+        arms={"outcome": (), "scores of the solver too": ("--coach", "rules")},
+    ),
     "tic_tac_toe": Recipe(
         legal=("--lr", 3e-3, "--batch_size", 16),
+        base="teaching-base",
+        baselines=False,
         episodes=300,
         profile="profiles/tic_tac_toe.json",
         kwargs={"brief": True},
@@ -79,7 +97,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, help="of training; default: the config's own")
     parser.add_argument("--tasks", type=int, default=100, help="held-out instances of an evaluation")
     parser.add_argument(
-        "--baselines", action="store_true", help="on the games base: score what needs no reinforcement learning too"
+        "--baselines",
+        action="store_true",
+        help="where the games base plays: score what needs no reinforcement learning",
     )
     parser.add_argument("--only_start", action="store_true", help="make the starts, and train nothing")
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce/games"))
@@ -101,13 +121,15 @@ def start(name: str, recipe: Recipe, out: Path) -> Path | None:
     legal, folder = out / f"{name}_legal", out / f"{name}_start"
     if not (legal / "adapters").is_dir():
         write_legal_play(game, out / f"{name}_legal.jsonl", recipe.episodes)
-        run(train_sft.main, "--records_path", out / f"{name}_legal.jsonl", *recipe.legal, *team, "--run_dir", legal)
+        words: Words = ("--records_path", out / f"{name}_legal.jsonl", "--model_name_or_path", recipe.base)
+        run(train_sft.main, *words, *recipe.legal, *team, "--run_dir", legal)
     if not recipe.habits:
         return legal / "adapters"
     if not (folder / "adapters").is_dir():
         records = out / f"{name}_habits.jsonl"
         write_legal_play(game, records, recipe.habit_episodes, seed=102, agents=recipe.habit_agents)
-        words = ("--records_path", records, *recipe.habits, *team, "--load_path", legal / "adapters")
+        words = ("--records_path", records, "--model_name_or_path", recipe.base, *recipe.habits)
+        words += (*team, "--load_path", legal / "adapters")
         run(train_sft.main, *words, "--run_dir", folder)
     return folder / "adapters"
 
@@ -142,7 +164,7 @@ def evaluate(
         kwargs |= recipe.against[label]
         words: Words = ("--env", name, "--env_kwargs", *(f"{k}={str(v).lower()}" for k, v in kwargs.items()))
         words += ("--profile_path", recipe.profile) if recipe.profile else ()
-        words += ("--model_name_or_path", "teaching-base" if recipe.legal else "games-base")
+        words += ("--model_name_or_path", recipe.base)
         words += ("--load_path", adapters) if adapters else ()
         words += ("--tasks", args.tasks, "--k", 2, "--max_new_tokens", recipe.max_new_tokens)
         words += ("--baselines", "--baseline_episodes", played(adapters)) if adapters and baselines else ()
@@ -217,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for arm, folders in runs.items():
                 scores = found[labels[arm]] = []
                 for seed, folder in zip(args.seeds, folders, strict=True):
-                    first = args.baselines and begin is None and arm == arms[0] and seed == args.seeds[0]
+                    first = args.baselines and recipe.baselines and arm == arms[0] and seed == args.seeds[0]
                     measured = evaluate(name, against, f"{arm}_{seed}", folder, args, baselines=first)
                     scores.append(measured["metrics"])
                     beside += measured["baselines"] if first else []
