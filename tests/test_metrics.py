@@ -39,6 +39,8 @@ def test_patterns_stand_for_names_and_numbers():
     assert explain("kl/Problem-Solver_2.1") is GLOSSARY["kl/AGENT"]
     assert explain("eval/avg@16") is GLOSSARY["eval/avg@K"]
     assert explain("grad_norm/critic") is GLOSSARY["grad_norm/critic"]
+    assert explain("eval/measure/points/ann") is GLOSSARY["eval/measure/MEASURE"]
+    assert explain("measure/share of the way") is GLOSSARY["measure/MEASURE"]
     for name in ("kl/a/b", "kl/", "eval/avg@", "eval/avg@0", "kl/AGENT/x", "kl"):
         with pytest.raises(KeyError):
             explain(name)

@@ -39,10 +39,10 @@ GLOSSARY: dict[str, Meaning] = {
     "when": Meaning("before, during or after training"),
     "eval/greedy": Meaning("mean score of one episode per held-out task at temperature 0", "0..1 in most tasks"),
     "eval/avg@K": Meaning("mean score of K sampled episodes per held-out task", "0..1 in most tasks"),
-    "eval/measure/AGENT": Meaning(
+    "eval/measure/MEASURE": Meaning(
         "mean over sampled held-out episodes of a further measure of the environment, such as a task's metric"
     ),
-    "measure/AGENT": Meaning("the same over the iteration's episodes"),
+    "measure/MEASURE": Meaning("the same over the iteration's episodes"),
     "eval/pass@K": Meaning("share of held-out tasks that at least one of K sampled episodes solves", "0..1"),
     # credit assignment
     "advantage_mean/AGENT": Meaning("mean advantage over the agent's tokens, before normalisation", "reward"),
@@ -190,6 +190,7 @@ def glossary_markdown() -> str:
 
 def _compile(pattern: str) -> re.Pattern[str]:
     text = re.escape(pattern).replace("/AGENT", r"/[A-Za-z0-9_.-]+").replace("@K", r"@[1-9][0-9]*")
+    text = text.replace("/MEASURE", r"/.+")  # named by the environment, by any text
     return re.compile(text)
 
 
