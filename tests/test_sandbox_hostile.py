@@ -233,6 +233,15 @@ HOSTILE: dict[str, Hostile] = {
         attempt("take a file", lambda: native(438, 3, 0, 0))
         attempt("limit the parent", lambda: __import__("resource").prlimit(os.getppid(), 0, (1, 1)))
         attempt("slow the parent", lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19))
+        attempt("slow the group", lambda: os.setpriority(os.PRIO_PGRP, 0, 19))
+        attempt("slow all that the user runs", lambda: os.setpriority(os.PRIO_USER, 0, 19))
+        attempt("let the user wait for the disk", lambda: native(251, 3, 0, 3 << 13))
+        import fcntl, socket, struct
+        end = socket.socketpair()[0]
+        attempt("have the kernel signal the parent", lambda: fcntl.fcntl(end, 8, os.getppid()))
+        attempt("in a newer way", lambda: fcntl.fcntl(end, 15, struct.pack("ii", 1, os.getppid())))
+        attempt("by another signal", lambda: fcntl.fcntl(end, 10, 15))
+        attempt("by ioctl", lambda: fcntl.ioctl(end, 0x8901, struct.pack("i", os.getppid())))
         """),
         ("ok",),
         says="ptrace 16 refused",

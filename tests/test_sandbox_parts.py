@@ -76,14 +76,21 @@ def test_the_filter(machine):
     assert says(clone, 17) == says(clone, threads) == ALLOW
     for flag in (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
         assert says(clone, flag | 17) == EPERM
-    for name, (pair, argument) in seccomp.ONLY_SELF.items():
-        assert says(pair[column], *[0] * 6) == ALLOW, name
-        other_process = [0] * 6
-        other_process[argument] = 4321
-        assert says(pair[column], *other_process) == EPERM, name
-    assert says(seccomp.IOCTL[column], 0, 0x5401) == ALLOW
-    assert says(seccomp.IOCTL[column], 0, 0x5412) == EPERM
-    assert says(seccomp.IOCTL[column], 0, 0x5412 | 1 << 32) == EPERM  # the kernel looks at 32 bits
+    for name, (pair, values) in seccomp.ONLY_SELF.items():
+        oneself = [values.get(place, 0) for place in range(6)]
+        assert says(pair[column], *oneself) == ALLOW, name
+        for argument in values:  # another process, or a group or all processes of the user
+            other_process = list(oneself)
+            other_process[argument] = 2
+            assert says(pair[column], *other_process) == EPERM, name
+    for name, (pair, argument, options) in seccomp.OPTIONS.items():
+        assert says(pair[column], *[1] * 6) == ALLOW, name
+        for option in options:
+            asked = [1] * 6
+            asked[argument] = option
+            assert says(pair[column], *asked) == EPERM, (name, option)
+            asked[argument] |= 1 << 32  # the kernel looks at 32 bits
+            assert says(pair[column], *asked) == EPERM, (name, option)
 
     kill, tgkill = seccomp.SIGNALS["kill"][0][column], seccomp.SIGNALS["tgkill"][0][column]
     assert says(kill, 1, 9) == ALLOW  # a pid namespace or Landlock sees to that
@@ -109,7 +116,8 @@ def test_numbers_are_those_of_the_kernels_headers(column):
     found = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", HEADERS[column].read_text()))
     tables = {**seccomp.REFUSED, **seccomp.SIGNALS_REFUSED, **seccomp.ATTRIBUTES}
     tables |= {name: pair for name, (pair, _) in {**seccomp.ONLY_SELF, **seccomp.SIGNALS}.items()}
-    tables |= {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "ioctl": seccomp.IOCTL}
+    tables |= {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3}
+    tables |= {name: pair for name, (pair, _, _) in seccomp.OPTIONS.items()}
     checked = 0
     for name, pair in tables.items():
         if name in found:

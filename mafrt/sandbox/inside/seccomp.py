@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Mapping
 
 from . import libc
 
@@ -99,15 +100,16 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "move_pages": (279, 239),
 }
 
-# Only on oneself: name -> (numbers, which argument names the process; it must be 0)
-ONLY_SELF: dict[str, tuple[tuple[int, int], int]] = {
-    "prlimit64": ((302, 261), 0),
-    "setpriority": ((141, 140), 1),
-    "ioprio_set": ((251, 30), 1),
-    "sched_setparam": ((142, 118), 0),
-    "sched_setscheduler": ((144, 119), 0),
-    "sched_setaffinity": ((203, 122), 0),
-    "sched_setattr": ((314, 274), 0),
+# Only on oneself: name -> (numbers, argument -> the value that it must have). The two priorities also take groups and
+# whole users, of which 0 is the caller's own: without namespaces that is everything that the user runs.
+ONLY_SELF: dict[str, tuple[tuple[int, int], dict[int, int]]] = {
+    "prlimit64": ((302, 261), {0: 0}),
+    "setpriority": ((141, 140), {0: 0, 1: 0}),
+    "ioprio_set": ((251, 30), {0: 1, 1: 0}),
+    "sched_setparam": ((142, 118), {0: 0}),
+    "sched_setscheduler": ((144, 119), {0: 0}),
+    "sched_setaffinity": ((203, 122), {0: 0}),
+    "sched_setattr": ((314, 274), {0: 0}),
 }
 
 # Only to oneself, where no pid namespace hides the others: name -> (numbers, argument with the pid)
@@ -142,22 +144,24 @@ ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "fremovexattr": (199, 16),
 }
 
-# Buffers of the kernel that a process may enlarge: name -> (numbers, argument that names the option, options)
-BUFFERS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
-    "setsockopt": ((54, 208), 2, (7, 8, 32, 33)),  # SO_SNDBUF, SO_RCVBUF, and the same by force
-    "fcntl": ((72, 25), 1, (1031,)),  # F_SETPIPE_SZ
+# Options of calls that are needed otherwise: name -> (numbers, argument that names the option, options)
+OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
+    # buffers of the kernel that a process may enlarge: SO_SNDBUF, SO_RCVBUF, and the same by force
+    "setsockopt": ((54, 208), 2, (7, 8, 32, 33)),
+    # the same, F_SETPIPE_SZ; and F_SETOWN, F_SETSIG, F_SETOWN_EX, by which the kernel sends another process a signal
+    # where a descriptor can be read (before Landlock looked at signals: Linux 6.12)
+    "fcntl": ((72, 25), 1, (1031, 8, 10, 15)),
+    # TIOCSTI and TIOCLINUX put input into the parent's terminal; FIOSETOWN and SIOCSPGRP are F_SETOWN
+    "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
 }
 
 CLONE = (56, 220)
 CLONE3 = (435, 435)
-IOCTL = (16, 29)
 NEWEST = 450
 """Newest system call known to this list; calls with higher numbers fail with ENOSYS in a snippet."""
 
 NAMESPACES = 0x7E020000
 """All CLONE_NEW* flags that clone(2) takes."""
-TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX inject input into the terminal of the parent process."""
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -191,17 +195,12 @@ def program(machine: str, *, attributes: bool = True, own_pid: int | None = None
         if number is not None:
             lines.extend([(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | code)])
 
-    def unless(number: int, argument: int, value: int) -> None:
-        """Allowed if the argument has this value, refused otherwise."""
-        lines.extend(
-            [
-                (_JUMP_EQUAL, 0, 4, number),
-                (_LOAD, 0, 0, _low_word(argument)),
-                (_JUMP_EQUAL, 0, 1, value),
-                (_RETURN, 0, 0, _ALLOW),
-                (_RETURN, 0, 0, _ERRNO | errno.EPERM),
-            ]
-        )
+    def unless(number: int, values: Mapping[int, int]) -> None:
+        """Allowed if the arguments have these values, refused otherwise."""
+        lines.append((_JUMP_EQUAL, 0, 2 * len(values) + 2, number))
+        for left, (argument, value) in zip(range(len(values) - 1, -1, -1), values.items(), strict=True):
+            lines.extend([(_LOAD, 0, 0, _low_word(argument)), (_JUMP_EQUAL, 0, 2 * left + 1, value)])
+        lines.extend([(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.EPERM)])
 
     def refuse_option(number: int, argument: int, values: tuple[int, ...]) -> None:
         """Refused if the argument has one of these values."""
@@ -212,33 +211,26 @@ def program(machine: str, *, attributes: bool = True, own_pid: int | None = None
 
     for numbers in REFUSED.values():
         refuse(numbers[column])
-    for pair, argument, options in BUFFERS.values():
+    for pair, argument, options in OPTIONS.values():
         refuse_option(pair[column], argument, options)
     if not attributes:
         for numbers in ATTRIBUTES.values():
             refuse(numbers[column])
     # Its flags are in memory, where a filter cannot look; glibc then takes clone(2).
     refuse(CLONE3[column], errno.ENOSYS)
-    for pair, argument in ONLY_SELF.values():
-        unless(pair[column], argument, 0)
+    for pair, values in ONLY_SELF.values():
+        unless(pair[column], values)
     if own_pid is not None:
         for pair, argument in SIGNALS.values():
-            unless(pair[column], argument, own_pid)
+            unless(pair[column], {argument: own_pid})
         for pair in SIGNALS_REFUSED.values():
             refuse(pair[column])
     lines.extend(
         [
-            (_JUMP_EQUAL, 0, 4, CLONE[column]),
+            (_JUMP_EQUAL, 0, 3, CLONE[column]),
             (_LOAD, 0, 0, _low_word(0)),
             (_JUMP_SET, 0, 1, NAMESPACES),
             (_RETURN, 0, 0, _ERRNO | errno.EPERM),
-            (_RETURN, 0, 0, _ALLOW),
-            (_JUMP_EQUAL, 0, 5, IOCTL[column]),
-            (_LOAD, 0, 0, _low_word(1)),
-            (_JUMP_EQUAL, 1, 0, TERMINAL_INPUT[0]),
-            (_JUMP_EQUAL, 0, 1, TERMINAL_INPUT[1]),
-            (_RETURN, 0, 0, _ERRNO | errno.EPERM),
-            (_RETURN, 0, 0, _ALLOW),
             (_RETURN, 0, 0, _ALLOW),
         ]
     )
