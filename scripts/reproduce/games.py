@@ -74,7 +74,6 @@ RECIPES = {
         episodes=400,
         kwargs={"brief": True},
         max_new_tokens=8,
-        arms={"outcome": (), "scores of the solver too": ("--coach", "rules")},
     ),
     "tic_tac_toe": Recipe(
         legal=("--lr", 3e-3, "--batch_size", 16),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONFIGS = SHIPPED / "configs"
 TURN_TOKENS = 28
 LEARNS, IMITATES = "reinforcement learning", "rejection sampling"
-UNCOACHED, ALONE = "coach off", "one agent alone"
+UNCOACHED, ALONE, PLANNER_TWICE = "coach off", "one agent alone", "reasoner at twice the rate"
 ABLATIONS: dict[str, tuple[object, ...]] = {
     UNCOACHED: ("--coach", "none"),
     "actor frozen": ("--freeze", "actor"),
@@ -42,6 +42,7 @@ ABLATIONS: dict[str, tuple[object, ...]] = {
     # No plan is there to score its answers by.
     ALONE: ("--score_answers_by", "result"),
     "twice the rate": ("--lr", 6e-4),
+    PLANNER_TWICE: (),  # its team file says it
 }
 """Reinforcement learning without one of its parts, or at another rate: label -> words beside the config."""
 ARMS = (LEARNS, IMITATES, *ABLATIONS)
@@ -97,13 +98,17 @@ def write_demonstrations(path: Path, stories: Sequence[Story], plans: int, alone
 
 def team_of(arm: str, out: Path) -> Path | str:
     """The team file of an arm; written, if it is not the shipped one."""
-    if arm not in (ALONE, UNCOACHED):
+    team = json.loads((SHIPPED / TEAM).read_text(encoding="utf-8"))
+    if arm == ALONE:
+        team = [SOLVER]
+    elif arm == UNCOACHED:  # then the Actor has no reward but the outcome
+        team = [{key: value for key, value in agent.items() if key != "outcome_weight"} for agent in team]
+    elif arm == PLANNER_TWICE:
+        team[0]["lr"] = 6e-4
+    else:
         return TEAM
     path = out / f"{name_of(arm)}.json"
-    # Without a coach the Actor has no reward but the outcome.
-    shipped = json.loads((SHIPPED / TEAM).read_text(encoding="utf-8"))
-    kept = [{key: value for key, value in agent.items() if key != "outcome_weight"} for agent in shipped]
-    path.write_text(json.dumps([SOLVER] if arm == ALONE else kept), encoding="utf-8")
+    path.write_text(json.dumps(team), encoding="utf-8")
     return path
 
 
