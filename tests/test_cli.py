@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers_warm import run_python, start_python
@@ -26,6 +27,7 @@ from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
 from mafrt.scripts.cli.settings import TRAIN, train_config
+from mafrt.scripts.cli.train import go_on
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.transcript_files import read_transcript, transcript_files
 
@@ -649,6 +651,25 @@ def test_a_script_from_another_folder(tmp_path):
     done = python(str(ROOT / "scripts" / "train.py"), "--env", "math", "--profile_path", "nothing.json", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: There is no team file nothing.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("/usr/bin/mafrt", "mafrt train_math --load_path runs/x"),
+        (str(ROOT / "scripts" / "train_math.py"), "TYPED --load_path runs/x"),
+        ("mine.py", "TYPED --load_path runs/x"),
+        # An experiment of several stages has flags of its own.
+        (str(ROOT / "scripts" / "reproduce" / "games.py"), "mafrt train_math --load_path runs/x"),
+    ],
+)
+def test_the_line_that_goes_on_names_a_command_that_can(monkeypatch, typed, words):
+    monkeypatch.setattr(sys, "argv", [typed])
+    command = SimpleNamespace(name="train_math")
+    found = shlex.split(go_on(command, Path("runs/x")))
+    if found[0] != "mafrt":
+        assert Path(found.pop(0)).absolute() == Path(sys.executable)
+    assert found == words.replace("TYPED", typed).split()
 
 
 @pytest.mark.slow

@@ -295,8 +295,11 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
 
 def go_on(command: Command, run_dir: Path) -> str:
     """The command line that goes on with a run, to be pasted as it is."""
+    typed = Path(sys.argv[0])
+    # An experiment of several stages has other flags than its training.
+    stage = typed.resolve().is_relative_to(Path(__file__).resolve().parent.parent) and typed.stem != command.name
     # The line can be pasted as it is, so that it names what the user typed.
-    if not sys.argv[0].endswith(".py"):
+    if stage or typed.suffix != ".py":
         return shlex.join(["mafrt", command.name, "--load_path", str(run_dir)])
     python = Path(sys.executable)
     here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
