@@ -163,10 +163,13 @@ def test_collect_takes_turns_by_score_agent_and_reward(run, tmp_path, capsys):
     _, pairs = collected(run, tmp_path, "--min_score", "0", "--kind", "all", "--layout", "prompt_completion")
     assert [row["prompt"] + row["completion"] for row in pairs] == [row["messages"] for row in rows]
     (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "args.yaml").write_text("seed: 1\n")
     for folder, flags, says in (
         (run, ["--min_score", "7"], "no turn passes the filters; lower --min_score (7)"),
         (run, ["--agent", "aktor"], "did you mean 'actor'"),
         (tmp_path / "empty", [], "is no run folder"),
+        (tmp_path / "begun", [], "no episodes are recorded in"),
     ):
         code, _ = collected(folder, tmp_path, *flags)
         assert code == 2 and says in capsys.readouterr().err

@@ -11,7 +11,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mafrt.config.team import Team
-from mafrt.core.text import brief, clean_deep, clean_text, error_line, shortened
+from mafrt.core.text import (
+    brief,
+    clean_deep,
+    clean_text,
+    error_line,
+    has_controls,
+    one_line,
+    readable_name,
+    shortened,
+)
 from mafrt.core.types import Evidence, SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
@@ -38,6 +47,8 @@ def test_what_becomes_of_each_kind_of_text():
     assert clean_text("\ud83d\ude00") == "\N{GRINNING FACE}"  # a pair, as JSON with escapes or JavaScript has it
     assert clean_text("a\ud83d") == clean_text("a\ude00") == clean_text("a\x00") == "a\ufffd"
     assert clean_text("\x1b[31mred\x9b") == "\ufffd[31mred\ufffd"
+    assert readable_name("a\r\n\tb\x85") == "a\ufffd\ufffd\ufffdb\ufffd" and has_controls("a\rb")
+    assert one_line(" a\n\tb\x1b ") == "a b\ufffd" and not has_controls("a b")
     assert clean_text("tab\tline\r\nend\x0b\x0c\x85") == "tab\tline\r\nend\x0b\x0c\x85"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Observation, StepResult
+from mafrt.core.types import Evidence, Observation, Scored, StepResult
 from mafrt.environment.base import Env
 
 SPLITS = ("train", "test")
@@ -25,6 +25,11 @@ def split_of(key: str) -> str:
     Only the part before `|` counts: a game keeps an answer that has to be equally frequent in both splits behind it.
     """
     return SPLITS[hashlib.sha256(key.partition("|")[0].encode()).digest()[0] % HELD_OUT == 0]
+
+
+def scored(agent: str, rules: Scored) -> dict[str, Any]:
+    """Part of a step's info: the solver's score of the agent's turn, which `--coach rules` reads."""
+    return {"evidence": {agent: Evidence(rules=rules)}}
 
 
 class Game(Env):

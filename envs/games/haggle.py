@@ -13,8 +13,8 @@ from itertools import product
 from typing import Any
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.envs.games.base import Game, Player
+from mafrt.core.types import Observation, Scored, StepResult
+from mafrt.envs.games.base import Game, Player, scored
 
 KINDS = ("books", "hats", "balls")
 MOST_OF_A_KIND = 3
@@ -101,7 +101,7 @@ class Haggle(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         [(agent, said)] = actions.items()
         if self.last is not None and _ACCEPT.search(said.lower()):
-            other = next(agent for agent in self.agents if agent != self.speaker)
+            other = self._other(agent)
             rules = self._worth(other, self.last)
             return self._over({other: self.last, agent: self.rest(self.last)}, agent, rules)
         numbers = tuple(int(number) for number in _NUMBER.findall(said)[: len(KINDS)] if len(number) == 1)
@@ -109,15 +109,17 @@ class Haggle(Game):
         if not legal or self.made == self.offers:
             why = "The last offer is not accepted." if legal else "This is no offer."
             return self._over(None, agent, Scored(0.0, why), legal)
-        evidence = {agent: Evidence(rules=self._worth(agent, numbers))}
+        info = scored(agent, self._worth(agent, numbers))
         self.last, self.made = numbers, self.made + 1
-        self.speaker = next(other for other in self.agents if other != agent)
-        return StepResult({self.speaker: self.shown()}, {}, False, False, {"evidence": evidence})
+        self.speaker = self._other(agent)
+        return StepResult({self.speaker: self.shown()}, {}, False, False, info)
+
+    def _other(self, agent: str) -> str:
+        return next(other for other in self.agents if other != agent)
 
     def _worth(self, agent: str, split: Split) -> Scored:
         """Score of an agent's share, offered or accepted: the sum of both agents' points over the largest possible."""
-        other = next(other for other in self.agents if other != agent)
-        worth = self.points(agent, split) + self.points(other, self.rest(split))
+        worth = self.points(agent, split) + self.points(self._other(agent), self.rest(split))
         return Scored(10.0 * worth / self._most(), f"Both together get {worth} of at most {self._most()} points.")
 
     def _most(self) -> int:
@@ -127,7 +129,7 @@ class Haggle(Game):
         points = {agent: 0 if shares is None else self.points(agent, shares[agent]) for agent in self.agents}
         best = self._most()
         info: dict[str, Any] = {
-            "evidence": {speaker: Evidence(rules=rules)},
+            **scored(speaker, rules),
             "measures": {
                 "agreed": float(shares is not None),
                 "legal": float(legal),

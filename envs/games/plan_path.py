@@ -10,9 +10,21 @@ from collections import deque
 from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, obeyed, random_steps, said, steps_in, to_mover, walked
+from mafrt.core.types import Observation, StepResult
+from mafrt.envs.games.base import Game, Player, scored
+from mafrt.envs.games.routes import (
+    STEPS,
+    Place,
+    drawn,
+    moved,
+    obeyed,
+    progress,
+    random_steps,
+    said,
+    steps_in,
+    to_mover,
+    walked,
+)
 
 SLACK = 2
 """steps that may be taken beyond the shortest route"""
@@ -88,11 +100,8 @@ class PlanPath(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            left = self._left(steps_in(self.plan, self.brief))[-1]
-            score = 10.0 * max(0, self.way - left) / self.way
-            rules = Scored(score, f"Of {self.way} steps to the goal {left} are left after these.")
-            evidence = {"planner": Evidence(rules=rules)}
-            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {"evidence": evidence})
+            info = scored("planner", progress(self.way, self._left(steps_in(self.plan, self.brief))[-1]))
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, info)
         route = steps_in(actions["mover"], self.brief)
         nearest = min(self._left(route))
         outcome = 1.0 if not nearest else 0.5 * (1 - nearest / self.way)
@@ -100,7 +109,7 @@ class PlanPath(Game):
             "outcome": outcome,
             "measures": {"reached": float(not nearest)},
             "answers": walked(route, outcome),
-            "evidence": {"mover": Evidence(rules=obeyed(steps_in(self.plan, self.brief), route))},
+            **scored("mover", obeyed(steps_in(self.plan, self.brief), route)),
         }
         return StepResult({}, {}, True, False, info)
 

@@ -54,6 +54,11 @@ def walked(steps: Iterable[str], outcome: float) -> dict[str, dict[str, object]]
     return {"mover": {"key": " ".join(steps) or None, "score": outcome}}
 
 
+def progress(way: int, left: int) -> Scored:
+    """Score of a plan: the share of the shortest way, in steps, that it leaves behind."""
+    return Scored(10.0 * max(0, way - left) / way, f"Of {way} steps on the shortest way {left} are left after these.")
+
+
 def obeyed(plan: Sequence[str], route: Sequence[str]) -> Scored:
     """Score of the mover by its own part: the share of the plan that it carried out, and no step beyond it."""
     pairs = zip(plan, route, strict=False)

@@ -12,9 +12,21 @@ from collections import deque
 from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.envs.games.base import Game, Player
-from mafrt.envs.games.routes import STEPS, Place, drawn, moved, obeyed, random_steps, said, steps_in, to_mover, walked
+from mafrt.core.types import Observation, Scored, StepResult
+from mafrt.envs.games.base import Game, Player, scored
+from mafrt.envs.games.routes import (
+    STEPS,
+    Place,
+    drawn,
+    moved,
+    obeyed,
+    progress,
+    random_steps,
+    said,
+    steps_in,
+    to_mover,
+    walked,
+)
 
 MOST_PULLS = 12
 """random moves away from the solved room"""
@@ -121,8 +133,8 @@ class Sokoban(Game):
     def step(self, actions: dict[str, str]) -> StepResult:
         if "planner" in actions:
             self.plan = actions["planner"]
-            evidence = {"planner": Evidence(rules=self._progress(steps_in(self.plan, self.brief)))}
-            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, {"evidence": evidence})
+            info = scored("planner", self._progress(steps_in(self.plan, self.brief)))
+            return StepResult({"mover": to_mover(self.plan, self.brief)}, {}, False, False, info)
         route = steps_in(actions["mover"], self.brief)
         states = self._states(route)
         far, nearest = _distance(self.box, self.target), min(_distance(box, self.target) for _, box in states)
@@ -132,7 +144,7 @@ class Sokoban(Game):
             "outcome": outcome,
             "measures": {"solved": float(solved)},
             "answers": walked(route, outcome),
-            "evidence": {"mover": Evidence(rules=obeyed(steps_in(self.plan, self.brief), route))},
+            **scored("mover", obeyed(steps_in(self.plan, self.brief), route)),
         }
         return StepResult({}, {}, True, False, info)
 
@@ -150,8 +162,7 @@ class Sokoban(Game):
         left = self.solution(*self._states(route)[-1])
         if left is None:
             return Scored(0.0, "After these moves the box cannot be brought to its target.")
-        score = 10.0 * max(0, self.way - len(left)) / self.way
-        return Scored(score, f"Of {self.way} moves to the target {len(left)} are left after these.")
+        return progress(self.way, len(left))
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:
         if player == "optimal":

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.envs.games.base import Game, Player
+from mafrt.core.types import Observation, Scored, StepResult
+from mafrt.envs.games.base import Game, Player, scored
 
 Grid = tuple[int, ...]
 """16 cells, row by row; 0 is empty"""
@@ -48,10 +47,6 @@ def solutions(grid: Grid, most: int = 2) -> list[Grid]:
         if len(solved) >= most:
             break
     return solved
-
-
-def _evidence(agent: str, rules: Scored) -> dict[str, Any]:
-    return {"evidence": {agent: Evidence(rules=rules)}}
 
 
 class Sudoku(Game):
@@ -116,7 +111,7 @@ class Sudoku(Game):
             if self.cell < 0 or self.grid[self.cell]:
                 return self._end("chooser", Scored(0.0, "No empty cell is named."))
             left = len(free(self.grid, self.cell))
-            info = _evidence("chooser", Scored(10.0 / left, f"In this cell {left} digits are possible."))
+            info = scored("chooser", Scored(10.0 / left, f"In this cell {left} digits are possible."))
             asked = "" if self.brief else "\nWhich digit from 1 to 4 stands at the question mark?"
             return StepResult({"filler": self.drawing(self.cell) + asked}, {}, False, False, info)
         digit = _DIGIT.search(actions["filler"])
@@ -132,14 +127,14 @@ class Sudoku(Game):
         self.right += 1
         rules = Scored(10.0, "The digit is right.")
         if 0 in self.grid:
-            return StepResult(self.start(), {}, False, False, _evidence("filler", rules))
+            return StepResult(self.start(), {}, False, False, scored("filler", rules))
         return self._end("filler", rules)
 
     def _end(self, speaker: str, rules: Scored) -> StepResult:
         solved, outcome = float(self.right == self.empty), self.right / self.empty
         # All digits that were said, right or wrong, are the answer in a vote over episodes of one puzzle.
         answers = {"filler": {"key": " ".join(sorted(self.filled)) or None, "score": outcome}}
-        info = {"outcome": outcome, "measures": {"solved": solved}, "answers": answers, **_evidence(speaker, rules)}
+        info = {"outcome": outcome, "measures": {"solved": solved}, "answers": answers, **scored(speaker, rules)}
         return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:

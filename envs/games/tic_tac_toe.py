@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any, ClassVar
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
-from mafrt.envs.games.base import PLAYERS, Game, Player
+from mafrt.core.types import Observation, Scored, StepResult
+from mafrt.envs.games.base import PLAYERS, Game, Player, scored
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 FREE = "."
@@ -140,30 +140,27 @@ class TicTacToe(Game):
         match = _NUMBER.search(said)
         cell = int(match[0]) - 1 if match is not None and len(match[0]) == 1 else -1
         if cell not in free_cells(self.board):
-            unfit = {seat: Evidence(rules=Scored(0.0, "The move is not legal."))}
-            return self._over({seat: -1.0}, None, False, unfit)
+            return self._over({seat: -1.0}, None, False, scored(seat, Scored(0.0, "The move is not legal.")))
         before, self.board = self.board, after(self.board, cell)
-        evidence = {seat: Evidence(rules=kept(before, self.board))}
+        score = scored(seat, kept(before, self.board))
         if self.opponent != "self" and not self._ended():
             self._answer()
         if not self._ended():
-            return StepResult({to_move(self.board): self.shown()}, {}, False, False, {"evidence": evidence})
+            return StepResult({to_move(self.board): self.shown()}, {}, False, False, score)
         won = winner(self.board)
         rewards = dict.fromkeys(SEATS, 0.0) if won is None else {s: 1.0 if s == won else -1.0 for s in SEATS}
-        return self._over(rewards, won, True, evidence)
+        return self._over(rewards, won, True, score)
 
     def _ended(self) -> bool:
         return winner(self.board) is not None or FREE not in self.board
 
-    def _over(
-        self, rewards: dict[str, float], won: str | None, legal: bool, evidence: dict[str, Evidence]
-    ) -> StepResult:
+    def _over(self, rewards: dict[str, float], won: str | None, legal: bool, score: dict[str, Any]) -> StepResult:
         measures = {"legal": float(legal), "draw": float(legal and won is None)}
         if self.opponent == "self":
-            return StepResult({}, rewards, True, False, {"measures": measures, "evidence": evidence})
+            return StepResult({}, rewards, True, False, {"measures": measures, **score})
         result = -1 if not legal else 0 if won is None else 1 if won == self.seat else -1
         measures |= {"won": float(result == 1), "lost": float(result == -1), "kept": float(result >= self.promised)}
-        info = {"outcome": (result + 1) / 2, "measures": measures, "evidence": evidence}
+        info = {"outcome": (result + 1) / 2, "measures": measures, **score}
         return StepResult({}, {}, True, False, info)
 
     def move(self, player: Player, agent: str, rng: random.Random) -> str:

@@ -11,10 +11,11 @@ import json
 import os
 import stat
 import tempfile
-import unicodedata
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
+
+from mafrt.core.text import has_controls
 
 MOST_MIB = 64
 """Largest file that `read_file` takes, unless told otherwise."""
@@ -132,7 +133,7 @@ def parse_yaml(text: str) -> Any:
 def is_writable(folder: str | os.PathLike[str]) -> str | None:
     """None if a file can be made in `folder`, which need not exist yet; else the reason why not."""
     path = Path(folder).expanduser().absolute()
-    if _has_controls(str(folder)):
+    if has_controls(str(folder)):
         return "its name holds control characters"
     while not path.exists():
         path = path.parent
@@ -151,9 +152,4 @@ def is_file_writable(file: Path) -> str | None:
         return "it is a folder"
     if not file.parent.is_dir():
         return f"there is no {file.parent}"
-    return "its name holds control characters" if _has_controls(file.name) else is_writable(file.parent)
-
-
-def _has_controls(name: str) -> bool:
-    """Whether a path would break lines or colour a terminal wherever it is printed."""
-    return any(unicodedata.category(character) == "Cc" for character in name)
+    return "its name holds control characters" if has_controls(file.name) else is_writable(file.parent)

@@ -21,6 +21,9 @@ _BAD = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 # For output of programs. Tab, line feed and carriage return are kept.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
+# In a name none is kept: each would break a line or drive a terminal wherever the name is printed.
+_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f]")
+
 
 def clean_text(text: str) -> str:
     """`text` as valid Unicode without control characters.
@@ -70,9 +73,14 @@ def brief(value: Any, limit: int = 80) -> str:
     return f"{type(value).__name__} {shortened(text, limit)}"
 
 
+def one_line(text: str) -> str:
+    """`text` on one line, cleaned, with single blanks."""
+    return " ".join(clean_text(text).split())
+
+
 def shortened(text: str, limit: int = 80) -> str:
     """At most `limit` characters of `text` on one line, cleaned."""
-    line = " ".join(clean_text(text[: 8 * limit]).split())
+    line = one_line(text[: 8 * limit])
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
@@ -86,11 +94,12 @@ def error_line(error: BaseException) -> str:
 
 def readable_name(name: str) -> str:
     """A file's name for display: control characters and lone surrogates become U+FFFD."""
-    return (
-        _CONTROLS.sub(REPLACEMENT, name.encode("utf-8", "replace").decode())
-        .replace("\n", REPLACEMENT)
-        .replace("\t", REPLACEMENT)
-    )
+    return _IN_NAMES.sub(REPLACEMENT, name.encode("utf-8", "replace").decode())
+
+
+def has_controls(name: str) -> bool:
+    """Whether a name holds control characters, line breaks among them."""
+    return _IN_NAMES.search(name) is not None
 
 
 def readable(data: bytes) -> str:

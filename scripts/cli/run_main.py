@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import MafrtError, ProcessLostError
-from mafrt.core.text import clean_text
+from mafrt.core.text import one_line
 from mafrt.core.threads import wait_passively
 
 
@@ -41,7 +40,7 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     except MafrtError as error:
         if "--debug" in argv:
             raise
-        print(f"error{_which()}: " + _on_one_line(str(error)), file=sys.stderr, flush=True)
+        print(f"error{_which()}: " + one_line(str(error)), file=sys.stderr, flush=True)
         if isinstance(error, ProcessLostError):
             os._exit(2)  # a regular exit would wait for processes that are gone
         return 2
@@ -51,17 +50,11 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     except OSError as error:  # a folder that may not be written to, a full disk
         if "--debug" in argv or error.filename is None:
             raise
-        name = _on_one_line(str(error.filename))
-        print(f"error: {name} cannot be read or written: {error.strerror}.", file=sys.stderr)
+        print(f"error: {one_line(str(error.filename))} cannot be read or written: {error.strerror}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before anything was saved.", file=sys.stderr)
         return 130
-
-
-def _on_one_line(text: str) -> str:
-    """Text that a terminal prints as it stands: a message may quote a path or a value with control characters."""
-    return re.sub(r"\s+", " ", clean_text(text)).strip()
 
 
 def _leave(code: int) -> NoReturn:

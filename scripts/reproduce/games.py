@@ -2,11 +2,11 @@
 
 Most games start from the games base, which saw legal random play in its pretraining. For `haggle`, whose brief form it
 has not seen, and for `referential` and `tic_tac_toe` on the teaching base, records of legal random play are imitated
-first (the start, shared by all arms and seeds). Each arm is trained
-with each seed (configs/game_*.yaml), and start and teams play held-out instances, beside the scripted players. With
-`--baselines` the first team's table also has what needs no reinforcement learning: other temperatures, and imitation
-of the start's own solved episodes, as many as training has played. Every stage is a mafrt command whose results lie
-in the output folder; a stage that is there is not run again.
+first (the start, shared by all arms and seeds). Each arm is trained with each seed (configs/game_*.yaml), and start and
+teams play held-out instances, beside the scripted players. With `--baselines` the first team's table also has what
+needs no reinforcement learning: other temperatures, and imitation of the start's own solved episodes, as many as
+training has played. Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not
+run again.
 """
 
 from __future__ import annotations
