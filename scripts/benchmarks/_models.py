@@ -35,7 +35,8 @@ def build_rivals(args: argparse.Namespace, count: int, *, window: int, spread: f
     """The model with `count` adapters `agent0`, `agent1`, ... as a shared base and in PEFT, and without adapters.
 
     Args:
-        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` determine the model, or `model`, where it is given.
+        args: `vocab`, `width`, `mlp`, `layers`, `rank` and `device` determine the model, or `model`, where it is given;
+            the shape in `args` is then that of the model.
         count: adapters, on all linear layers.
         window: positions of a random model.
         spread: deviation of the adapters' B, which a fresh adapter has at 0.
@@ -82,7 +83,7 @@ def _sharing_weights(model: Any) -> Any:
 
 
 def _loaded(args: argparse.Namespace) -> tuple[Any, Any, str]:
-    return load_pretrained(
+    model, tokenizer, name = load_pretrained(
         args.model,
         dtype="float32",
         device=args.device,
@@ -90,6 +91,10 @@ def _loaded(args: argparse.Namespace) -> tuple[Any, Any, str]:
         trust_remote_code=False,
         bits=None,
     )
+    shape = model.config
+    args.vocab, args.width, args.mlp = shape.vocab_size, shape.hidden_size, shape.intermediate_size
+    args.layers = shape.num_hidden_layers
+    return model, tokenizer, name
 
 
 def _random(args: argparse.Namespace, window: int) -> tuple[Any, Any, str]:

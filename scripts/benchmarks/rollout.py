@@ -58,7 +58,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     measured, bare = [], []
     for place, count in enumerate(args.adapters):
         models = build_rivals(args, count, window=args.prompt + args.tokens, spread=0.05)
-        args.vocab = int(models.base.config.vocab_size)
         forget_end_tokens(models)
         if not args.model:
             sharpen(models)
