@@ -56,7 +56,7 @@ class Doctor:
         return self._note(iteration, self._symptoms(metrics, episodes))
 
     def look_at_evaluation(self, iteration: int, metrics: Mapping[str, float], tasks: int) -> list[Diagnosis]:
-        """The same for the scores on held-out tasks, of which there are `tasks`."""
+        """The same for the scores of an evaluation, of which there are `tasks`."""
         return self._note(iteration, self._falling(metrics, tasks))
 
     def note(self, iteration: int, name: str, sentence: str) -> list[Diagnosis]:
@@ -193,9 +193,9 @@ class Doctor:
         if self._best is not None and score < self._best[0] - 2 * (error**2 + self._best[1] ** 2) ** 0.5:
             yield (
                 "falling_score",
-                f"The held-out score fell from {self._best[0]:.3f} to {score:.3f}, beyond its interval, while training "
-                "went on. Remedy: go back to the checkpoint before (--load_path RUN/checkpoints/step_N) with a lower "
-                "--lr, and keep more of them (--keep_every).",
+                f"The evaluation score fell from {self._best[0]:.3f} to {score:.3f}, beyond its interval, while "
+                "training went on. Remedy: go back to the checkpoint before (--load_path RUN/checkpoints/step_N) with "
+                "a lower --lr, and keep more of them (--keep_every).",
             )
         if self._best is None or score > self._best[0]:
             self._best = (score, error)

@@ -102,7 +102,7 @@ class HeldOutGuard:
             return None
         self.falls += 1
         fell = (
-            f"The held-out score fell from {self.score:.3f} (iteration {self.iteration}) to {mean:.3f}, beyond its "
+            f"The evaluation score fell from {self.score:.3f} (iteration {self.iteration}) to {mean:.3f}, beyond its "
             "interval"
         )
         if self.run.on_collapse == "warn":

@@ -262,7 +262,7 @@ class OnPolicy:
         metrics = evaluation.metrics()
         fallen = self.guard.look(self.state.iteration, evaluation)
         if self.guard.stops:
-            self.stop.request(fallen or "The held-out score fell")
+            self.stop.request(fallen or "The evaluation score fell")
         if self.processes.main:
             if fallen is not None:
                 self.doctor.note(self.state.iteration, "fallen_score", fallen)

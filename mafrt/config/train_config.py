@@ -197,9 +197,9 @@ class RunConfig(TranscriptConfig):
     keep_best: bool = True
     """keep the adapters of the best evaluation, in RUN_DIR/best and in checkpoints"""
     on_collapse: Literal["rollback", "stop", "warn"] = "rollback"
-    """when the held-out score falls beyond its interval: back to the best weights at half the rates, end, or go on"""
+    """when the evaluation score falls beyond its interval: back to the best weights at half the rates, end, or go on"""
     max_rollbacks: int = 3
-    """falls of the held-out score after which the run stops instead of going back once more"""
+    """falls of the evaluation score after which the run stops instead of going back once more"""
     log_episodes: bool = True
     """write the turns of all agents to episodes.jsonl"""
     log_tokens: bool = False

@@ -37,13 +37,13 @@ GLOSSARY: dict[str, Meaning] = {
     "env_lost_share": Meaning("share of the episodes that were lost; above env_max_lost the run stops", "[0, 1]"),
     # evaluations.jsonl
     "when": Meaning("before, during or after training"),
-    "eval/greedy": Meaning("mean score of one episode per held-out task at temperature 0", "0..1 in most tasks"),
-    "eval/avg@K": Meaning("mean score of K sampled episodes per held-out task", "0..1 in most tasks"),
+    "eval/greedy": Meaning("mean score of one episode per evaluated task at temperature 0", "0..1 in most tasks"),
+    "eval/avg@K": Meaning("mean score of K sampled episodes per evaluated task", "0..1 in most tasks"),
     "eval/measure/MEASURE": Meaning(
-        "mean over sampled held-out episodes of a further measure of the environment, such as a task's metric"
+        "mean over sampled evaluation episodes of a further measure of the environment, such as a task's metric"
     ),
     "measure/MEASURE": Meaning("the same over the iteration's episodes"),
-    "eval/pass@K": Meaning("share of held-out tasks that at least one of K sampled episodes solves", "0..1"),
+    "eval/pass@K": Meaning("share of evaluated tasks that at least one of K sampled episodes solves", "0..1"),
     # credit assignment
     "advantage_mean/AGENT": Meaning("mean advantage over the agent's tokens, before normalisation", "reward"),
     "advantage_std/AGENT": Meaning(

@@ -199,7 +199,9 @@ def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any,
     # The rounding of float32 adds up over layers: 1e-4 for four of them.
     tolerance = 1e-4 * max(1.0, base.config.num_hidden_layers / 4)
     expected = rivals["update"]()
-    grads = {name: {p: a.grad for p, (a, _) in base.adapter_layers(name).items()} for name in base.adapters}
+    grads: dict[str, dict[str, Any]] = {
+        name: {p: a.grad for p, (a, _) in base.adapter_layers(name).items()} for name in base.adapters
+    }
     worst = 0.0
     for rival in ("forward", "no_grad", *NAMES):
         worst = max(worst, _measure.agree(f"K={count} {rival} loss", rivals[rival](), expected, tolerance=2e-3))

@@ -103,7 +103,7 @@ def _scores(export: Export) -> list[str]:
         return ["## Scores", "", "The team was not evaluated.", ""]
     rows = [f"| {score.name} | {score} | {score.tasks or '-'} | {score.iteration} |" for score in export.scores]
     return [
-        "## Scores of the team on held-out tasks",
+        "## Scores of the team in evaluations",
         "",
         "| metric | value (95% interval over tasks) | tasks | iteration |",
         "|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Held-out scores of a run with 95% intervals over tasks."""
+"""Evaluation scores of a run with 95% intervals over tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mafrt.storage.transcript_files import read_transcript, transcript_files
 
 @dataclass(frozen=True)
 class EvaluationScore:
-    """A score on held-out tasks."""
+    """A score of an evaluation."""
 
     name: str
     """metric, such as eval/avg@4"""

@@ -28,10 +28,10 @@ function curvesPage() {
   }
   const draw = () => {
     const words = wanted.value.trim().toLowerCase();
-    const sections = new Map([["Held-out tasks", []], ...FAMILIES.map(([title]) => [title, []]), ["Everything else", []]]);
+    const sections = new Map([["Evaluations", []], ...FAMILIES.map(([title]) => [title, []]), ["Everything else", []]]);
     for (const { table, family, name } of all.values()) {
       if (words && !family.toLowerCase().includes(words)) continue;
-      const home = table === "evaluations" ? "Held-out tasks" : (FAMILIES.find(([, pattern]) => pattern.test(family)) || ["Everything else"])[0];
+      const home = table === "evaluations" ? "Evaluations" : (FAMILIES.find(([, pattern]) => pattern.test(family)) || ["Everything else"])[0];
       const note = meta.explained[name] || meta.explained[family] || "";
       sections.get(home).push(h("section", { className: "card small" }, h("h3", { title: note }, plain(family)), h("p", { className: "quiet clip", title: note }, note), chart(seriesOf(family, table), { height: 150 })));
     }

@@ -19,7 +19,7 @@ function tiles(run) {
   const box = h("div", { className: "tiles" });
   if (meta.runs.length > 1) box.append(h("div", { className: "tile name" }, h("div", { className: "label" }, "run"), h("div", { className: "value small" }, safe(run.name)), h("div", { className: "quiet" }, run.seed === null ? "" : `seed ${run.seed}`)));
   box.append(
-    tile("held-out score", score.points > 1 ? `${number(score.first)} → ${number(score.last)}` : number(score.last), change),
+    tile("evaluation score", score.points > 1 ? `${number(score.first)} → ${number(score.last)}` : number(score.last), change),
     tile("iterations", planned ? `${done} of ${planned}` : String(done), run.seconds ? `${Math.round(run.seconds / 60) ? (run.seconds / 60).toFixed(1) + " min" : run.seconds.toFixed(0) + " s"} of training` : ""),
     tile("agents", String(run.agents.length), plain(run.agents.join(", "))),
     tile("learns by", plain(run.settings.algorithm || "–"), run.settings.coach && run.settings.coach !== "none" ? `coach: ${plain(run.settings.coach)}` : "no coach"),
@@ -78,7 +78,7 @@ function overviewPage() {
   return [
     ...meta.runs.map(tiles),
     h("div", { className: "grid two" },
-      card("Score on held-out tasks", chart(scores, { height: 230, points: true })),
+      card("Evaluation score", chart(scores, { height: 230, points: true })),
       card("Score while training", chart(seriesOf("score", "metrics"), { height: 230 })),
       card("Reward of each agent", chart(seriesOf("reward", "metrics"), { height: 230 })),
       h("div", { className: "stack" },
