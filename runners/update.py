@@ -164,7 +164,9 @@ def batch_metrics(
         own = [turn for turn in turns if turn.agent == name]
         if own:
             metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
-            metrics[f"truncated_share/{name}"] = sum(turn.stop == "length" for turn in own) / len(own)
+            # An answer that may have one token only has no rest that could be missing.
+            cut = sum(turn.stop == "length" and len(turn.action_ids) > 1 for turn in own)
+            metrics[f"truncated_share/{name}"] = cut / len(own)
     return metrics
 
 

@@ -10,8 +10,11 @@ from toy import Digits, settings
 from mafrt import Env, StepResult
 from mafrt.config.team import Team
 from mafrt.core.types import Episode, Scored, Turn
+from mafrt.rollout.play_stats import PlayStats
+from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.doctor import WINDOW, Doctor
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.runners.update import batch_metrics
 
 
 def episode(reward=None, outcome=None, text="so 7", coach=None):
@@ -130,6 +133,17 @@ def test_a_run_says_it_live_and_in_its_summary(tmp_path, caplog):
     assert "None of the 4 episodes has a reward" in caplog.text
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("limit, share", [(1, 0.0), (2, 1.0)])
+def test_an_answer_of_one_token_is_not_cut(limit, share):
+    team = Team.of(["solver"])
+    cut = Turn(
+        "solver", [1], [2, 3][:limit], [-0.1, -0.2][:limit], "length", "7", turn=0, env_step=0, adapter_version=0
+    )
+    played = [Episode("e", "g", [cut], outcome=1.0)]
+    found = batch_metrics(resolve_rule(settings(), team), team, played, [cut], PlayStats())
+    assert found["truncated_share/solver"] == share
 
 
 def test_a_run_that_learns_has_no_findings(tmp_path):
