@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONFIGS = SHIPPED / "configs"
 TURN_TOKENS = 28
 LEARNS, IMITATES = "reinforcement learning", "rejection sampling"
-UNCOACHED, ALONE, PLANNER_TWICE = "coach off", "one agent alone", "reasoner at twice the rate"
+UNCOACHED, ALONE, TWICE = "coach off", "one agent alone", "twice the rate"
 ABLATIONS: dict[str, tuple[object, ...]] = {
     UNCOACHED: ("--coach", "none"),
     "actor frozen": ("--freeze", "actor"),
@@ -41,13 +41,13 @@ ABLATIONS: dict[str, tuple[object, ...]] = {
     "answers by result": ("--score_answers_by", "result"),
     # No plan is there to score its answers by.
     ALONE: ("--score_answers_by", "result"),
-    "twice the rate": ("--lr", 6e-4),
-    PLANNER_TWICE: (),  # its team file says it
+    TWICE: ("--lr", 6e-4),  # and twice the rate that the team file gives an agent
 }
 """Reinforcement learning without one of its parts, or at another rate: label -> words beside the config."""
 ARMS = (LEARNS, IMITATES, *ABLATIONS)
-TEAM = "profiles/smollm2_math.json"
-"""of all arms but those whose team is written into the output folder"""
+TEAM, FIRST_TEAM = "profiles/smollm2_math.json", "profiles/smollm2_start.json"
+"""of all arms but those whose team is written into the output folder; of the warm start and of imitation, the same
+without what reinforcement learning alone needs"""
 SOLVER = {"role": "solver", "prompt": "Plan the steps, calculate and box the answer.", "with_answer": True}
 
 
@@ -103,8 +103,8 @@ def team_of(arm: str, out: Path) -> Path | str:
         team = [SOLVER]
     elif arm == UNCOACHED:  # then the Actor has no reward but the outcome
         team = [{key: value for key, value in agent.items() if key != "outcome_weight"} for agent in team]
-    elif arm == PLANNER_TWICE:
-        team[0]["lr"] = 6e-4
+    elif arm == TWICE:
+        team = [{**agent, "lr": 2 * agent["lr"]} if "lr" in agent else agent for agent in team]
     else:
         return TEAM
     path = out / f"{name_of(arm)}.json"
@@ -133,7 +133,7 @@ def warm_start(args: argparse.Namespace, arm: str) -> Path:
         records = folder.with_suffix(".jsonl")
         write_demonstrations(records, stories[-plans - args.calculations :], plans, alone=arm == ALONE)
         words = ("--config", CONFIGS / "smollm2_start.yaml", "--model_name_or_path", args.model_name_or_path)
-        words += ("--profile_path", team_of(arm, out), "--records_path", records)
+        words += ("--profile_path", team_of(arm, out) if arm == ALONE else FIRST_TEAM, "--records_path", records)
         run(train_sft.main, *words, "--run_dir", folder)
     return folder / "adapters"
 
