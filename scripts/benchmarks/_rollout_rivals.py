@@ -55,8 +55,7 @@ def generate_rivals(models: Rivals, requests: Sequence[Request], device: str) ->
     """The bare base and transformers' `generate` on the same prompts, greedy and sampled."""
     engine, steps = LocalEngine(models.base, eos_ids=()), requests[0].sampling.max_new_tokens
     padded = _left_padded([request.prompt_ids for request in requests], device)
-    plain = SamplingParams(max_new_tokens=steps, temperature=1.0)
-    sampled = [replace(request, sampling=plain) for request in requests]
+    sampled = at_temperature_1(requests)
     drawn: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     return {
         "greedy": lambda: said(engine, requests),
@@ -64,6 +63,13 @@ def generate_rivals(models: Rivals, requests: Sequence[Request], device: str) ->
         "sampled": lambda: said(engine, sampled),
         "generate sampled": lambda: _generated(models.plain, padded, steps, **drawn),
     }
+
+
+def at_temperature_1(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, sampled from the model's whole distribution."""
+    return [
+        replace(r, sampling=SamplingParams(max_new_tokens=r.sampling.max_new_tokens, temperature=1.0)) for r in requests
+    ]
 
 
 def said(engine: LocalEngine, requests: Sequence[Request]) -> Tokens:

@@ -10,6 +10,8 @@ Rivals, all with the same weights, prompts and numbers of tokens, and with no en
 
 Without adapters, `--batch` rows, greedy and sampled: LocalEngine against transformers' `generate`.
 
+`--engines` adds other systems: `vllm`, with adapters and without, and `llama.cpp`, without.
+
 No two rows share a prompt unless `--samples` says so; sharing is the benchmark `prefix`'s subject. Before timing,
 greedy tokens must be equal but for ties, and sampled ones must pass a chi-square test against transformers' own
 distribution. Other number formats than float32 are checked in float32 first; in their own, sampling alone is checked.
@@ -21,9 +23,12 @@ Bars: K=4: >=2x adapter_names, >=2x switching, >=.85 of the bare base; K=16: >=3
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,8 +40,10 @@ from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._distribution import check_distribution
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import Rivals, build_rivals, cast, sharpen
+from mafrt.scripts.benchmarks._other_engines import ENGINES, Engine, open_engine
 from mafrt.scripts.benchmarks._rollout_rivals import (
     PEFT_WAYS,
+    at_temperature_1,
     check_greedy,
     forget_end_tokens,
     generate_rivals,
@@ -61,27 +68,31 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         forget_end_tokens(models)
         if not args.model:
             sharpen(models)
-        found = [_check_team(args, models, count, rows) for rows in args.rows]
-        bare_check = _check_bare(args, models) if place == 0 and args.batch else None
-        if args.dtype != "float32":
-            cast(models, args.dtype)
+        with ExitStack() as opened:
+            others = _open_engines(args, models, count, "float32", opened)
+            found = [_check_team(args, models, count, rows, others) for rows in args.rows]
+            bare_check = _check_bare(args, models, others) if place == 0 and args.batch else None
+            if args.dtype != "float32":
+                cast(models, args.dtype)
+                for row in found:
+                    row["chi_square_p"] = _chi_square_team(args, models, row["K"], row["rows_per_adapter"])
+                if bare_check is not None:
+                    bare_check["chi_square_p"] = _chi_square_bare(args, models)
+                opened.close()
+                others = _open_engines(args, models, count, args.dtype, opened)
             for row in found:
-                row["chi_square_p"] = _chi_square_team(args, models, row["K"], row["rows_per_adapter"])
+                measured.append(row | _time_team(args, models, row["K"], row["rows_per_adapter"], others))
+                print(_line(measured[-1]), flush=True)
             if bare_check is not None:
-                bare_check["chi_square_p"] = _chi_square_bare(args, models)
-        for row in found:
-            measured.append(row | _time_team(args, models, row["K"], row["rows_per_adapter"]))
-            print(_line(measured[-1]), flush=True)
-        if bare_check is not None:
-            bare.append(bare_check | _time_bare(args, models))
-            print(_bare_line(bare[-1]), flush=True)
+                bare.append(bare_check | _time_bare(args, models, others))
+                print(_bare_line(bare[-1]), flush=True)
     bars = _bars(measured, args.dtype) | _bare_bars(bare)
     return {
         "bench": "rollout",
         "shape": {k: getattr(args, k) for k in SHAPE},
         "clock": args.clock,
         "machine": _measure.machine(),
-        "vllm": "installed; no rival for it here" if importlib.util.find_spec("vllm") else "not installed",
+        "engines": args.engines,
         "rows": measured,
         "bare": bare,
         "bars": bars,
@@ -95,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the frozen weights")
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
     parser.add_argument("--rows", type=positive, nargs="+", default=[2, 8], help="mean rows per adapter")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=[], help="other systems as rivals")
     parser.add_argument("--batch", type=int, default=64, help="rows of the bare base against generate; 0: leave it out")
     parser.add_argument("--samples", type=positive, default=1, help="rows of an adapter that share one prompt")
     parser.add_argument("--prompt", type=positive, default=96, help="longest prompt in tokens; most are much shorter")
@@ -102,6 +114,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draws", type=positive, default=2048, help="sampled tokens of each chi-square test")
     _measure.add_model_flags(parser, vocab=1024, rounds=7)
     return parser
+
+
+def _open_engines(
+    args: argparse.Namespace, models: Rivals, count: int, dtype: str, opened: ExitStack
+) -> dict[str, Engine]:
+    rows = max(args.batch, *(len(_requests(args, count, rows)) for rows in args.rows))
+    others: dict[str, Engine] = {}
+    for name in args.engines:
+        folder = Path(opened.enter_context(TemporaryDirectory(prefix="mafrt_bench_")))
+        engine = open_engine(
+            name, models, folder, dtype=dtype, window=args.prompt + args.tokens, rows=rows, threads=args.threads
+        )
+        others[name] = opened.enter_context(closing(engine))
+    return others
+
+
+def _with_adapters(others: Mapping[str, Engine]) -> dict[str, Engine]:
+    """Those of the other engines that decode with adapters."""
+    return {name: engine for name, engine in others.items() if name != "llama.cpp"}
 
 
 def _requests(args: argparse.Namespace, count: int, rows: int) -> list[Request]:
@@ -132,11 +163,14 @@ def _bare_requests(args: argparse.Namespace) -> list[Request]:
     return [Request(r.prompt_ids, None, r.sampling, r.seed) for r in _requests(args, 1, args.batch)]
 
 
-def _check_team(args: argparse.Namespace, models: Rivals, count: int, rows: int) -> dict[str, Any]:
+def _check_team(
+    args: argparse.Namespace, models: Rivals, count: int, rows: int, others: Mapping[str, Engine]
+) -> dict[str, Any]:
     requests = _requests(args, count, rows)
     rivals = team_rivals(models, requests, args.device)
-    others = {name: rivals[name]() for name in PEFT_WAYS}
-    ties = check_greedy(models.base, requests, rivals["ours"](), others)
+    said = {name: rivals[name]() for name in PEFT_WAYS}
+    said |= {name: engine.generate(requests) for name, engine in _with_adapters(others).items()}
+    ties = check_greedy(models.base, requests, rivals["ours"](), said)
     p = _chi_square_team(args, models, count, rows)
     return {"K": count, "rows_per_adapter": rows, "ties": ties, "chi_square_p": p}
 
@@ -150,11 +184,12 @@ def _chi_square_team(args: argparse.Namespace, models: Rivals, count: int, rows:
     return check_distribution(f"K={count}", engine, _requests(args, count, rows), logits_of, args.draws)
 
 
-def _check_bare(args: argparse.Namespace, models: Rivals) -> dict[str, Any]:
+def _check_bare(args: argparse.Namespace, models: Rivals, others: Mapping[str, Engine]) -> dict[str, Any]:
     requests = _bare_requests(args)
     rivals = generate_rivals(models, requests, args.device)
-    others = {"generate greedy": rivals["generate greedy"]()}
-    ties = check_greedy(models.base, requests, rivals["greedy"](), others)
+    said = {"generate greedy": rivals["generate greedy"]()}
+    said |= {name: engine.generate(requests) for name, engine in others.items()}
+    ties = check_greedy(models.base, requests, rivals["greedy"](), said)
     return {"rows": args.batch, "ties": ties, "chi_square_p": _chi_square_bare(args, models)}
 
 
@@ -168,27 +203,38 @@ def _chi_square_bare(args: argparse.Namespace, models: Rivals) -> float:
     )
 
 
-def _time_team(args: argparse.Namespace, models: Rivals, count: int, rows: int) -> dict[str, Any]:
+def _time_team(
+    args: argparse.Namespace, models: Rivals, count: int, rows: int, others: Mapping[str, Engine]
+) -> dict[str, Any]:
     requests = _requests(args, count, rows)
     rivals = team_rivals(models, requests, args.device)
+    rivals |= {name: partial(engine.generate, requests) for name, engine in _with_adapters(others).items()}
     times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock, device=args.device)
     median = sorted(times["ours"])[args.rounds // 2]
     return {
         "tokens_per_s": round(len(requests) * args.tokens / median),
         **{f"{name}/ours": _measure.ratio(times[name], times["ours"]) for name in ("names", "names_loop")},
         **{f"{name}/ours": _measure.ratio(times[name], times["ours"]) for name in ("switching", "bare")},
+        **{f"{name}/ours": _measure.ratio(times[name], times["ours"]) for name in _with_adapters(others)},
     }
 
 
-def _time_bare(args: argparse.Namespace, models: Rivals) -> dict[str, Any]:
+def _time_bare(args: argparse.Namespace, models: Rivals, others: Mapping[str, Engine]) -> dict[str, Any]:
     requests = _bare_requests(args)
     rivals = generate_rivals(models, requests, args.device)
+    for name, engine in others.items():
+        rivals[f"{name} greedy"] = partial(engine.generate, requests)
+        rivals[f"{name} sampled"] = partial(engine.generate, at_temperature_1(requests))
     times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock, device=args.device)
     median = sorted(times["greedy"])[args.rounds // 2]
     ways = ("greedy", "sampled")
     return {
         "tokens_per_s": round(len(requests) * args.tokens / median),
-        **{f"generate/bare {way}": _measure.ratio(times[f"generate {way}"], times[way]) for way in ways},
+        **{
+            f"{name}/bare {way}": _measure.ratio(times[f"{name} {way}"], times[way])
+            for name in ("generate", *others)
+            for way in ways
+        },
     }
 
 
