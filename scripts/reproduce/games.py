@@ -1,8 +1,8 @@
 """Games that are learnt: from a start that has seen legal random play, by reinforcement learning alone.
 
 Most games start from the games base, which saw legal random play in its pretraining. For `haggle`, whose brief form it
-has not seen, and for `referential` and `tic_tac_toe` on the teaching base, records of legal random play are imitated
-first (the start, shared by all arms and seeds). Each arm is trained with each seed (configs/game_*.yaml), and start and
+has not seen, and for `referential` on the teaching base, records of legal random play are imitated first (the start,
+shared by all arms and seeds). Each arm is trained with each seed (configs/game_*.yaml), and start and
 teams play held-out instances, beside the scripted players. With `--baselines` the first team's table also has what
 needs no reinforcement learning: other temperatures, and imitation of the start's own solved episodes, as many as
 training has played. Every stage is a mafrt command whose results lie in the output folder; a stage that is there is not
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,9 @@ class Recipe:
     """label -> further arguments of the environment in an evaluation"""
     baselines: bool = True
     """whether `--baselines` scores it"""
+    drawn: tuple[str, ...] = ("score",)
+    """metrics of training whose mean the figure shows, of the arms that have them"""
+    drawn_as: str = "training score"
 
 
 RECIPES = {
@@ -76,14 +80,19 @@ RECIPES = {
         max_new_tokens=8,
     ),
     "tic_tac_toe": Recipe(
-        legal=("--lr", 3e-3, "--batch_size", 16),
-        base="teaching-base",
         baselines=False,
-        episodes=300,
         profile="profiles/tic_tac_toe.json",
         kwargs={"brief": True},
-        arms={"league of 4": (), "no league": ("--league", 0)},
+        max_new_tokens=1,
+        arms={
+            "scores of the solver": (),
+            "outcome alone": ("--coach", "none"),
+            "outcome alone, league of 4": ("--coach", "none", "--league", 4),
+        },
         against={"random": {}, "solver": {"opponent": "optimal"}},
+        # The score is the sum of both seats' pay, which is 0 however well they play.
+        drawn=("coach_score/x", "coach_score/o"),
+        drawn_as="score of a move by the solver, 0 to 10",
     ),
 }
 
@@ -204,16 +213,16 @@ def table(
     return "\n".join(lines)
 
 
-def curve(folder: Path, key: str = "score") -> list[float]:
-    """A metric, by default the training score, of every iteration of a run, or of the run that a `best` lies in."""
+def curve(folder: Path, keys: Sequence[str]) -> list[float]:
+    """Mean of metrics in every iteration of a run, or of the run that a `best` lies in; empty if it lacks them."""
     run_dir = folder.parent if folder.name == "best" else folder
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)[key] for line in lines]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [statistics.fmean(line[key] for key in keys) for line in lines if all(key in line for key in keys)]
 
 
 def played(folder: Path) -> int:
     """Episodes that a run was trained on."""
-    return int(sum(curve(folder, "episodes")))
+    return int(sum(curve(folder, ["episodes"])))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -243,9 +252,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     scores.append(measured["metrics"])
                     beside += measured["baselines"] if first else []
             parts.append(f"{name}, {against}\n\n{table(found, players(name, against), beside)}")
-        drawn = {labels[arm]: [curve(folder) for folder in folders] for arm, folders in runs.items()}
-        svg = curves(f"{name}: {len(args.seeds)} seeds and their mean", drawn, "training score")
-        (args.output / f"{name}.svg").write_text(svg, encoding="utf-8")
+        drawn = {labels[arm]: [curve(folder, recipe.drawn) for folder in folders] for arm, folders in runs.items()}
+        drawn = {label: found for label, found in drawn.items() if all(found)}
+        if drawn:
+            svg = curves(f"{name}: {len(args.seeds)} seeds and their mean", drawn, recipe.drawn_as)
+            (args.output / f"{name}.svg").write_text(svg, encoding="utf-8")
     if args.only_start:
         return 0
     text = "\n\n".join(parts)
