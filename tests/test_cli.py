@@ -693,3 +693,26 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
     again = run_python(*words, "--iterations", str(done + 1), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(metrics.read_text().splitlines()) == done + 1
+
+
+@pytest.mark.parametrize(
+    "command, config, fits",
+    [
+        ("train", "dataset_path: stories:train", "the file fits mafrt train_math"),
+        ("train_math", "env: referential", "the file fits mafrt train."),
+        ("train", "records_path: [a.jsonl]", "the file fits mafrt train_sft"),
+        # No command has both, so the nearest name is the better hint.
+        ("train", "dataset_path: stories:train\nenvv: referential", "did you mean"),
+    ],
+)
+def test_a_config_of_another_command_is_told_which(tmp_path, command, config, fits):
+    from importlib import import_module
+
+    from mafrt.scripts.cli.command import TRAINERS
+    from mafrt.scripts.main import COMMANDS
+
+    assert set(TRAINERS) == {name for name in COMMANDS if name.startswith("train")}
+    path = tmp_path / "team.yaml"
+    path.write_text(f"lr: 1e-4\n{config}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"There is no setting '.*'; .*{fits}"):
+        import_module(f"mafrt.scripts.{command}").COMMAND.read(["--config", str(path)])

@@ -9,6 +9,7 @@ flags. Standard library only at import: `--help` must not wait for torch.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
@@ -28,6 +29,17 @@ from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 T = TypeVar("T")
 
+TRAINERS = (
+    "train",
+    "train_math",
+    "train_tasks",
+    "train_code",
+    "train_dsbench",
+    "train_search",
+    "train_sft",
+    "train_dpo",
+)
+"""commands that train"""
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
 
@@ -135,6 +147,9 @@ class Command:
             if name not in known:
                 meant = synonym(str(name))
                 advice = None if meant is None or (meant.flag and meant.flag not in known) else meant.advice
+                other = self._fitting(stored, algorithm)
+                if other is not None:
+                    advice = f"the file fits mafrt {other}."
                 hint = f"There is no setting {name!r}; {advice}" if advice else unknown("setting", str(name), known)
                 raise ConfigError(f"In {config}: {hint}")
             values[name] = convert(known[name], value, f"{name} in {config}")
@@ -148,6 +163,15 @@ class Command:
             own = algorithm_class(recorded).settings()
             named -= {n for n in named - flags.keys() if n in own and values[n] == own[n].default}
         return Settings(values, frozenset(flags), given, config, record, named)
+
+    def _fitting(self, stored: Mapping[str, Any], algorithm: str | None) -> str | None:
+        """Another command that trains and has all these settings, which this one has not; None: there is none."""
+        for name in TRAINERS:
+            # Imported only where a file does not fit, since all of them would be.
+            other: Command = importlib.import_module(f"mafrt.scripts.{name}").COMMAND
+            if other.name != self.name and stored.keys() <= other.settings(algorithm).keys():
+                return other.name
+        return None
 
     def _with_words(self, argv: Sequence[str]) -> list[str]:
         """`argv` with the flag of `words` before the words that come first."""
