@@ -708,10 +708,6 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
 def test_a_config_of_another_command_is_told_which(tmp_path, command, config, fits):
     from importlib import import_module
 
-    from mafrt.scripts.cli.command import TRAINERS
-    from mafrt.scripts.main import COMMANDS
-
-    assert set(TRAINERS) == {name for name in COMMANDS if name.startswith("train")}
     path = tmp_path / "team.yaml"
     path.write_text(f"lr: 1e-4\n{config}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=f"There is no setting '.*'; .*{fits}"):

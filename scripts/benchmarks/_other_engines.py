@@ -19,22 +19,21 @@ import torch
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Request
+from mafrt.engines.checks import room_for_rank
+from mafrt.engines.vllm.in_process import ON_CPU, QUIET
+from mafrt.scripts.benchmarks._gguf import stored_as, write_gguf
 from mafrt.scripts.benchmarks._models import Rivals
 from mafrt.scripts.benchmarks._rollout_rivals import Tokens
 
 ENGINES = {"vllm": "vllm", "llama.cpp": "xllamacpp"}
 """name of an engine -> the package that holds it"""
-_WORDS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+_WORDS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **QUIET, **ON_CPU}
 
 
 class Engine(Protocol):
     """One that decodes requests greedily, or at temperature 1, without an end token."""
+
+    with_adapters: bool
 
     def generate(self, requests: Sequence[Request]) -> Tokens: ...
 
@@ -61,6 +60,8 @@ def open_engine(name: str, models: Rivals, folder: Path, *, dtype: str, window: 
 
 
 class _Vllm:
+    with_adapters = True
+
     def __init__(self, models: Rivals, folder: Path, dtype: str, window: int, rows: int, threads: int) -> None:
         os.environ.update({word: value for word, value in _WORDS.items() if word not in os.environ})
         from vllm.lora.request import LoRARequest
@@ -85,7 +86,7 @@ class _Vllm:
             enable_prefix_caching=False,
             enable_lora=True,
             max_loras=len(adapters),
-            max_lora_rank=next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank),
+            max_lora_rank=room_for_rank(rank),
         )
         torch.set_num_threads(threads)  # vLLM has its own idea of them
 
@@ -116,6 +117,8 @@ class _Vllm:
 
 
 class _LlamaCpp:
+    with_adapters = False
+
     def __init__(self, model: Any, folder: Path, dtype: str, window: int, rows: int, threads: int) -> None:
         import xllamacpp
 
@@ -125,7 +128,7 @@ class _LlamaCpp:
         params.model.path = str(path)
         params.n_ctx, params.n_parallel = window * rows, rows
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.cache_type_k = params.cache_type_v = _ggml_type(dtype)
+        params.cache_type_k = params.cache_type_v = stored_as(dtype)
         if dtype == "float32":  # its fused attention rounds to fewer digits
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.verbosity = 0
@@ -149,65 +152,3 @@ class _LlamaCpp:
 
     def close(self) -> None:
         del self._server
-
-
-def write_gguf(model: Any, path: Path, dtype: str) -> None:
-    """Write a Qwen3 or Llama model of transformers for llama.cpp, with the texts `<0>`, `<1>`, ... as its vocabulary.
-
-    Raises:
-        ConfigError: another family, or scaled rotary positions.
-    """
-    import gguf
-
-    config = model.config
-    kinds = {"qwen3": gguf.MODEL_ARCH.QWEN3, "llama": gguf.MODEL_ARCH.LLAMA}
-    rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in kinds or rope.get("rope_type", "default") != "default":
-        raise ConfigError(f"llama.cpp is a rival for plain Qwen3 and Llama models; found {config.model_type!r}.")
-    kind = kinds[config.model_type]
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    file = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
-    file.add_context_length(config.max_position_embeddings)
-    file.add_embedding_length(config.hidden_size)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_feed_forward_length(config.intermediate_size)
-    file.add_head_count(heads)
-    file.add_head_count_kv(groups)
-    file.add_key_length(width)
-    file.add_value_length(width)
-    file.add_rope_dimension_count(width)
-    file.add_rope_freq_base(rope["rope_theta"])
-    file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_vocab_size(config.vocab_size)
-    # The one kind of vocabulary for which llama.cpp assumes no end token.
-    file.add_tokenizer_model("rwkv")
-    file.add_token_list([f"<{number}>" for number in range(config.vocab_size)])
-    file.add_token_types([int(gguf.TokenType.NORMAL)] * config.vocab_size)
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    stored = gguf.GGMLQuantizationType.BF16 if dtype == "bfloat16" else gguf.GGMLQuantizationType.F32
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        weight = tensor.detach().float().cpu()
-        if kind == gguf.MODEL_ARCH.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
-            # There llama.cpp rotates neighbours, transformers the two halves of a head.
-            count = heads if "q_proj" in name else groups
-            weight = weight.view(count, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-        array, kept = weight.contiguous().numpy(), gguf.GGMLQuantizationType.F32
-        if array.ndim > 1:
-            array, kept = gguf.quants.quantize(array, stored), stored
-        place = names.get_name(name, try_suffixes=(".weight",))
-        if place is None:
-            raise ConfigError(f"llama.cpp has no place for {name!r}.")
-        file.add_tensor(place, array, raw_dtype=kept)
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-
-
-def _ggml_type(dtype: str) -> int:
-    import gguf
-
-    return int(gguf.GGMLQuantizationType.BF16 if dtype == "bfloat16" else gguf.GGMLQuantizationType.F32)

@@ -132,7 +132,7 @@ def _open_engines(
 
 def _with_adapters(others: Mapping[str, Engine]) -> dict[str, Engine]:
     """Those of the other engines that decode with adapters."""
-    return {name: engine for name, engine in others.items() if name != "llama.cpp"}
+    return {name: engine for name, engine in others.items() if engine.with_adapters}
 
 
 def _requests(args: argparse.Namespace, count: int, rows: int) -> list[Request]:

@@ -21,6 +21,7 @@ from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.runners.limits import refuse_absurd
+from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.flag_synonyms import synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.scripts.cli.unknown_flags import refuse_unknown, refuse_with_reason
@@ -29,17 +30,6 @@ from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 T = TypeVar("T")
 
-TRAINERS = (
-    "train",
-    "train_math",
-    "train_tasks",
-    "train_code",
-    "train_dsbench",
-    "train_search",
-    "train_sft",
-    "train_dpo",
-)
-"""commands that train"""
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
 
@@ -147,8 +137,7 @@ class Command:
             if name not in known:
                 meant = synonym(str(name))
                 advice = None if meant is None or (meant.flag and meant.flag not in known) else meant.advice
-                other = self._fitting(stored, algorithm)
-                if other is not None:
+                if (other := self._fitting(stored, algorithm)) is not None:
                     advice = f"the file fits mafrt {other}."
                 hint = f"There is no setting {name!r}; {advice}" if advice else unknown("setting", str(name), known)
                 raise ConfigError(f"In {config}: {hint}")
@@ -166,7 +155,9 @@ class Command:
 
     def _fitting(self, stored: Mapping[str, Any], algorithm: str | None) -> str | None:
         """Another command that trains and has all these settings, which this one has not; None: there is none."""
-        for name in TRAINERS:
+        for name in COMMANDS:
+            if not name.startswith("train"):
+                continue
             # Imported only where a file does not fit, since all of them would be.
             other: Command = importlib.import_module(f"mafrt.scripts.{name}").COMMAND
             if other.name != self.name and stored.keys() <= other.settings(algorithm).keys():

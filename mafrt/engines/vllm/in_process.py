@@ -251,6 +251,12 @@ def _last_line(error: Exception) -> str:
     return said[-1][:300]
 
 
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+"""environment variables by which vLLM prints errors only and reports nothing"""
+ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""those of a CPU: GiB of its cache, and threads that keep to no core"""
+
+
 @contextlib.contextmanager
 def _environment(device: Any, gpus: int) -> Iterator[None]:
     """Environment variables of vLLM's processes while they start. The user's values win; all are restored."""
@@ -259,11 +265,10 @@ def _environment(device: Any, gpus: int) -> Iterator[None]:
     words: dict[str, str | None] = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
+        **QUIET,
     }
     if device.type == "cpu":
-        words |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        words |= ON_CPU
     words = {name: value for name, value in words.items() if name not in os.environ}
     words |= {name: None for name in os.environ if name in LAUNCHER or name.startswith("TORCHELASTIC_")}
     if device.index:
