@@ -496,7 +496,7 @@ def test_the_larger_models_way_without_copied_weights_gives_the_same(monkeypatch
     assert_same(LocalEngine(base, decoding="lean").generate(requests), expected)
 
 
-@pytest.mark.parametrize("counts", [(3, 3, 3), (1, 1, 1, 1), (4, 1, 2), (9, 1, 1, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("counts", [(3,), (3, 3, 3), (1, 1, 1, 1), (4, 1, 2), (9, 1, 1, 1, 1, 1, 1, 1)])
 @torch.no_grad()
 def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
     torch.manual_seed(0)
@@ -525,17 +525,33 @@ def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
             torch.testing.assert_close(found[row], expected.reshape(-1), atol=1e-5, rtol=1e-5)
 
 
-def test_the_attention_that_other_devices_use_equals_the_cpus():
+@pytest.mark.parametrize("counts", [(2, 2), (1, 1, 1), (3, 1)])
+@torch.no_grad()
+def test_long_prompts_in_bfloat16_are_attended_to_as_short_ones_are(counts, monkeypatch):
     torch.manual_seed(0)
-    q, k, v = (torch.randn(3, 2, n, 8) for n in (4, 6, 6))
-    mask = torch.zeros(3, 1, 1, 6)
-    mask[1, ..., 4:] = -torch.inf
-    for theirs, mine in zip(
-        shared_prefix_attention.attention_with_lse(q, k, v, mask, 0.5),
-        shared_prefix_attention._in_steps(q, k, v, mask, 0.5),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    heads, kv_heads, dim, own = 4, 2, 16, 5
+    lengths = torch.tensor([40 - 9 * i for i in range(len(counts))])
+    keys, values = torch.randn(2, len(counts), kv_heads, 40, dim).bfloat16()
+    owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
+    q = torch.randn(len(owner), heads, dim).bfloat16()
+    own_k, own_v = torch.randn(2, len(owner), kv_heads, own, dim).bfloat16().float()
+
+    def attended(most: int) -> tuple[torch.Tensor, kv_cache.PromptKV]:
+        monkeypatch.setattr(shared_prefix_attention, "_LONGEST_COPY", most)
+        shared = shared_prefix_attention.SharedPrompts(kv_cache.PromptKV([keys], [values], lengths), owner)
+        assert shared.prompts.keys[0].dtype == (torch.float32 if most else torch.bfloat16)
+        layer = kv_cache.KVLayer(dtype=shared.dtype)
+        layer.update(own_k, own_v)
+        return shared.attend(0, q, own_k, own_v, 0.25), shared.extended([layer])
+
+    (short, folded), (long, other) = attended(512), attended(0)
+    assert short.dtype == long.dtype == torch.bfloat16
+    torch.testing.assert_close(long, short, atol=2e-2, rtol=2e-2)
+    for row, prompt in enumerate(owner.tolist()):
+        real = int(lengths[prompt])
+        expected = torch.cat((keys[prompt, :, :real], own_k[row].bfloat16()), 1)
+        for kv in (folded, other):
+            assert torch.equal(kv.keys[0][row, :, : real + own], expected)
 
 
 @torch.no_grad()

@@ -276,7 +276,7 @@ class LeanDecoder:
         elif names:
             self._rows = RowAdapters(index, len(names), wide, device, model.dtype)
         self._prompts = SharedPrompts(prompts, owner, model.cap)
-        self._own = [KVLayer() for _ in model.blocks]
+        self._own = [KVLayer(dtype=self._prompts.dtype) for _ in model.blocks]
         self._position = prompts.lengths[owner].to(device)
         self._rotary = model.rotary(int(prompts.lengths.max()) + steps)
         self._turn()

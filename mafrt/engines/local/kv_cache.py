@@ -25,7 +25,9 @@ _FIRST_CAPACITY = 32
 class KVLayer(CacheLayerMixin):
     """One layer's keys and values `[rows, kv heads, capacity, head dim]`, of which `used` positions are filled.
 
-    `update` returns views; a step copies the new positions only. The capacity doubles when it runs out.
+    `update` returns views; a step copies the new positions only. The capacity doubles when it runs out. They are kept
+    as `dtype`, by default that of the first.
+
     Written against the interface that models and mask functions call, which is the same in transformers 4.57 and 5.x
     but for the argument of `get_mask_sizes`; no tensor of theirs is inherited.
     """
@@ -37,9 +39,10 @@ class KVLayer(CacheLayerMixin):
     keys: Any
     values: Any
 
-    def __init__(self, capacity: int = _FIRST_CAPACITY) -> None:
+    def __init__(self, capacity: int = _FIRST_CAPACITY, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.capacity = capacity
+        self.dtype = dtype
         self.used = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
@@ -48,7 +51,7 @@ class KVLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append `[rows, kv heads, steps, head dim]`; returns everything stored so far, as views."""
         steps = key_states.shape[2]
-        if self.keys is None and steps == self.capacity:
+        if self.keys is None and steps == self.capacity and self.dtype in (None, key_states.dtype):
             # A prefill fills its cache in one go: keep the model's tensors.
             self.keys, self.values = key_states, value_states
         else:
@@ -68,7 +71,7 @@ class KVLayer(CacheLayerMixin):
         old = (self.keys, self.values)
         self.keys, self.values = (
             # Left unfilled: the views end at `used`, so nothing beyond it is read.
-            like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3])
+            like.new_empty(like.shape[0], like.shape[1], self.capacity, like.shape[3], dtype=self.dtype)
             for like in (key_like, value_like)
         )
         if old[0] is not None:

@@ -1,14 +1,16 @@
 """Attention of one decode step to prompts that several rows share.
 
 The n samples of a prompt differ in their own few tokens only. So the prompt's keys and values are stored once, and
-one step reads them once: the n rows' queries are stacked as queries against the one prompt. The result is merged with
-each row's attention to its own tokens by their log-sum-exps, which is exact (Juravsky et al. 2024, "Hydragen",
-arXiv:2402.05099, equation 5).
+one step reads them once: the n rows' queries are stacked as queries against the one prompt (Juravsky et al. 2024,
+"Hydragen", arXiv:2402.05099). Their scores and those of each row's own tokens stand side by side, and one softmax
+normalises both.
 
-Measured on two cores (4 heads of 64 over 2 kv heads, 16 own tokens, microseconds per layer; "expanded" is one
-`scaled_dot_product_attention` over a copy per row; Hugging Face's own, which also repeats kv heads, is 5 to 10 times
-that): 16 prompts of 128 tokens by 8 rows .57 ms against 2.6 ms, 4 by 8 .17 against .26; with one row per prompt
-(n = 1) both ways cost the same, so there is no second code path for it.
+On a CPU keys, scores and sums are float32 whatever the model is. A step has a handful of queries for each key head, and
+the fused kernel spends more time on its thin blocks than on arithmetic, most of all in bfloat16. One layer, one thread,
+microseconds with that kernel (for prompts and own tokens apart, merged by their log-sum-exps) and so: 32 prompts of 47
+tokens by 8 rows (4 heads of 32 over 2 key heads, 24 own tokens) 560 and 340 in float32, 1,050 and 350 in bfloat16; 4
+prompts of 48 by 8 rows (9 heads of 64 over 3) 158 and 137, 259 and 140. From some 1,000 tokens on both take the same
+time, so that long prompts in bfloat16, of which a copy would cost memory, go by the kernel.
 """
 
 from __future__ import annotations
@@ -20,37 +22,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.engines.local.kv_cache import KVLayer, PromptKV
+from mafrt.models.exact_dtype import exact_dtype
 
 _QUERY_COST = 1 / 16
 """Cost of one more query against a prompt, where reading the prompt costs 1. Steers the layout only."""
-
-
-def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + mask) v and the log-sum-exp of its scores.
-
-    `q` `[B, H, queries, D]`, `k` and `v` `[B, H, keys, D]`, `mask` broadcastable to `[B, H, queries, keys]`, added to
-    the scores, which are cap tanh(scale q k^T / cap) where there is a `cap` (Gemma 2). Returns `[B, H, queries, D]` and
-    `[B, H, queries]`. No query may be masked from every key.
-    """
-    if q.device.type == "cpu" and cap is None:
-        # The kernel behind `scaled_dot_product_attention`, which computes the log-sum-exp and does not return it.
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
-    return _in_steps(q, k, v, mask, scale, cap)
-
-
-def _in_steps(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    scores = torch.matmul(q, k.transpose(2, 3)).float().mul_(scale)
-    if cap is not None:
-        scores = scores.div_(cap).tanh_().mul_(cap)
-    if mask is not None:
-        scores += mask
-    lse = scores.logsumexp(3)
-    return torch.matmul((scores - lse.unsqueeze(3)).exp().to(v.dtype), v), lse
+_LONGEST_COPY = 512
+"""Longest prompts, in tokens, that are copied into float32."""
 
 
 def rows_per_prompt(counts: list[int]) -> int:
@@ -72,7 +49,7 @@ class SharedPrompts:
     Args:
         prompts: keys and values, on the device.
         owner: `[rows]`, the prompt of each row; rows of one prompt lie side by side.
-        cap: bound of the scores (`attention_with_lse`).
+        cap: bound of the scores, which are cap tanh(scale q k^T / cap) then (Gemma 2).
     """
 
     def __init__(self, prompts: PromptKV, owner: Tensor, cap: float | None = None) -> None:
@@ -89,10 +66,15 @@ class SharedPrompts:
                 if seat % share == 0:
                     stored.append(prompt)
                 self._owner.append(len(stored) - 1)
-        self._device = prompts.keys[0].device
+        like = prompts.keys[0]
+        self._device, self._dtype = like.device, like.dtype
+        on_cpu = self._device.type == "cpu"
+        self.dtype = exact_dtype(like) if on_cpu else like.dtype
+        """of the keys and values of the rows' own tokens"""
+        self._by_kernel = on_cpu and cap is None and self.dtype != self._dtype and prompts.longest > _LONGEST_COPY
         if stored != list(range(len(prompts.lengths))):
             prompts = prompts.select(torch.tensor(stored, device=self._device))
-        self._set(prompts)
+        self._set(prompts if self._by_kernel else _laid_out(prompts, self.dtype))
 
     def _set(self, prompts: PromptKV) -> None:
         self.prompts = prompts
@@ -155,10 +137,10 @@ class SharedPrompts:
         span, owner = int(lengths.max()) + used, owner.to(self._device)
 
         def row_wise(prompts: Tensor, tokens: Tensor | None) -> Tensor:
-            near = prompts[:, :, :span].index_select(0, owner)
+            near = prompts[:, :, :span].index_select(0, owner).to(self._dtype)
             whole = functional.pad(near, (0, 0, 0, span - near.shape[2]))
             if tokens is not None:
-                whole[rows, :, places] = tokens[:, :, :used].transpose(1, 2)
+                whole[rows, :, places] = tokens[:, :, :used].transpose(1, 2).to(self._dtype)
             return whole
 
         keys = [row_wise(t, layer.keys) for t, layer in zip(self.prompts.keys, own, strict=True)]
@@ -170,30 +152,71 @@ class SharedPrompts:
     ) -> Tensor:
         """Attention of one query per row to its prompt and its own tokens.
 
-        `q` `[rows, heads, D]`; `own_k`, `own_v` `[rows, kv heads, own tokens, D]`; `window`: tokens that a query may
-        attend to, itself included. Returns `[rows, heads * D]`.
+        `q` `[rows, heads, D]`; `own_k`, `own_v` `[rows, kv heads, own tokens, D]`, in `dtype`; `window`: tokens that a
+        query may attend to, itself included. Returns `[rows, heads * D]`.
         """
-        rows, heads, dim = q.shape
         kv_heads, used = own_k.shape[1:3]
-        group = heads // kv_heads
+        grouped = q.unflatten(1, (kv_heads, -1))
         if window is not None and used >= window:  # a prompt's last token is too far away already
             own_k, own_v = own_k[:, :, used - window :], own_v[:, :, used - window :]
-            near, _ = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale, self._cap)
-            return near.reshape(rows, heads * dim)
+            scores = _products(grouped.to(own_k.dtype), own_k.transpose(2, 3))
+            out = _products(self._scaled(scores, scale).softmax(3).to(own_v.dtype), own_v)
+        elif self._by_kernel:
+            out = self._merged(layer, grouped, own_k, own_v, scale, self._mask_within(window, used))
+        else:
+            out = self._jointly(layer, grouped, own_k, own_v, scale, self._mask_within(window, used))
+        return out.to(q.dtype).reshape(len(q), -1)
+
+    def _jointly(
+        self, layer: int, q: Tensor, own_k: Tensor, own_v: Tensor, scale: float, mask: Tensor | None
+    ) -> Tensor:
+        """By one softmax over the scores of both. `q` and the result: `[rows, kv heads, group, D]`."""
+        keys, values, span = self.prompts.keys[layer], self.prompts.values[layer], self.prompts.longest
+        q = q.to(keys.dtype)
+        far = _products(self._stacked(q), keys.transpose(2, 3))
+        near = self._stacked(_products(q, own_k.transpose(2, 3)))
+        scores = self._scaled(torch.cat((far, near), 3), scale)
+        if mask is not None:
+            scores[..., :span] += mask
+        p = scores.softmax(3).to(values.dtype)
+        # Contiguous, so that the second product is added to the result itself and not to a copy.
+        out = self._by_row(_products(p[..., :span], values)).contiguous()
+        out.flatten(0, 1).baddbmm_(self._by_row(p[..., span:]).flatten(0, 1), own_v.flatten(0, 1))
+        return out
+
+    def _scaled(self, products: Tensor, scale: float) -> Tensor:
+        scores = products.to(exact_dtype(products)).mul_(scale)
+        return scores if self._cap is None else scores.div_(self._cap).tanh_().mul_(self._cap)
+
+    def _merged(self, layer: int, q: Tensor, own_k: Tensor, own_v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+        """By the kernel behind `scaled_dot_product_attention`, for each part; arguments and result as of `_jointly`."""
         keys, values = self.prompts.keys[layer], self.prompts.values[layer]
-        count, share = len(keys), self._share
-        stacked = q if self._row_of is None else q.index_select(0, self._row_of)
-        if share > 1:
-            stacked = stacked.view(count, share, kv_heads, group, dim).transpose(1, 2)
-        stacked = stacked.reshape(count, kv_heads, share * group, dim)
-        far, far_lse = attention_with_lse(stacked, keys, values, self._mask_within(window, used), scale, self._cap)
-        if share > 1:
-            far = far.unflatten(2, (share, group)).transpose(1, 2)
-            far_lse = far_lse.unflatten(2, (share, group)).transpose(1, 2)
-        far, far_lse = far.reshape(-1, heads, dim), far_lse.reshape(-1, heads)
-        if self._row_of is not None:
-            far, far_lse = far.index_select(0, self._slot_of), far_lse.index_select(0, self._slot_of)
-        near, near_lse = attention_with_lse(q.view(rows, kv_heads, group, dim), own_k, own_v, None, scale, self._cap)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        far, far_lse = kernel(self._stacked(q), keys, values, 0.0, False, attn_mask=mask, scale=scale)
+        near, near_lse = kernel(q.to(own_k.dtype), own_k, own_v, 0.0, False, scale=scale)
         # e^a / (e^a + e^b) = sigmoid(a - b): the share of the probability that lies on the row's own tokens.
-        weight = near_lse.reshape(rows, heads).sub(far_lse).sigmoid_().to(q.dtype)
-        return torch.lerp(far, near.reshape(rows, heads, dim), weight.unsqueeze(2)).reshape(rows, heads * dim)
+        share = near_lse.unsqueeze(3).sub(self._by_row(far_lse.unsqueeze(3))).sigmoid_()
+        return torch.lerp(self._by_row(far).to(near.dtype), near, share)
+
+    def _stacked(self, t: Tensor) -> Tensor:
+        """`[rows, kv heads, group, X]` -> `[prompts, kv heads, share * group, X]`: what reads a prompt, together."""
+        if self._row_of is not None:
+            t = t.index_select(0, self._row_of)
+        return t if self._share == 1 else t.unflatten(0, (-1, self._share)).transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, t: Tensor) -> Tensor:
+        """The way back."""
+        if self._share > 1:
+            t = t.unflatten(2, (self._share, -1)).transpose(1, 2).flatten(0, 1)
+        return t if self._row_of is None else t.index_select(0, self._slot_of)
+
+
+def _laid_out(prompts: PromptKV, dtype: torch.dtype) -> PromptKV:
+    """With keys and values of a prompt's head side by side, since they are read in every step."""
+    keys, values = ([t.to(dtype).contiguous() for t in ts] for ts in (prompts.keys, prompts.values))
+    return PromptKV(keys, values, prompts.lengths)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """`[B, H, n, D]` times `[B, H, D, m]`."""
+    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
