@@ -100,7 +100,7 @@ class Use:
     micro_batch_tokens: int = 8192
     gradient_checkpointing: bool = True
     on_cpu: bool = False
-    """learning on a CPU, where attention is float32 whatever the base is"""
+    """on a CPU, where attention is float32 whatever the base is"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -154,12 +154,13 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
     # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
+    kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
     return Footprint(
         base / shards,
         base if use.rows else base / shards,
         use.agents * adapter_weights(shape, use) * each,
         activations(shape, use, number),
-        2.0 * number * use.rows * use.context * shape.layers * shape.kv_heads * shape.head_dim,
+        2.0 * kept * use.rows * use.context * shape.layers * shape.kv_heads * shape.head_dim,
     )
 
 
