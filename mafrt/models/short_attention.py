@@ -14,8 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_KEYS = 2
-"""Most keys of a query per channel of a head. The probabilities then take at most twice the memory of the result."""
+MOST_KEYS = 4
+"""Most keys of a query per channel of a head. The probabilities then take at most four times the memory of the
+result."""
 
 
 def attend(q: Tensor, near: tuple[Tensor, Tensor], far: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
