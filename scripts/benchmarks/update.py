@@ -33,7 +33,7 @@ from mafrt.scripts.benchmarks._models import build_rivals, cast
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 
 NAMES = "peft_loop", "peft_mixed"
-SHAPE = ("model", "width", "layers", "mlp", "vocab", "rank", "rows", "tokens", "dtype")
+SHAPE = ("model", "width", "layers", "mlp", "vocab", "rank", "rows", "tokens", "dtype", "entropy_coef")
 
 
 @dataclass
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=positive, default=48, help="longest row in tokens; a third is the prompt")
     _measure.add_model_flags(parser, vocab=512, rounds=15)
     parser.add_argument("--dtype", default="float32", help="of the base; parity is checked in float32 first")
+    parser.add_argument("--entropy_coef", type=float, default=0.0, help="entropy bonus of the loss, as in training")
     parser.add_argument("--form", choices=["auto", "wide", "grouped"], default="auto", help="execution form")
     return parser
 
@@ -93,7 +94,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     base, peft = models.base, models.peft
     base.form = args.form
     batch = _batch(args, count)
-    rivals = _rivals(base, peft, batch, count)
+    rivals = _rivals(base, peft, batch, count, args.entropy_coef)
     worst = _check(rivals, base, peft, count)
     # Parity is checked in float32 first: in half precision a wrong result could hide behind the rounding.
     if args.dtype != "float32":
@@ -129,15 +130,23 @@ def _batch(args: argparse.Namespace, count: int) -> PaddedBatch:
     return PaddedBatch(ids.to(args.device), mask.to(args.device), actions.to(args.device), owner)
 
 
-def _loss(base: SharedBase, hidden: Tensor, batch: PaddedBatch, rows: Tensor | slice = slice(None)) -> Tensor:
-    """A policy loss: every row with an advantage of its own, and an entropy bonus."""
+def _loss(
+    base: SharedBase, hidden: Tensor, batch: PaddedBatch, bonus: float, rows: Tensor | slice = slice(None)
+) -> Tensor:
+    """A policy loss: every row with an advantage of its own, and `bonus` times the entropy, which is computed anyway.
+
+    Without a bonus no gradient of the entropy is computed, as in training.
+    """
     actions, ids = batch.actions[rows, 1 : hidden.shape[1]], batch.ids[rows, 1 : hidden.shape[1]]
     advantage = torch.linspace(-1, 1, len(batch.owner), device=ids.device)[rows, None].expand_as(ids)[actions]
-    logprobs, entropy = base.token_logprobs(hidden[:, :-1][actions], ids[actions])
-    return -(logprobs * advantage).sum() - 0.01 * entropy.sum()
+    logprobs, entropy = base.token_logprobs(hidden[:, :-1][actions], ids[actions], entropy_grad=bonus != 0)
+    loss = -(logprobs * advantage).sum()
+    return loss - bonus * entropy.sum() if bonus else loss
 
 
-def _rivals(base: SharedBase, peft: Any, batch: PaddedBatch, count: int) -> dict[str, Callable[[], Tensor]]:
+def _rivals(
+    base: SharedBase, peft: Any, batch: PaddedBatch, count: int, bonus: float
+) -> dict[str, Callable[[], Tensor]]:
     index = torch.tensor(batch.owner)
     names = [f"agent{k}" for k in batch.owner]
     groups = [(f"agent{k}", (index == k).nonzero()[:, 0].to(batch.ids.device)) for k in range(count)]
@@ -152,12 +161,12 @@ def _rivals(base: SharedBase, peft: Any, batch: PaddedBatch, count: int) -> dict
 
     def update() -> Tensor:
         clear(ours)
-        loss = _loss(base, base.forward(batch.ids, batch.mask, index), batch)
+        loss = _loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus)
         loss.backward()
         return loss.detach()
 
     def forward() -> Tensor:
-        return _loss(base, base.forward(batch.ids, batch.mask, index), batch).detach()
+        return _loss(base, base.forward(batch.ids, batch.mask, index), batch, bonus).detach()
 
     def no_grad() -> Tensor:
         with torch.no_grad():
@@ -170,7 +179,7 @@ def _rivals(base: SharedBase, peft: Any, batch: PaddedBatch, count: int) -> dict
             peft.set_adapter(name)
             longest = int(batch.mask[rows].sum(1).max())
             hidden = inner(input_ids=batch.ids[rows, :longest], use_cache=False).last_hidden_state
-            loss = _loss(base, hidden, batch, rows)
+            loss = _loss(base, hidden, batch, bonus, rows)
             loss.backward()
             total += loss.detach()
         return total
@@ -181,7 +190,7 @@ def _rivals(base: SharedBase, peft: Any, batch: PaddedBatch, count: int) -> dict
             parameter.requires_grad_(True)
         with peft._enable_peft_forward_hooks(adapter_names=names):
             hidden = inner(input_ids=batch.ids, use_cache=False).last_hidden_state
-        loss = _loss(base, hidden, batch)
+        loss = _loss(base, hidden, batch, bonus)
         loss.backward()
         return loss.detach()
 
