@@ -6,14 +6,16 @@ by the matrix products themselves. The results are those of the layers one by on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mafrt.models.adapter_routing import Run
+from mafrt.models.adapter_routing import Run, Segment
 from mafrt.models.packed_weights import PackedWeights, packed_linear
 
 
@@ -43,6 +45,52 @@ def linear_siblings(
     return _LinearSiblings.apply(x, layers, runs, packed, *pairs)
 
 
+class Joined(NamedTuple):
+    """One adapter's weights for layers that share their input: `down` `[R, in]` is A of all, one below the other, and
+    `up` `[R, out of all]` has B of each, scaled and transposed, as a block of its own among zeros."""
+
+    down: Tensor
+    up: Tensor
+
+
+def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
+    """From A `[r, in]`, B `[out, r]` and the scaling of each layer; None: the adapter does not target it."""
+    targeted = [pair for pair in pairs if pair is not None]
+    down = torch.cat([a for a, _, _ in targeted]).to(dtype)
+    up = torch.zeros(len(down), sum(widths), dtype=dtype, device=down.device)
+    row = column = 0
+    for pair, width in zip(pairs, widths, strict=True):
+        if pair is not None:
+            rank = len(pair[0])
+            up[row : row + rank, column : column + width] = pair[1].t() * pair[2]
+            row += rank
+        column += width
+    return Joined(down, up)
+
+
+def fixed_siblings(
+    x: Tensor, layers: Sequence[Frozen], segments: Sequence[Segment], joined: Mapping[int, Joined], weight: Tensor
+) -> tuple[Tensor, ...]:
+    """As `linear_siblings` where nothing is recorded, from weights that are kept joined until they change.
+
+    Args:
+        x: `[tokens, in]`.
+        layers: the frozen layers.
+        segments: cover all tokens in order.
+        joined: of each adapter that targets any of the layers.
+        weight: the layers' packed weights.
+    """
+    out = packed_linear(x, weight, _bias(x, layers))
+    for adapter, parts in groupby(segments, key=attrgetter("adapter")):
+        run = list(parts)
+        if adapter in joined:
+            tokens = slice(run[0].start, run[-1].stop)
+            # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
+            inner = torch.mm(joined[adapter].down, x[tokens].t())
+            out[tokens].addmm_(inner.t(), joined[adapter].up)
+    return out.split([len(layer.weight) for layer in layers], 1)
+
+
 def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """`[sum of ranks, in]`: the A of a run's layers."""
     downs = [pairs[a] for _, a, _ in run.pairs]
@@ -64,10 +112,14 @@ def _frozen(x: Tensor, layers: Sequence[Frozen], packed: PackedWeights | None) -
     weight = None if packed is None else packed.of(*(layer.weight for layer in layers))
     if weight is None:
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
-    bias = None
-    if any(layer.bias is not None for layer in layers):
-        bias = torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in layers])
-    return list(packed_linear(x, weight, bias).split([len(layer.weight) for layer in layers], 1))
+    return list(packed_linear(x, weight, _bias(x, layers)).split([len(layer.weight) for layer in layers], 1))
+
+
+def _bias(x: Tensor, layers: Sequence[Frozen]) -> Tensor | None:
+    """Of all layers, with zeros for those without one; None: none has one."""
+    if all(layer.bias is None for layer in layers):
+        return None
+    return torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in layers])
 
 
 def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], packed: PackedWeights | None) -> Tensor:

@@ -144,7 +144,8 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
         raise ConfigError(f"bits is {use.bits}; choose 32, 16, 8 or 4.")
     number = 4 if use.bits == 32 else 2
     base = shape.block_weights * QUANTISED.get(use.bits, number) + shape.other_weights * number
-    base += packed(base, use)
+    copies = packed(base, use)
+    base += copies
     shards = use.processes if use.layout in ("zero3", "fsdp") else 1
     zero = use.processes if use.layout.startswith("zero") else 1
     # Adam keeps two float32 moments of 4 bytes, or two of 1 byte in 8 bits.
@@ -154,6 +155,8 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
     # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
+    if copies:
+        each += 2 * number  # joined for passes that record nothing, with zeros between the layers' blocks
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
     return Footprint(
         base / shards,

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
-from mafrt.models.lora_siblings import Frozen, linear_siblings
+from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, linear_siblings
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
 # libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
@@ -173,6 +173,7 @@ class StackedLoRALinear(nn.Module):
         self.ranks: dict[int, int] = {}
         self.scalings: dict[int, float] = {}
         self._fused: tuple[tuple[object, ...], Tensor, Tensor] | None = None
+        self._joined: dict[tuple[int, torch.dtype], tuple[int, Joined]] = {}
         self.siblings: tuple[StackedLoRALinear, ...] = (self,)
         """layers that the model gives the same input, this one among them"""
 
@@ -201,7 +202,8 @@ class StackedLoRALinear(nn.Module):
         self.pairs[adapter], self.ranks[adapter], self.scalings[adapter] = pair, rank, scaling
 
     def drop_cache(self) -> None:
-        self._fused = None
+        # A new container, since another thread may be about to fill the old one with what has just changed.
+        self._fused, self._joined = None, {}
 
     def forward(self, x: Tensor) -> Tensor:
         routing = self.context.routing
@@ -247,6 +249,22 @@ class StackedLoRALinear(nn.Module):
             return out
         flat = x.reshape(-1, self.in_features)
         _refuse_other_number(flat, routing)
+        frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
+        if torch.is_grad_enabled():
+            outs = self._recorded(routing, flat, frozen)
+        else:
+            weight = self.context.packed.of(*(layer.weight for layer in frozen)) if self.context.packed else None
+            assert weight is not None  # as `_goes_together` has seen
+            outs = fixed_siblings(flat, frozen, routing.segments, self._all_joined(routing, x.dtype), weight)
+        whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
+        for layer, result in zip(self.siblings, whole, strict=True):
+            if layer is not self:
+                routing.ahead[layer] = (x, result)
+        # Its own is not looked up, since another thread that samples may use the same routing.
+        return whole[self.siblings.index(self)]
+
+    def _recorded(self, routing: AdapterRouting, flat: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
+        """The outputs of all siblings, for a backward pass."""
         layouts = tuple(
             tuple((k, layer.ranks[k], layer.scalings[k]) for k in routing.present if k in layer.pairs)
             for layer in self.siblings
@@ -259,14 +277,21 @@ class StackedLoRALinear(nn.Module):
             for k, _, _ in layout
             for p in layer.pairs[k]
         ]
-        frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
-        outs = linear_siblings(flat, frozen, routing.runs[layouts], pairs, self.context.packed)
-        whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
-        for layer, result in zip(self.siblings, whole, strict=True):
-            if layer is not self:
-                routing.ahead[layer] = (x, result)
-        # Its own is not looked up, since another thread that samples may use the same routing.
-        return whole[self.siblings.index(self)]
+        return linear_siblings(flat, frozen, routing.runs[layouts], pairs, self.context.packed)
+
+    def _all_joined(self, routing: AdapterRouting, dtype: torch.dtype) -> dict[int, Joined]:
+        """By adapter: its weights in all siblings; kept until they change."""
+        kept, joined = self._joined, dict[int, Joined]()
+        for k in routing.present:
+            pairs = [(*layer.pairs[k], layer.scalings[k]) if k in layer.pairs else None for layer in self.siblings]
+            if not any(pairs):
+                continue
+            # Torch counts the writes to a tensor, so that a change shows that was not announced.
+            writes = sum(a._version + b._version for a, b, _ in filter(None, pairs))
+            if (k, dtype) not in kept or kept[k, dtype][0] != writes:
+                kept[k, dtype] = (writes, join(pairs, [layer.out_features for layer in self.siblings], dtype))
+            joined[k] = kept[k, dtype][1]
+        return joined
 
     def _pieces(self, routing: AdapterRouting, x: Tensor) -> tuple[Sequence[Piece], list[Tensor]]:
         """Pieces of this layer for the routing's segments, and the adapters' tensors A_0, B_0, A_1, B_1, ..."""

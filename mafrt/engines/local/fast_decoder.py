@@ -206,7 +206,7 @@ class LeanModel:
         among = sorted(self.base.records)
         adapters = self._pairs(among)
         linears = [linear for block in self.blocks for linear in block.linears]
-        if not pays(adapters, self.blocks[0].linears, rows) or not pays_back(linears, steps):
+        if not pays(adapters, self.blocks[0].linears, rows) or not pays_back(adapters, linears, steps):
             return None
         key = self._state(among)
         if self._widened is None or self._widened[0] != key:

@@ -21,8 +21,9 @@ Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
 """One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""
 
 _FLOP_PER_S = {torch.float32: 1.5e11, torch.bfloat16: 4e11}
-_SAVED_S = {torch.float32: 2e-5, torch.bfloat16: 4e-5}
-"""Rough, of one core of 2025: rate of the products, and the time that a layer saves by not having products apart."""
+_SAVED_S = {torch.float32: (2e-5, 0.0), torch.bfloat16: (2e-5, 5e-6)}
+"""Rough, of one core of 2025: rate of the products, and the time that a layer saves by not having products apart: in
+any case, and for each adapter."""
 _LAYER_S, _WEIGHT_S = 1e-4, 1e-9
 """Rough time to widen a layer: for each, and for each of its weights."""
 
@@ -54,14 +55,19 @@ def pays(adapters: Sequence[Pairs], linears: Sequence[Linear], rows: int) -> boo
         ranks = _ranks(adapters, linear)
         # A row needs the columns of one adapter, and is given those of all.
         wasted += (sum(ranks) - max(ranks)) * (linear.weights[0].shape[1] + sum(linear.widths))
-    return 2.0 * rows * wasted / _FLOP_PER_S[dtype] <= len(linears) * _SAVED_S[dtype]
+    return 2.0 * rows * wasted / _FLOP_PER_S[dtype] <= _saved(len(adapters), linears)
 
 
-def pays_back(linears: Sequence[Linear], steps: int) -> bool:
+def pays_back(adapters: Sequence[Pairs], linears: Sequence[Linear], steps: int) -> bool:
     """Whether so many decode steps save the time that widening these layers takes."""
     weights = sum(weight.numel() for linear in linears for weight in linear.weights)
-    saved = len(linears) * _SAVED_S[linears[0].weights[0].dtype]
-    return len(linears) * _LAYER_S + weights * _WEIGHT_S <= steps * saved
+    return len(linears) * _LAYER_S + weights * _WEIGHT_S <= steps * _saved(len(adapters), linears)
+
+
+def _saved(adapters: int, linears: Sequence[Linear]) -> float:
+    """Seconds that a step of these layers saves, whatever the arithmetic costs."""
+    always, each = _SAVED_S[linears[0].weights[0].dtype]
+    return len(linears) * (always + adapters * each)
 
 
 def widen(adapters: Sequence[Pairs], linear: Linear) -> WidenedLinear | None:
