@@ -60,3 +60,25 @@ def test_a_layer_that_gets_another_input_is_computed_for_it():
         found = attention.k_proj(other)
     with base.context.use(routing), torch.no_grad():
         torch.testing.assert_close(found.detach(), attention.k_proj(other), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_pass_that_records_nothing_follows_every_change_of_the_weights(kind):
+    base = tiny_base(kind)
+    base.form = "grouped"
+    add_random_adapter(base, "all", 3, 5.0, ALL, seed=0)
+    add_random_adapter(base, "some", 2, 8.0, ("q_proj", "v_proj", "up_proj"), seed=1)
+    index, ids = torch.tensor([0, 1, -1, 0]), torch.arange(36).view(4, 9) + 5
+    seen = []
+    for change in (None, "announced", "unannounced"):
+        if change is not None:
+            with torch.no_grad():
+                for parameter in base.adapter_parameters("some"):
+                    parameter.mul_(1.5)
+        if change == "announced":
+            base.bump("some")
+        recorded = base.forward(ids, None, index).detach()
+        with torch.no_grad():
+            seen.append(base.forward(ids, None, index))
+        torch.testing.assert_close(seen[-1], recorded, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(seen[0], seen[1]) and not torch.allclose(seen[1], seen[2])
