@@ -10,12 +10,13 @@ from torch.nn import functional
 
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.models import memory_estimate, packed_weights
+from mafrt.models import memory_estimate, onednn
 from mafrt.models.memory_estimate import Use
-from mafrt.models.packed_weights import PackedWeights, packed_linear
+from mafrt.models.onednn import product
+from mafrt.models.packed_weights import PackedWeights
 
 pytestmark = pytest.mark.skipif(
-    not packed_weights.supported(torch.float32), reason="this torch or processor has no packed products"
+    not onednn.supported(torch.float32), reason="this torch or processor has no packed products"
 )
 
 
@@ -26,7 +27,7 @@ def layers(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_those_of_the_weights(dtype):
-    if not packed_weights.supported(dtype):
+    if not onednn.supported(dtype):
         pytest.skip("no packed products in this precision")
     model = layers(dtype)
     packed = PackedWeights(model)
@@ -36,10 +37,10 @@ def test_products_are_those_of_the_weights(dtype):
     assert ahead is not None and (back is not None) == (dtype == torch.float32)
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     expected = functional.linear(x, torch.cat(weights), bias)
-    torch.testing.assert_close(packed_linear(x, ahead, bias), expected, **tolerance)
-    torch.testing.assert_close(packed_linear(x, ahead, bias, added), expected + added, **tolerance)
+    torch.testing.assert_close(product(x, ahead, bias), expected, **tolerance)
+    torch.testing.assert_close(product(x, ahead, bias, added), expected + added, **tolerance)
     if back is not None:
-        torch.testing.assert_close(packed_linear(added, back), added @ torch.cat(weights), **tolerance)
+        torch.testing.assert_close(product(added, back), added @ torch.cat(weights), **tolerance)
 
 
 def test_a_weight_is_packed_once_and_again_when_it_changes():
@@ -51,7 +52,7 @@ def test_a_weight_is_packed_once_and_again_when_it_changes():
     weight.mul_(2)
     changed = packed.of(weight)
     assert changed is not before and changed is not None
-    torch.testing.assert_close(packed_linear(x, changed), functional.linear(x, weight))
+    torch.testing.assert_close(product(x, changed), functional.linear(x, weight))
     model.to(torch.float64)
     assert packed.of(weight) is None
 

@@ -159,10 +159,6 @@ class LoraContext:
         self.sharded = False
         """whether FSDP or DeepSpeed gathers the frozen weights before a layer's forward and frees them after it"""
 
-    def packs(self, *weights: Tensor) -> bool:
-        """Whether there is a packed copy of these frozen weights."""
-        return self.packed is not None and self.packed.of(*weights) is not None
-
     @property
     def routing(self) -> AdapterRouting | None:
         """The routing of this thread; one thread may sample while another trains."""

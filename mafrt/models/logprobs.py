@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mafrt.models.exact_dtype import exact_dtype
-from mafrt.models.packed_weights import PackedWeights, packed_linear
+from mafrt.models.onednn import product
+from mafrt.models.packed_weights import PackedWeights
 
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 """Logits held at a time, by device type; with two float32 buffers this is 32 MiB on a CPU, 512 MiB on a GPU."""
@@ -119,10 +119,8 @@ def _products(
     ahead = None if packed is None else packed.of(weight)
     back = None if packed is None or not want else packed.of(weight, transposed=True)
     return (
-        partial(functional.linear, weight=weight, bias=bias)
-        if ahead is None
-        else partial(packed_linear, packed=ahead, bias=bias),
-        partial(torch.mm, mat2=weight) if back is None else partial(packed_linear, packed=back),
+        partial(product, weight=weight if ahead is None else ahead, bias=bias),
+        partial(product, weight=weight.t() if back is None else back),
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mafrt.models.adapter_routing import Run, Segment
-from mafrt.models.packed_weights import PackedWeights, packed_linear
+from mafrt.models.onednn import product
+from mafrt.models.packed_weights import PackedWeights
 
 
 class Frozen(NamedTuple):
@@ -80,7 +80,7 @@ def fixed_siblings(
         joined: of each adapter that targets any of the layers.
         weight: the layers' packed weights.
     """
-    out = packed_linear(x, weight, _bias(x, layers))
+    out = product(x, weight, _bias(x, layers))
     for adapter, parts in groupby(segments, key=attrgetter("adapter")):
         run = list(parts)
         if adapter in joined:
@@ -111,8 +111,8 @@ def _frozen(x: Tensor, layers: Sequence[Frozen], packed: PackedWeights | None) -
     """The layers' outputs without adapters."""
     weight = None if packed is None else packed.of(*(layer.weight for layer in layers))
     if weight is None:
-        return [F.linear(x, layer.weight, layer.bias) for layer in layers]
-    return list(packed_linear(x, weight, _bias(x, layers)).split([len(layer.weight) for layer in layers], 1))
+        return [product(x, *layer) for layer in layers]
+    return list(product(x, weight, _bias(x, layers)).split([len(layer.weight) for layer in layers], 1))
 
 
 def _bias(x: Tensor, layers: Sequence[Frozen]) -> Tensor | None:
@@ -126,10 +126,11 @@ def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], packed: 
     """The input's gradient through the frozen layers."""
     weight = None if packed is None else packed.of(*(layer.weight for layer in layers), transposed=True)
     if weight is not None:
-        return packed_linear(grads[0] if len(grads) == 1 else torch.cat(list(grads), 1), weight)
-    grad_x = torch.mm(grads[0], layers[0].weight)
-    for layer, grad in zip(layers[1:], grads[1:], strict=True):
-        grad_x.addmm_(grad, layer.weight)
+        return product(grads[0] if len(grads) == 1 else torch.cat(list(grads), 1), weight)
+    grad_x = None
+    for layer, grad in zip(layers, grads, strict=True):
+        grad_x = product(grad, layer.weight.t(), None, grad_x)
+    assert grad_x is not None  # there is a layer
     return grad_x
 
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
 from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, linear_siblings
+from mafrt.models.onednn import product
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
 # libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
@@ -40,23 +40,16 @@ def _inner(a: Tensor, x: Tensor, piece: Piece) -> Tensor:
     return h
 
 
-def _forward(
-    x: Tensor, out: Tensor, weight: Tensor | None, bias: Tensor | None, pieces: Sequence[Piece], pairs: Sequence[Tensor]
-) -> list[Tensor]:
-    """Fill `out` `[tokens, out]` with `x W^T + b` (kept where `weight` is None) and add the adapters.
+def _add_adapters(x: Tensor, out: Tensor, pieces: Sequence[Piece], pairs: Sequence[Tensor]) -> list[Tensor]:
+    """Add the adapters to `out` `[tokens, out]`; returns the inner activations of each piece that has an adapter.
 
-    `pairs` is A_0, B_0, A_1, B_1, ... Returns the inner activations of each piece that has an adapter.
+    `pairs` is A_0, B_0, A_1, B_1, ...
     """
     inner = []
     for piece in pieces:
-        part, result = x[piece.start : piece.stop], out[piece.start : piece.stop]
-        if weight is not None:
-            torch.mm(part, weight.t(), out=result)
-            if bias is not None:
-                result += bias
         if piece.slot >= 0:
-            h = _inner(pairs[2 * piece.slot], part, piece)
-            result.addmm_(h.t(), pairs[2 * piece.slot + 1].t())
+            h = _inner(pairs[2 * piece.slot], x[piece.start : piece.stop], piece)
+            out[piece.start : piece.stop].addmm_(h.t(), pairs[2 * piece.slot + 1].t())
             inner.append(h)
     return inner
 
@@ -64,30 +57,26 @@ def _forward(
 def _backward(
     grad: Tensor,
     grad_x: Tensor | None,
-    weight: Tensor | None,
     x: Tensor,
     pieces: Sequence[Piece],
     inner: Sequence[Tensor],
     pairs: Sequence[Tensor],
     want: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Fill `grad_x` (added to where `weight` is None); returns the gradients of `pairs` that are wanted."""
+    """Add the adapters' part to `grad_x`; returns the gradients of `pairs` that are wanted."""
     grads: list[Tensor | None] = [None] * len(pairs)
     rest = iter(inner)
     for piece in pieces:
-        g, a, b = grad[piece.start : piece.stop], 2 * piece.slot, 2 * piece.slot + 1
-        target = None if grad_x is None else grad_x[piece.start : piece.stop]
-        if target is not None and weight is not None:
-            torch.mm(g, weight, out=target)
         if piece.slot < 0:
             continue
+        g, a, b = grad[piece.start : piece.stop], 2 * piece.slot, 2 * piece.slot + 1
         kept = next(rest)
-        if want[a] or target is not None:
+        if want[a] or grad_x is not None:
             h = _inner(pairs[b].t(), g, piece)
             if want[a]:
                 grads[a] = _accumulate(grads[a], h, x[piece.start : piece.stop])
-            if target is not None:
-                target.addmm_(h.t(), pairs[a])
+            if grad_x is not None:
+                grad_x[piece.start : piece.stop].addmm_(h.t(), pairs[a])
         if want[b]:
             grads[b] = _accumulate(grads[b], kept, g)
     return [g.t() if i % 2 and g is not None else g for i, g in enumerate(grads)]
@@ -103,7 +92,7 @@ def _permuted(
     """Add the adapters of the tokens at `order` to `out` in place; returns those tokens and their activations."""
     x = x.index_select(0, order)
     delta = x.new_zeros(x.shape[0], out.shape[1])
-    inner = _forward(x, delta, None, None, pieces, pairs)
+    inner = _add_adapters(x, delta, pieces, pairs)
     out.index_add_(0, order, delta)
     return x, inner
 
@@ -118,12 +107,11 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, width, order, pieces, *params):
         pairs = _as(params, x.dtype)
+        out = x.new_zeros(x.shape[0], width) if weight is None else product(x, weight, bias)
         if order is not None:
-            out = x.new_zeros(x.shape[0], width) if weight is None else F.linear(x, weight, bias)
             x, inner = _permuted(x, out, order, pieces, pairs)
         else:
-            out = (x.new_zeros if weight is None else x.new_empty)(x.shape[0], width)
-            inner = _forward(x, out, weight, bias, pieces, pairs)
+            inner = _add_adapters(x, out, pieces, pairs)
         ctx.save_for_backward(x, weight, order, *inner, *params)
         ctx.pieces = pieces
         return out
@@ -135,15 +123,16 @@ class _LoraLinear(torch.autograd.Function):
         inner, params = rest[: len(rest) - len(want)], rest[len(rest) - len(want) :]
         pairs = _as(params, grad.dtype)
         total: Any = None
-        local = grad if order is None else grad.index_select(0, order)
         if want_x:
-            total = (grad.new_empty if weight is not None and order is None else grad.new_zeros)(x.shape)
-        grads = _backward(local, total, weight if order is None else None, x, ctx.pieces, inner, pairs, want)
-        if want_x and order is not None:
-            # The frozen layer's part is computed for all tokens at once, as it needs no order; only the adapters' part
-            # is scattered back.
-            whole = grad.new_zeros(len(grad), x.shape[1]) if weight is None else torch.mm(grad, weight)
-            total = whole.index_add_(0, order, total)
+            total = grad.new_zeros(len(grad), x.shape[1]) if weight is None else product(grad, weight.t())
+        if order is None:
+            grads = _backward(grad, total, x, ctx.pieces, inner, pairs, want)
+        else:
+            # Only the adapters' part needs an order, and is scattered back.
+            part = grad.new_zeros(x.shape) if want_x else None
+            grads = _backward(grad.index_select(0, order), part, x, ctx.pieces, inner, pairs, want)
+            if part is not None:
+                total.index_add_(0, order, part)
         return (total, None, None, None, None, None, *_like(grads, params))
 
 
@@ -223,22 +212,19 @@ class StackedLoRALinear(nn.Module):
             out = _LoraLinear.apply(flat, weight, bias, self.out_features, routing.order, pieces, *params)
             if not plain:
                 out = out + self.base_layer(flat)
-        elif routing.order is not None:
-            out = self.base_layer(flat)
-            _permuted(flat, out, routing.order, pieces, _as(params, x.dtype))
         else:
-            out = flat.new_empty(len(flat), self.out_features) if plain else self.base_layer(flat)
-            _forward(flat, out, weight, bias, pieces, _as(params, x.dtype))
+            out = self.base_layer(flat) if weight is None else product(flat, weight, bias)
+            if routing.order is not None:
+                _permuted(flat, out, routing.order, pieces, _as(params, x.dtype))
+            else:
+                _add_adapters(flat, out, pieces, _as(params, x.dtype))
         return out.view(*x.shape[:-1], self.out_features)
 
     def _goes_together(self, routing: AdapterRouting) -> bool:
         """Whether the layer is computed with its siblings."""
         if routing.wide or routing.order is not None or self.context.sharded:
             return False
-        if any(type(layer.base_layer) is not nn.Linear for layer in self.siblings):
-            return False
-        # Where nothing is recorded and there are no packed weights, blocks of tokens are faster.
-        return torch.is_grad_enabled() or self.context.packs(*(layer.weight for layer in self.siblings))
+        return all(type(layer.base_layer) is nn.Linear for layer in self.siblings)
 
     def _together(self, routing: AdapterRouting, x: Tensor) -> Tensor:
         """The layer's output, computed with those of its siblings or kept from a sibling's call with the same input."""
@@ -250,12 +236,13 @@ class StackedLoRALinear(nn.Module):
         flat = x.reshape(-1, self.in_features)
         _refuse_other_number(flat, routing)
         frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
-        if torch.is_grad_enabled():
-            outs = self._recorded(routing, flat, frozen)
-        else:
-            weight = self.context.packed.of(*(layer.weight for layer in frozen)) if self.context.packed else None
-            assert weight is not None  # as `_goes_together` has seen
+        packed, weight = self.context.packed, None
+        if packed is not None and not torch.is_grad_enabled():
+            weight = packed.of(*(layer.weight for layer in frozen))
+        if weight is not None:
             outs = fixed_siblings(flat, frozen, routing.segments, self._all_joined(routing, x.dtype), weight)
+        else:
+            outs = self._with_pairs(routing, flat, frozen)
         whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
         for layer, result in zip(self.siblings, whole, strict=True):
             if layer is not self:
@@ -263,8 +250,8 @@ class StackedLoRALinear(nn.Module):
         # Its own is not looked up, since another thread that samples may use the same routing.
         return whole[self.siblings.index(self)]
 
-    def _recorded(self, routing: AdapterRouting, flat: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
-        """The outputs of all siblings, for a backward pass."""
+    def _with_pairs(self, routing: AdapterRouting, flat: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
+        """The outputs of all siblings from the adapters as they are, also for a backward pass."""
         layouts = tuple(
             tuple((k, layer.ranks[k], layer.scalings[k]) for k in routing.present if k in layer.pairs)
             for layer in self.siblings

@@ -13,13 +13,13 @@ That depends on nothing else, so a resumed run computes the same.
 from __future__ import annotations
 
 from copy import copy
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mafrt.models.memory_estimate import PACKED_SHARE, memory_bytes
+from mafrt.models.onednn import pack, supported
 
 
 class PackedWeights:
@@ -37,7 +37,7 @@ class PackedWeights:
         self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor]] = {}
 
     def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | None:
-        """The weights `[out, in]` one below the other, packed for `packed_linear`; None: use them as they are.
+        """The weights `[out, in]` one below the other, packed for `onednn.product`; None: use them as they are.
 
         `transposed` gives the copy for the way back: for products with the weights' transpose. In float32 only: in
         bfloat16 these products, which have many rows, take as long without it.
@@ -65,31 +65,3 @@ class PackedWeights:
         fresh = copy(self)
         fresh._packed = {}
         return fresh
-
-
-def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
-    """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing for a backward pass."""
-    if added is not None:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, added, packed, bias, "add")
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-
-@cache
-def supported(dtype: torch.dtype) -> bool:
-    """Whether this machine and this version of torch have packed products, checked by one of them."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        return False
-    weight = torch.arange(6.0).view(2, 3).to(dtype)
-    x, added = torch.ones(4, 3, dtype=dtype), torch.ones(4, 2, dtype=dtype)
-    try:
-        with torch.no_grad():
-            found = packed_linear(x, pack(weight), None, added)
-    # The operators are not part of torch's public interface, and need kernels that not every processor has.
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.equal(found, torch.tensor([[4.0, 13.0]] * 4, dtype=dtype))
-
-
-def pack(weight: Tensor) -> Any:
-    """A weight `[out, in]` in the layout that `packed_linear` reads, where `supported`."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -21,8 +21,9 @@ from mafrt.models import logprobs
 from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
 from mafrt.models.multi_lora import set_checkpointing
+from mafrt.models.onednn import product, serves
 from mafrt.models.packed_attention import use_packed_attention
-from mafrt.models.packed_weights import PackedWeights, packed_linear
+from mafrt.models.packed_weights import PackedWeights
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.sharding import Sharding
@@ -302,8 +303,9 @@ class SharedBase(AdaptedModel):
         routing = route_adapters(
             index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn
         )
-        # The layers of the bare base go through their packed weights as well.
-        return routing if routing.present or (self.packed.enabled and not torch.is_grad_enabled()) else None
+        # The layers of the bare base have their products by oneDNN as well.
+        faster = self.packed.enabled or serves(self.head.weight)
+        return routing if routing.present or (faster and not torch.is_grad_enabled()) else None
 
     def token_logprobs(
         self,
@@ -332,13 +334,13 @@ class SharedBase(AdaptedModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
-        packed = None
-        # Packed products record nothing for a backward pass, and a sharded head is there for a moment only.
-        if type(self.head) is nn.Linear and not self.sharded and not (hidden.requires_grad and torch.is_grad_enabled()):
-            packed = self.packed.of(self.head.weight)
-        if packed is None:
+        # These products record nothing for a backward pass.
+        if type(self.head) is not nn.Linear or (hidden.requires_grad and torch.is_grad_enabled()):
             return self.logit_form(self.head(hidden))
-        products = packed_linear(hidden.reshape(-1, hidden.shape[-1]), packed, self.head.bias)
+        # A sharded head is there for a moment only.
+        packed = None if self.sharded else self.packed.of(self.head.weight)
+        weight = self.head.weight if packed is None else packed
+        products = product(hidden.reshape(-1, hidden.shape[-1]), weight, self.head.bias)
         return self.logit_form(products.view(*hidden.shape[:-1], -1))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.models.packed_weights import packed_linear
+from mafrt.models.onednn import product
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as transformers names them."""
@@ -29,15 +29,12 @@ class Linear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual`."""
-        if self.packed is not None:
-            return packed_linear(x, self.packed, self.bias, residual)
-        if residual is not None:
-            out = torch.addmm(residual, x, self.weights[0].t())
-        elif len(self.weights) == 1:
-            out = F.linear(x, self.weights[0])
-        else:
-            out = torch.cat([F.linear(x, weight) for weight in self.weights], 1)
-        return out if self.bias is None else out.add_(self.bias)
+        if self.packed is not None or len(self.weights) == 1:
+            return product(x, self.weights[0] if self.packed is None else self.packed, self.bias, residual)
+        out = torch.cat([product(x, weight) for weight in self.weights], 1)
+        for added in (self.bias, residual):
+            out = out if added is None else out.add_(added)
+        return out
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mafrt.engines.local.decoder_block import Linear
-from mafrt.models.packed_weights import pack, packed_linear
+from mafrt.models.onednn import pack, product
 
 Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
 """One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""
@@ -122,11 +122,11 @@ class ColumnMasks:
 
     def apply(self, layer: WidenedLinear, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual`."""
-        inner = torch.mm(x, layer.down) if x.dtype == torch.float32 else packed_linear(x, layer.down)
+        inner = torch.mm(x, layer.down) if x.dtype == torch.float32 else product(x, layer.down)
         mask = self._mask(layer.ranks, x)
         if mask is not None:
             inner.mul_(mask)
-        return packed_linear(torch.cat((x, inner), 1), layer.whole, layer.bias, residual)
+        return product(torch.cat((x, inner), 1), layer.whole, layer.bias, residual)
 
     def _mask(self, ranks: tuple[int, ...], like: Tensor) -> Tensor | None:
         """`[rows, columns]`; None where every row uses every column."""
