@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mafrt.models.adapter_routing import Run, Segment
-from mafrt.models.onednn import product
+from mafrt.models.onednn import few_rows, product
 from mafrt.models.packed_weights import PackedWeights
 
 
@@ -86,7 +86,7 @@ def fixed_siblings(
         if adapter in joined:
             tokens = slice(run[0].start, run[-1].stop)
             # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
-            inner = torch.mm(joined[adapter].down, x[tokens].t())
+            inner = few_rows(joined[adapter].down, x[tokens].t())
             out[tokens].addmm_(inner.t(), joined[adapter].up)
     return out.split([len(layer.weight) for layer in layers], 1)
 
@@ -99,12 +99,6 @@ def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
-
-
-def _scaled(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    """`scale * left @ right` in one call, as calls are a good part of a small product."""
-    # With beta=0 the first argument is not read.
-    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 def _frozen(x: Tensor, layers: Sequence[Frozen], packed: PackedWeights | None) -> list[Tensor]:
@@ -153,7 +147,7 @@ class _LinearSiblings(torch.autograd.Function):
             if not run.pairs:
                 continue
             # One product for all siblings, then split: they read the same input, and narrow products are slow.
-            inner.append(torch.mm(_downs(run, pairs, x.dtype), tokens[place].t()))
+            inner.append(few_rows(_downs(run, pairs, x.dtype), tokens[place].t()))
             own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
             for (number, a, scale), h in zip(run.pairs, own, strict=True):
                 targets[number][place].addmm_(h.t(), _as(pairs[a + 1], x.dtype).t(), alpha=scale)
@@ -175,17 +169,17 @@ class _LinearSiblings(torch.autograd.Function):
             if not run.pairs:
                 continue
             across = [
-                _scaled(_as(pairs[a + 1], x.dtype).t(), onto[number][place].t(), scale)
+                few_rows(_as(pairs[a + 1], x.dtype).t(), onto[number][place].t(), scale)
                 for number, a, scale in run.pairs
             ]
             ranks, both = [len(a) for a in across], across[0] if len(across) == 1 else torch.cat(across)
             if any(want[a] for _, a, _ in run.pairs):
-                downs = torch.mm(both, tokens[place]).split(ranks)
+                downs = few_rows(both, tokens[place]).split(ranks)
                 for (_, a, _), down in zip(run.pairs, downs, strict=True):
                     _add(pair_grads, a, down, pairs[a], want[a])
             for (number, a, scale), kept in zip(run.pairs, next(inner).split(ranks), strict=True):
                 if want[a + 1]:
-                    _add(pair_grads, a + 1, _scaled(kept, onto[number][place], scale).t(), pairs[a + 1])
+                    _add(pair_grads, a + 1, few_rows(kept, onto[number][place], scale).t(), pairs[a + 1])
             if targets is not None:
                 targets[place].addmm_(both.t(), _downs(run, pairs, x.dtype))
         return grad_x, None, None, None, *pair_grads

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
 from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, linear_siblings
-from mafrt.models.onednn import product
+from mafrt.models.onednn import few_rows, product
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
 # libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
@@ -33,8 +33,7 @@ from mafrt.models.onednn import product
 
 def _inner(a: Tensor, x: Tensor, piece: Piece) -> Tensor:
     """`scale * mask * a x^T`, `[r, tokens]`: with A forward, with B^T and the gradient backward."""
-    # With beta=0 the first argument is not read; it only lets one call do product and scale.
-    h = torch.addmm(a.new_empty(()), a, x.t(), beta=0, alpha=piece.scale)
+    h = few_rows(a, x.t(), piece.scale)
     if piece.mask is not None:
         h.view(h.shape[0], piece.mask.shape[1], -1).mul_(piece.mask)
     return h
@@ -83,7 +82,7 @@ def _backward(
 
 
 def _accumulate(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    return torch.mm(left, right) if total is None else total.addmm_(left, right)
+    return few_rows(left, right) if total is None else total.addmm_(left, right)
 
 
 def _permuted(
