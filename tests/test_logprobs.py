@@ -165,7 +165,7 @@ def test_the_default_chunk_is_bounded_in_elements():
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "tokens"), [(512, 8192), (49_152, 128), (151_936, 128), (262_144, 128), (1_000_000, 33), (2**23, 16)]
+    ("vocabulary", "tokens"), [(512, 1024), (49_152, 128), (151_936, 128), (262_144, 128), (1_000_000, 33), (2**23, 16)]
 )
 def test_a_chunk_is_large_enough_for_the_products_and_bounded_in_memory(vocabulary, tokens):
     assert chunk_tokens(vocabulary, "cpu") == tokens

@@ -1,0 +1,90 @@
+"""RMS norms with a backward pass of their own: the results of transformers, and autograd's gradients."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from helpers_models import ALL, add_random_adapter, random_ids, tiny_base, tiny_model
+from torch import nn
+
+from mafrt.models.rms_norm import use_recorded_norms
+
+KINDS = {"llama": 5, "qwen2": 5, "qwen3": 9, "gemma2": 9, "gemma3": 13, "mistral": 5}
+"""norms of a model of two layers: of the layers' inputs (and outputs, in Gemma), of queries and keys, and the last"""
+
+
+def norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if "RMSNorm" in type(module).__name__]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_equal_and_gradients_those_of_autograd(kind, dtype):
+    model = tiny_model(kind).to(dtype).requires_grad_(False)
+    torch.manual_seed(0)
+    for norm in norms(model):
+        norm.weight.copy_(torch.randn(len(norm.weight)))
+    plain = deepcopy(model)
+    assert use_recorded_norms(model) == KINDS[kind]
+    assert use_recorded_norms(model) == 0  # each once
+    for ours, theirs in zip(norms(model), norms(plain), strict=True):
+        assert isinstance(ours, type(theirs)) and type(ours).__name__ == type(theirs).__name__
+        width = len(theirs.weight)
+        # Rows over several chunks of a backward pass, the last of them short.
+        x = (3 * torch.randn(2, 2**16 // width // 2 + 5, width)).to(dtype)
+        grad = torch.randn(x.shape).to(dtype)
+        found = []
+        for norm, precision in ((ours, dtype), (theirs, dtype), (deepcopy(theirs).float(), torch.float32)):
+            given = x.to(precision).requires_grad_()
+            out = norm(given)
+            found.append((out, torch.autograd.grad(out, given, grad.to(precision))[0]))
+        assert torch.equal(found[0][0], found[1][0])
+        exact = found[2][1]
+        error, allowed = ((each - exact).abs().max() / exact.abs().max() for each in (found[0][1], found[1][1]))
+        # In half precision not further from the exact gradient than autograd's, which rounds more often.
+        assert error <= max(1e-6, 1.1 * allowed)
+
+
+def test_a_pass_that_records_nothing_or_learns_the_weight_is_the_modules_own(monkeypatch):
+    model = tiny_model("qwen3")
+    norm, x = norms(model)[-1], torch.randn(3, 32)
+    use_recorded_norms(model.requires_grad_(False))
+    monkeypatch.setattr("mafrt.models.rms_norm._RmsNorm.apply", lambda *_: pytest.fail("recorded"))
+    with torch.no_grad():
+        norm(x.clone().requires_grad_())
+    norm(x)
+    norm.weight.requires_grad_()
+    norm(x.requires_grad_()).sum().backward()
+    assert norm.weight.grad is not None
+
+
+def test_a_norm_that_computes_something_else_is_left_alone():
+    class OtherRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(8), requires_grad=False), 1e-6
+
+        def forward(self, x):
+            return self.weight * x / x.abs().mean(-1, keepdim=True)
+
+    assert use_recorded_norms(nn.Sequential(OtherRMSNorm(), nn.LayerNorm(8))) == 0
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_adapters_get_the_gradients_of_the_plain_norms(kind):
+    base = tiny_base(kind)
+    add_random_adapter(base, "a", 3, 5.0, ALL, seed=0)
+    ids, onto = random_ids(3, 12), torch.randn(3, 12, 32)
+    found = []
+    for recorded in (True, False):
+        for module in base.model.modules() if not recorded else ():
+            if "RMSNorm" in type(module).__name__:
+                module.__class__ = type(module).__mro__[2]
+        (base.forward(ids, None, torch.tensor([0, 0, -1])) * onto).sum().backward()
+        found.append([parameter.grad.clone() for parameter in base.adapter_parameters("a")])
+        for parameter in base.adapter_parameters("a"):
+            parameter.grad = None
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
