@@ -170,3 +170,36 @@ def test_the_default_chunk_is_bounded_in_elements():
 def test_a_chunk_is_large_enough_for_the_products_and_bounded_in_memory(vocabulary, tokens):
     assert chunk_tokens(vocabulary, "cpu") == tokens
     assert tokens == 16 or vocabulary * tokens <= 2**25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_chunk_in_blocks_or_at_once_give_the_same_numbers(monkeypatch, dtype):
+    hidden, targets, weight, *_ = problem(11, 6, 50, dtype=torch.float32, bias=False)
+    hidden, weight = hidden.detach().to(dtype).requires_grad_(), weight.to(dtype)
+    found = []
+    for elements in (1, 150, 2**20):  # a row, three rows, all
+        monkeypatch.setattr("mafrt.models.logprobs.BLOCK_ELEMENTS", elements)
+        logprobs, entropy = token_logprobs(hidden, targets, weight, temperature=0.7, chunk=7)
+        found.append((logprobs, entropy, torch.autograd.grad(logprobs.sum() + entropy.sum(), hidden)[0]))
+    for blocks in found[:2]:
+        for ours, whole in zip(blocks, found[2], strict=True):
+            torch.testing.assert_close(ours, whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_one_chunk_of_products_only_blocks_exist_in_float32(monkeypatch, dtype):
+    """In bytes: the products in the model's precision, and two buffers of a block."""
+    monkeypatch.setattr("mafrt.models.logprobs.BLOCK_ELEMENTS", 4000)
+    hidden, targets, weight, *_ = problem(64, 8, 1000, dtype=torch.float32, bias=False)
+    hidden, weight = hidden.detach().to(dtype).requires_grad_(), weight.to(dtype)
+
+    class Widest(Largest):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float32 and dtype != torch.float32:
+                assert result.numel() <= 4000
+            return result
+
+    with Widest() as seen:
+        token_logprobs(hidden, targets, weight, chunk=64, entropy_grad=False)[0].sum().backward()
+    assert seen.elements == 64 * 1000

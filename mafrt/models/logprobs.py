@@ -14,7 +14,7 @@ arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio wei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,8 +27,10 @@ from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.packed_weights import PackedWeights
 
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Logits held at a time, by device type; with two float32 buffers this is 4 MiB on a CPU, as its caches are small, and
-512 MiB on a GPU. With 2^22 on a CPU 4,096 tokens took 19.3 ms, with 2^19 15.8 (V=1,147, d=128)."""
+"""Logits held at a time, by device type, in the model's precision; on a GPU also in float32, twice."""
+BLOCK_ELEMENTS = 2**19
+"""Logits of a chunk whose softmax is computed at a time on a CPU: 2 MiB in float32. With all of a chunk at once 512
+tokens took 190 and not 168 ms in bfloat16 (V=49,152, d=576), and twice the memory."""
 LEAST_TOKENS = 128
 """Tokens in a chunk for which the products with the head run near full speed. With 16 tokens at V=262,144 they took
 1.9 times as long (d=640, one thread), with 64 1.2 times, with 256 as long."""
@@ -125,6 +127,20 @@ def _products(
     )
 
 
+def _divide(values: Tensor, total: Tensor, out: Tensor) -> None:
+    """Fill `out` with `values / total`."""
+    if out.dtype == values.dtype:
+        torch.div(values, total, out=out)
+    else:  # a division that rounds on the way is slower than two passes
+        out.copy_(values.div_(total))
+
+
+def _blocks(products: Tensor) -> Iterator[slice]:
+    """Rows whose softmax is computed at a time: all on a GPU; on a CPU so few that it stays in the cache."""
+    size = max(1, BLOCK_ELEMENTS // products.shape[1]) if products.device.type == "cpu" else max(1, len(products))
+    return (slice(start, min(start + size, len(products))) for start in range(0, len(products), size))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed):
@@ -141,38 +157,48 @@ class _TokenLogprobs(torch.autograd.Function):
         unscaled = temperature.device.type == "cpu" and bool((temperature == 1.0).all())
         for start in range(0, n, chunk):
             part = slice(start, min(start + chunk, n))
+            products = ahead(hidden[part])
             scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
-            logits = form(ahead(hidden[part]).to(exact))
-            slope = form.slope(logits) if want else None
             target = targets[part].unsqueeze(1)
-            # Two buffers of the chunk's size and one exponential: each pass over them costs as much as a good part of
-            # the products. After the shift the largest is 0, so that nothing overflows.
-            shifted = logits if unscaled else logits.mul_(scale)
-            shifted.sub_(shifted.amax(1, keepdim=True))
-            p = shifted.exp()
-            total = p.sum(1, keepdim=True)
-            log_total = total.log()
-            logprobs[part] = (shifted.gather(1, target) - log_total).squeeze(1)
-            p.div_(total)
-            # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
-            surprise = shifted.clamp_(min=torch.finfo(exact).min).mul_(p)
-            # Of the shifted logits: with p log p = p (shifted - log_total), the entropy is log_total + this.
-            h = surprise.sum(1, keepdim=True).neg_()
-            entropy[part] = (h + log_total).squeeze(1)
-            if d_logprob is not None:
-                own, scale = weight[targets[part]], scale * form.factor
+            own = weight[targets[part]] if want else None
+            surprises = torch.empty_like(products) if d_entropy is not None else None
+            h = torch.empty_like(scale)
+            for rows in _blocks(products):
+                logits = form(products[rows].to(exact))
+                slope = form.slope(logits) if want else None
+                # Two buffers and one exponential, since each pass over them costs. After the shift the largest is 0, so
+                # that nothing overflows.
+                shifted = logits if unscaled else logits.mul_(scale[rows])
+                shifted.sub_(shifted.amax(1, keepdim=True))
+                p = shifted.exp()
+                total = p.sum(1, keepdim=True)
+                log_total = total.log()
+                place = slice(start + rows.start, start + rows.stop)
+                logprobs[place] = (shifted.gather(1, target[rows]) - log_total).squeeze(1)
+                # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
+                surprise = shifted.clamp_(min=torch.finfo(exact).min).mul_(p)
+                # Of the shifted logits: with p log p = p (shifted - log_total), the entropy is log_total + this.
+                h[rows] = -surprise.sum(1, keepdim=True) / total
+                entropy[place] = (h[rows] + log_total).squeeze(1)
+                if own is None:
+                    continue
                 if slope is not None:
                     p.mul_(slope)
                     surprise.mul_(slope)
-                    own = own * slope.gather(1, target).to(own.dtype)
-                mean = back(p.to(weight.dtype))
+                    own[rows] *= slope.gather(1, target[rows]).to(own.dtype)
+                if surprises is not None:
+                    _divide(surprise, total, surprises[rows])
+                _divide(p, total, products[rows])  # which are not needed any more
+            if d_logprob is not None and own is not None:
+                scale = scale * form.factor
+                mean = back(products)
                 # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
                 # computed again.
                 d_logprob[part] = (own - mean) * scale
-                if d_entropy is not None:
-                    d_entropy[part] = back(surprise.to(weight.dtype)).add_(mean * h) * -scale
+                if d_entropy is not None and surprises is not None:
+                    d_entropy[part] = back(surprises).add_(mean * h) * -scale
             # Freed before the next chunk's logits exist beside them.
-            del logits, shifted, p, surprise, slope
+            del products, surprises
         ctx.save_for_backward(d_logprob, d_entropy)
         # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)
