@@ -11,12 +11,12 @@ import torch
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
-from mafrt.core.onednn import supported
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local import fast_decoder, kv_cache, shared_prefix_attention
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.fast_decoder import LeanModel, agrees
 from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.models.onednn import supported
 from mafrt.models.shared_base import SharedBase
 
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}

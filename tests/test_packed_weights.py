@@ -8,12 +8,11 @@ from helpers_models import ALL, add_random_adapter, random_ids, tiny_base
 from torch import nn
 from torch.nn import functional
 
-from mafrt.core import onednn
-from mafrt.core.onednn import product
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.models import memory_estimate
+from mafrt.models import memory_estimate, onednn
 from mafrt.models.memory_estimate import Use
+from mafrt.models.onednn import product
 from mafrt.models.packed_weights import PackedWeights
 
 pytestmark = pytest.mark.skipif(

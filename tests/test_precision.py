@@ -6,10 +6,9 @@ import pytest
 from helpers_models import tiny_base
 
 from mafrt.config.team import Team
-from mafrt.core import precision
 from mafrt.core.distributed import Processes
-from mafrt.core.precision import bfloat16_gain, choose_dtype
-from mafrt.models import load_bases
+from mafrt.models import load_bases, precision
+from mafrt.models.precision import bfloat16_gain, choose_dtype
 from mafrt.runners import build
 from mafrt.scripts import train_math
 from mafrt.scripts.cli import loading

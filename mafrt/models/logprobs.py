@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.core.onednn import product
 from mafrt.models.exact_dtype import exact_dtype
+from mafrt.models.onednn import product
 from mafrt.models.packed_weights import PackedWeights
 
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}

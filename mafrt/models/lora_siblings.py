@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mafrt.core.onednn import few_rows, product
 from mafrt.models.adapter_routing import Run, Segment
+from mafrt.models.onednn import few_rows, product
 from mafrt.models.packed_weights import PackedWeights
 
 

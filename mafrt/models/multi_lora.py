@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mafrt.core.onednn import few_rows, product
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
 from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, linear_siblings
+from mafrt.models.onednn import few_rows, product
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
 # libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's

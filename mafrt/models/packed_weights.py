@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mafrt.core.onednn import pack, supported
 from mafrt.models.memory_estimate import PACKED_SHARE, memory_bytes
+from mafrt.models.onednn import pack, supported
 
 
 class PackedWeights:

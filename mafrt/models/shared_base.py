@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError
-from mafrt.core.onednn import product, serves
 from mafrt.models import logprobs
 from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
 from mafrt.models.multi_lora import set_checkpointing
+from mafrt.models.onednn import product, serves
 from mafrt.models.packed_attention import use_packed_attention
 from mafrt.models.packed_weights import PackedWeights
 from mafrt.models.packing import Beginnings, Packing, pack

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.malloc import keep_freed_memory
-from mafrt.core.precision import choose_dtype
 from mafrt.core.shipped import SHIPPED, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
 from mafrt.models import load_bases
+from mafrt.models.precision import choose_dtype
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.core.onednn import product
+from mafrt.models.onednn import product
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as transformers names them."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mafrt.core.onednn import pack, product
 from mafrt.engines.local.decoder_block import Linear
+from mafrt.models.onednn import pack, product
 
 Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
 """One adapter: path of a linear layer -> (A `[r, in]`, B `[out, r]`, scaling)."""

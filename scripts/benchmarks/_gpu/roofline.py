@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mafrt.core import onednn
+from mafrt.models import onednn
 from mafrt.scripts.benchmarks._measure import synchronize
 
 

@@ -57,7 +57,7 @@ def bfloat16_gain(dtype: str = "bfloat16") -> float:
     """Speed of matrix products in `dtype` relative to float32, on the present number of torch threads."""
     import torch
 
-    from mafrt.core.onednn import product
+    from mafrt.models.onednn import product
 
     kinds = (torch.float32, getattr(torch, dtype))
     best = dict.fromkeys(kinds, float("inf"))
