@@ -21,8 +21,6 @@ LAUNCH_S = {"cpu": 6e-6, "cuda": 1e-5}
 """Cost of one additional small operation in seconds, by device type. Rough: it only steers wide against grouped."""
 FLOP_PER_S = {"cpu": 6e10, "cuda": 6e13}
 """Throughput of an adapter's small matrix products, by device type."""
-BLOCK_TOKENS = {"cpu": 512}
-"""Max tokens per block of a layer's forward, so that its operands stay in the CPU cache; by device type."""
 
 
 class Segment(NamedTuple):
@@ -131,22 +129,11 @@ def route_adapters(
         routing.order = torch.argsort(tokens, stable=True)[counts[0] :].to(device)
         stops = list(accumulate(counts[k + 1] for k in present))
         routing.segments = _segments(present, stops)
-    if most := BLOCK_TOKENS.get(device.type):
-        routing.segments = tuple(block for segment in routing.segments for block in _blocks(segment, most))
     return routing
 
 
 def _segments(owners: Sequence[int], stops: Sequence[int]) -> tuple[Segment, ...]:
     return tuple(Segment(*run) for run in zip(owners, [0, *stops[:-1]], stops, strict=True))
-
-
-def _blocks(segment: Segment, most: int) -> Iterator[Segment]:
-    """Cut a segment into equal parts of at most `most` tokens."""
-    length = segment.stop - segment.start
-    parts = -(-length // most)
-    for i in range(parts):
-        start, stop = (segment.start + length * j // parts for j in (i, i + 1))
-        yield Segment(segment.adapter, start, stop)
 
 
 class LoraContext:
@@ -178,19 +165,11 @@ class LoraContext:
 
 
 def runs_of(segments: Sequence[Segment], layouts: Sequence[Layout]) -> list[Run]:
-    """The segments, those of one adapter joined, with the places of the adapter's pairs among all layers' tensors."""
+    """The segments, with the places of the adapter's pairs among all layers' tensors."""
     pairs: dict[int, list[tuple[int, int, float]]] = {}
     place = 0
     for number, layout in enumerate(layouts):
         for adapter, _, scaling in layout:
             pairs.setdefault(adapter, []).append((number, place, scaling))
             place += 2
-    runs: list[Run] = []
-    last = None
-    for adapter, start, stop in segments:
-        if runs and adapter == last:
-            runs[-1] = runs[-1]._replace(stop=stop)
-        else:
-            runs.append(Run(start, stop, tuple(pairs.get(adapter, ()))))
-        last = adapter
-    return runs
+    return [Run(start, stop, tuple(pairs.get(adapter, ()))) for adapter, start, stop in segments]

@@ -7,8 +7,6 @@ by the matrix products themselves. The results are those of the layers one by on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -81,10 +79,9 @@ def fixed_siblings(
         weight: the layers' packed weights.
     """
     out = product(x, weight, _bias(x, layers))
-    for adapter, parts in groupby(segments, key=attrgetter("adapter")):
-        run = list(parts)
+    for adapter, start, stop in segments:
         if adapter in joined:
-            tokens = slice(run[0].start, run[-1].stop)
+            tokens = slice(start, stop)
             # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
             inner = few_rows(joined[adapter].down, x[tokens].t())
             out[tokens].addmm_(inner.t(), joined[adapter].up)

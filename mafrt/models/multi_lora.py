@@ -27,8 +27,7 @@ from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, lin
 from mafrt.models.onednn import few_rows, product
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
-# libraries are two to five times slower than with r as the short one (`A @ x.T`). The frozen product and the adapter's
-# are done piece by piece, so that the adapter, which has next to no arithmetic, finds its operands in the cache.
+# libraries are two to five times slower than with r as the short one (`A @ x.T`).
 
 
 def _inner(a: Tensor, x: Tensor, piece: Piece) -> Tensor:
