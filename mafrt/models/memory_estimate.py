@@ -186,20 +186,19 @@ def memory_bytes() -> int:
 def activations(shape: ModelShape, use: Use, number: int) -> float:
     """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
-    A block saves, per token: inputs of its norms (of query and key norms too) in float32 and their outputs; queries,
-    keys, values and the attention output (in float32 on a CPU); gate, up, their activation and product; and the
-    adapters' inner activations. With checkpointing only the block's input is saved, plus all of that for one block at a
+    A block saves, per token: inputs and outputs of its norms (of query and key norms too); queries, keys, values and
+    the attention output (in float32 on a CPU); gate, up, their activation and product; and the adapters' inner
+    activations. With checkpointing only the block's input is saved, plus all of that for one block at a
     time. The factors were counted on autograd's saved tensors, and a test repeats the count.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)
     in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
-    # Norms and rotary embeddings save float32 tensors whatever the base's precision, so half of it is added again for a
-    # 2-byte base.
-    in_a_block += (4 - number) * (2 * shape.hidden + queries + keys)
+    # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
+    in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
     # The CPU's attention kernel works in float32, and saves its operands so.
     if use.on_cpu:
-        in_a_block += (4 - number) * (2 * queries + 2 * keys)
+        in_a_block += (4 - number) * (2 * queries + 3 * keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
