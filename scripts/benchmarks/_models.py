@@ -133,10 +133,10 @@ def random_model(args: argparse.Namespace, window: int) -> Any:
 
 
 def add_spread_adapter(base: SharedBase, number: int, rank: int, spread: float) -> None:
-    """Add `agentN` on all linear layers, with a B of deviation `spread`."""
-    name = f"agent{number}"
+    """Add `agentN` on all linear layers, with a B of deviation `spread`, the same in every run."""
+    name, generator = f"agent{number}", torch.Generator().manual_seed(number)
     base.add_adapter(name, LoraSpec(rank=rank, alpha=2.0 * rank), seed=number)
     with torch.no_grad():
         for _, b in base.adapter_layers(name).values():
-            b.normal_(0, spread)
+            b.copy_(torch.randn(b.shape, generator=generator) * spread)
     base.bump(name)
