@@ -170,12 +170,11 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
 def packed(base: float, use: Use) -> float:
     """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes.
 
-    One for play and for the way forward, one with the adapters in it, for small batches, and in float32 one for the
-    way back.
+    One for play and for the way forward, one for the way back, and one with the adapters in it, for small batches.
     """
     if not use.on_cpu or use.bits < 16 or base > PACKED_SHARE * memory_bytes():
         return 0.0
-    return base * (3 if use.bits == 32 else 2)
+    return base * 3
 
 
 def memory_bytes() -> int:

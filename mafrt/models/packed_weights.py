@@ -5,7 +5,7 @@ in decoding, and in float32 also a fifth of one with many rows. The weights are 
 is made once, and all later products read it. In bfloat16 the products are equal bit by bit; in float32 they differ by
 the order of sums.
 
-A copy takes the memory of the weights again (in float32 twice, since gradients go back through another one; and once
+A copy takes the memory of the weights again (in learning twice, since gradients go back through another one; and once
 more where decoding has one with the adapters in it), so a model is packed only if it is small for the machine's memory.
 That depends on nothing else, so a resumed run computes the same.
 """
@@ -39,13 +39,10 @@ class PackedWeights:
     def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | None:
         """The weights `[out, in]` one below the other, packed for `onednn.product`; None: use them as they are.
 
-        `transposed` gives the copy for the way back: for products with the weights' transpose. In float32 only: in
-        bfloat16 these products, which have many rows, take as long without it.
+        `transposed` gives the copy for the way back: for products with the weights' transpose.
         """
         first = weights[0]
         if not self.enabled or first.device.type != "cpu" or not supported(first.dtype):
-            return None
-        if transposed and first.dtype != torch.float32:
             return None
         key = (transposed, *((weight.data_ptr(), weight.dtype, weight.shape) for weight in weights))
         # Torch counts the writes to a tensor.
