@@ -205,8 +205,8 @@ def _rivals(
 
 def _check(rivals: dict[str, Callable[[], Tensor]], base: SharedBase, peft: Any, count: int) -> float:
     """Same loss and same gradient of every adapter, relative to its largest entry, or no timing."""
-    # The rounding of float32 adds up over layers. On the 30 of SmolLM2 the worst matrix of 16 adapters is 1.3e-3 from its
-    # gradient in float64 (with MKL's order of sums 6e-4), the median one 5e-6.
+    # The rounding of float32 adds up over layers. On the 30 of SmolLM2 the worst matrix of 16 adapters is 1.3e-3 from
+    # its gradient in float64 (with MKL's order of sums 6e-4), the median one 5e-6.
     tolerance = 1e-4 * max(1.0, base.config.num_hidden_layers / 2)
     expected = rivals["update"]()
     grads: dict[str, dict[str, Any]] = {
