@@ -7,7 +7,7 @@ import torch
 
 from mafrt.core.errors import ModelError
 from mafrt.scripts.bench import names
-from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix, resume, rollout
+from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix, resume, rollout, update
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
@@ -73,6 +73,13 @@ def test_more_adapters_than_rows_are_refused(capsys):
     with pytest.raises(SystemExit) as error:
         memory.run(["--adapters", "65"])
     assert error.value.code == 2 and "found 65 adapters for 64 rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bench", [iteration, update])
+def test_a_number_format_that_there_is_not_is_refused(bench, capsys):
+    with pytest.raises(SystemExit) as error:
+        bench.run(["--dtype", "float17"])
+    assert error.value.code == 2 and "choose from" in capsys.readouterr().err
 
 
 def test_a_table_for_markdown():

@@ -72,7 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=positive, default=8, help="answers to each prompt")
     parser.add_argument("--tokens", type=positive, default=32, help="tokens of every answer")
     parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
-    parser.add_argument("--dtype", default="float32", help="of the base; log-probs are compared in float32")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="of the base; log-probs are compared in float32",
+    )
     parser.add_argument("--rounds", type=positive, default=5, help="timed iterations")
     parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")

@@ -83,7 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=positive, default=2, help="mean rows per adapter; they really are 1 to 2*rows-1")
     parser.add_argument("--tokens", type=positive, default=48, help="longest row in tokens; a third is the prompt")
     _measure.add_model_flags(parser, vocab=512, rounds=15)
-    parser.add_argument("--dtype", default="float32", help="of the base; parity is checked in float32 first")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        default="float32",
+        help="of the base; parity is checked in float32 first",
+    )
     parser.add_argument("--entropy_coef", type=float, default=0.0, help="entropy bonus of the loss, as in training")
     parser.add_argument("--form", choices=["auto", "wide", "grouped"], default="auto", help="execution form")
     return parser
