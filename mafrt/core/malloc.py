@@ -12,6 +12,7 @@ import platform
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LIMIT = 1 << 30
 """bytes: smaller blocks come from the heap; glibc caps the option below 2 GiB"""
+_NEVER = -1
 
 
 def keep_freed_memory() -> bool:
@@ -23,5 +24,5 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(
-        mallopt(_M_MMAP_THRESHOLD, _LIMIT) and mallopt(_M_TRIM_THRESHOLD, _LIMIT) and mallopt(_M_TOP_PAD, 256 << 20)
+        mallopt(_M_MMAP_THRESHOLD, _LIMIT) and mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_TOP_PAD, 256 << 20)
     )

@@ -3,7 +3,7 @@
 Both sample `--prompts` x `--samples` answers of exactly `--tokens` tokens per agent from the same base, prompts (by the
 same chat template) and fresh adapters, and take one optimizer step. K agents are one iteration here and K iterations
 of TRL, which trains one adapter; the ratio is K TRL iterations over one of ours. TRL runs as fast as it can here: no
-reference model, no gradient checkpointing, the whole batch at once.
+reference model, no gradient checkpointing, the whole batch at once, and in a process of its own (`_trl.py`).
 
 `limit` is the time of the matrix products alone, at the speed of one large product measured in the same run: each
 prompt and answer token once through the blocks in play, and in learning forward and backward, prompts once per group.
@@ -12,13 +12,12 @@ prompt and answer token once through the blocks in play, and in learning forward
 from __future__ import annotations
 
 import argparse
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mafrt.config.agent import AgentSpec, LoraSpec
+from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.malloc import keep_freed_memory
@@ -35,6 +34,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import roofline
 from mafrt.scripts.benchmarks._measure import positive
+from mafrt.scripts.benchmarks._trl import Trl
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 
 ROLE = "Plan the steps, then calculate."
@@ -55,7 +55,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args = _parser().parse_args(argv)
     work_offline_if_unreachable(args.model)
     torch.set_num_threads(args.threads)
-    keep_freed_memory()  # as every command of this library does; TRL, in the same process, gains by it too
+    keep_freed_memory()  # as every command of this library does
     rows = []
     for count in args.adapters:
         rows.append(_measure_one(args, count))
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the base; log-probs are compared in float32",
     )
     parser.add_argument("--rounds", type=positive, default=5, help="timed iterations")
+    parser.add_argument("--warmup", type=positive, default=3, help="iterations before, until the heap has its size")
     parser.add_argument("--threads", type=positive, default=1, help="torch threads")
     parser.add_argument("--clock", choices=sorted(_measure.CLOCKS), default="wall", help="cpu: on a busy machine")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -108,85 +109,6 @@ def reward(text: str) -> float:
     return len(set(text)) / (len(text) + 1)
 
 
-class Trl:
-    """TRL's trainer in a thread of its own, which takes one step at a time when asked."""
-
-    def __init__(self, args: argparse.Namespace, problems: Sequence[str]) -> None:
-        from datasets import Dataset
-        from peft import LoraConfig
-        from transformers import TrainerCallback
-        from trl import GRPOConfig, GRPOTrainer
-
-        whole = SharedBase.load(args.model, dtype=args.dtype, device=args.device)
-        self.begin, self.done, self.seconds = threading.Semaphore(0), threading.Semaphore(0), 0.0
-        self.error: BaseException | None = None
-        rival, clock = self, _measure.CLOCKS[args.clock]
-
-        class Turnstile(TrainerCallback):
-            def on_step_begin(self, *_: Any, **__: Any) -> None:
-                rival.begin.acquire()
-                self.started = clock()
-
-            def on_step_end(self, *_: Any, **__: Any) -> None:
-                _measure.synchronize(args.device)
-                rival.seconds = clock() - self.started
-                rival.done.release()
-
-        messages = [[{"role": "system", "content": ROLE}, {"role": "user", "content": text}] for text in problems]
-        size = args.prompts * args.samples
-        config = GRPOConfig(
-            output_dir="runs/bench_trl",
-            per_device_train_batch_size=size,
-            num_generations=args.samples,
-            steps_per_generation=1,
-            max_steps=args.rounds + 1,
-            max_completion_length=args.tokens,
-            # As long as ours, which have no end token.
-            generation_kwargs={"min_new_tokens": args.tokens},
-            learning_rate=LR,
-            beta=0.0,
-            gradient_checkpointing=False,
-            loss_type="grpo",
-            report_to="none",
-            logging_strategy="no",
-            save_strategy="no",
-            use_cpu=args.device == "cpu",
-            bf16=False,
-            disable_tqdm=True,
-            shuffle_dataset=False,
-        )
-        trainer: Any = GRPOTrainer
-        self.trainer: Any = trainer(
-            model=whole.model,
-            processing_class=whole.tokenizer,
-            # A cheap reward that differs between answers: equal ones would give no gradient.
-            reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
-            args=config,
-            train_dataset=Dataset.from_dict({"prompt": messages}),
-            peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets)),
-            callbacks=[Turnstile()],
-        )
-        self.thread = threading.Thread(target=self._train, daemon=True)
-        # TRL's loop cannot be stepped from outside, so it runs in a thread that waits at a gate for each step.
-        self.thread.start()
-
-    def _train(self) -> None:
-        try:
-            self.trainer.train()
-        # Handed to the thread that waits; otherwise it would wait for ever.
-        except BaseException as error:
-            self.error = error
-            self.done.release()
-
-    def step(self) -> float:
-        """Seconds of one iteration."""
-        self.begin.release()
-        self.done.acquire()
-        if self.error is not None:
-            raise self.error
-        return self.seconds
-
-
 class Ours:
     """A run of this library, one iteration at a time."""
 
@@ -194,7 +116,7 @@ class Ours:
         names = [f"agent{k}" for k in range(count)]
         config = TrainConfig.of(
             algorithm="grpo",
-            iterations=args.rounds + 1,
+            iterations=args.warmup + args.rounds,
             n_rollout_threads=args.prompts * args.samples,
             n_samples=args.samples,
             max_new_tokens=args.tokens,
@@ -227,7 +149,13 @@ class Ours:
 
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     problems = _problems(args.prompts)
-    ours, trl = Ours(args, problems, count), Trl(args, problems)
+    messages = [[{"role": "system", "content": ROLE}, {"role": "user", "content": text}] for text in problems]
+    ours = Ours(args, problems, count)
+    # A cheap reward that differs between answers, as ours: equal ones would give no gradient.
+    trl = Trl(args, messages, reward, lr=LR, steps=args.warmup + args.rounds)
+    for _ in range(args.warmup):
+        ours.step()
+        trl.step()
     _check(args, ours, trl, count)
     times: dict[str, list[float]] = {"ours": [], "trl": [], "play": []}
     for number in range(args.rounds):
@@ -235,6 +163,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
         for rival in ("ours", "trl") if number % 2 == 0 else ("trl", "ours"):
             times[rival].append((ours if rival == "ours" else trl).step())
         times["play"].append(ours.play)
+    trl.close()
     limit = _flop(ours) / roofline.measure(args.device, ours.base.model.dtype, small=True).flop_s
     # TRL trains one adapter at a time, so a team of K takes K of its steps.
     whole = [count * seconds for seconds in times["trl"]]
@@ -266,23 +195,18 @@ def _problems(count: int) -> list[str]:
 
 
 def _check(args: argparse.Namespace, ours: Ours, trl: Trl, count: int) -> None:
-    """Same prompts, as many tokens, and the same log-probabilities, or no timing; a first iteration of each."""
-    ours.step()
-    trl.step()
+    """Same prompts, as many tokens, and the same log-probabilities, or no timing."""
     turns = [turn for episode in ours.batch.episodes for turn in episode.turns]
     tokens = [len(turn.action_ids) for turn in turns]
     if tokens != [args.tokens] * (count * args.prompts * args.samples):
         raise _measure.Disagreement(f"found answers of {sorted(set(tokens))} tokens; not timed")
-    theirs = trl.trainer.processing_class.apply_chat_template(
-        trl.trainer.train_dataset[0]["prompt"], add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
-    if theirs not in [list(turn.prompt_ids) for turn in turns]:
+    if trl.prompt not in [list(turn.prompt_ids) for turn in turns]:
         raise _measure.Disagreement("TRL's prompt is none of ours; not timed")
-    ids = torch.tensor([[*turns[0].prompt_ids, *turns[0].action_ids]], device=args.device)
+    ids = [*turns[0].prompt_ids, *turns[0].action_ids]
     with torch.no_grad():
-        hidden = ours.base.forward(ids, None, torch.tensor([-1]))
-        mine = ours.base.logits(hidden).float().log_softmax(-1)
-        other = trl.trainer.model(input_ids=ids).logits.float().log_softmax(-1)
+        hidden = ours.base.forward(torch.tensor([ids], device=args.device), None, torch.tensor([-1]))
+        mine = ours.base.logits(hidden).float().log_softmax(-1).cpu()
+    other = trl.logprobs(ids)
     if args.dtype == "float32":
         _measure.agree("log-probs", mine, other, tolerance=1e-2)
     else:
