@@ -95,14 +95,14 @@ def test_counts_of_a_bench_are_whole_and_positive(text, capsys):
     assert error.value.code == 2 and "expected a whole number of at least 1" in said and len(said) < 4000
 
 
-TINY = ["--adapters", "1", "--prompts", "1", "--samples", "2", "--tokens", "3", "--rounds", "1", "--warmup", "1"]
+ONE_STEP = ["--adapters", "1", "--prompts", "1", "--samples", "2", "--tokens", "3", "--rounds", "1", "--warmup", "1"]
 
 
 @pytest.mark.slow
 def test_an_iteration_against_trl_is_checked_and_timed(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.chdir(tmp_path)
-    (row,) = iteration.run(TINY)["rows"]
+    (row,) = iteration.run(ONE_STEP)["rows"]
     assert row["trl_s"] > 0 and row["ours_s"] > row["play_s"] > 0 and row["trl/ours per agent"]["median"] > 0
 
 
@@ -111,7 +111,7 @@ def test_an_error_of_the_rival_is_told(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.chdir(tmp_path)
     # A group of one answer, which TRL refuses.
-    args = iteration._parser().parse_args([*TINY, "--samples", "1"])
+    args = iteration._parser().parse_args([*ONE_STEP, "--samples", "1"])
     with pytest.raises(RuntimeError, match="TRL's trainer failed: ValueError"):
         Trl(args, [[{"role": "user", "content": "1 + 1"}]], iteration.reward, lr=1e-6, steps=1)
 
