@@ -8,7 +8,7 @@ import torch
 from mafrt.core.errors import ModelError
 from mafrt.scripts.bench import names
 from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix, resume, rollout, update
-from mafrt.scripts.benchmarks._trl import Trl
+from mafrt.scripts.benchmarks._trl import Trl, Work
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 
@@ -113,7 +113,7 @@ def test_an_error_of_the_rival_is_told(tmp_path, monkeypatch):
     # A group of one answer, which TRL refuses.
     args = iteration._parser().parse_args([*ONE_STEP, "--samples", "1"])
     with pytest.raises(RuntimeError, match="TRL's trainer failed: ValueError"):
-        Trl(args, [[{"role": "user", "content": "1 + 1"}]], iteration.reward, lr=1e-6, steps=1)
+        Trl(Work(args, [[{"role": "user", "content": "1 + 1"}]], iteration.reward, 1e-6, 1))
 
 
 @pytest.mark.parametrize("bench", [iteration, resume, rollout])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,32 +22,29 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is trained on."""
+
+    args: argparse.Namespace
+    """the benchmark's flags"""
+    messages: Sequence[Sequence[dict[str, str]]]
+    """one conversation for each prompt"""
+    reward: Callable[[str], float]
+    """of an answer's text; a function of a module"""
+    lr: float
+    steps: int
+    """number of steps that will be asked for"""
+
+
 class Trl:
-    """A run of TRL.
+    """A run of TRL. Raises RuntimeError, here or in a later call, with the error of the other process."""
 
-    Args:
-        args: the benchmark's flags.
-        messages: one conversation for each prompt.
-        reward: of an answer's text; a function of a module.
-        lr: learning rate.
-        steps: number of steps that will be asked for.
-
-    Raises RuntimeError, here or in a later call, with the error of the other process.
-    """
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        messages: Sequence[Sequence[dict[str, str]]],
-        reward: Callable[[str], float],
-        *,
-        lr: float,
-        steps: int,
-    ) -> None:
+    def __init__(self, work: Work) -> None:
         # Forked, the process would share the locks of threads that it does not have.
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, args, messages, reward, lr, steps), daemon=True)
+        self._process = context.Process(target=_serve, args=(other, work), daemon=True)
         self._process.start()
         other.close()
         self.prompt: list[int] = self._answer()
@@ -60,7 +58,7 @@ class Trl:
     def logprobs(self, ids: Sequence[int]) -> Tensor:
         """`[1, T, V]` of all tokens after each prefix of `ids`."""
         self._pipe.send(list(ids))
-        return torch.tensor(self._answer())
+        return torch.from_numpy(self._answer())
 
     def close(self) -> None:
         self._pipe.close()
@@ -76,18 +74,11 @@ class Trl:
         return answer
 
 
-def _serve(
-    pipe: Connection,
-    args: argparse.Namespace,
-    messages: Sequence[Sequence[dict[str, str]]],
-    reward: Callable[[str], float],
-    lr: float,
-    steps: int,
-) -> None:
-    torch.set_num_threads(args.threads)
+def _serve(pipe: Connection, work: Work) -> None:
+    torch.set_num_threads(work.args.threads)
     keep_freed_memory()  # as every command of this library does
     try:
-        trainer = _make_trainer(pipe, args, messages, reward, lr, steps)
+        trainer = _make_trainer(pipe, work)
         first = trainer.train_dataset[0]["prompt"]
         given = trainer.processing_class.apply_chat_template(
             first, add_generation_prompt=True, tokenize=True, return_dict=True
@@ -100,19 +91,13 @@ def _serve(
         pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def _make_trainer(
-    pipe: Connection,
-    args: argparse.Namespace,
-    messages: Sequence[Sequence[dict[str, str]]],
-    reward: Callable[[str], float],
-    lr: float,
-    steps: int,
-) -> Any:
+def _make_trainer(pipe: Connection, work: Work) -> Any:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    args = work.args
     clock = _measure.CLOCKS[args.clock]
 
     class Turnstile(TrainerCallback):
@@ -122,7 +107,7 @@ def _make_trainer(
             while (asked := pipe.recv()) is not None:
                 with torch.no_grad():
                     logits = trainer.model(input_ids=torch.tensor([asked], device=args.device)).logits
-                pipe.send(logits.float().log_softmax(-1).tolist())
+                pipe.send(logits.float().log_softmax(-1).cpu().numpy())
             self.started = clock()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -135,11 +120,11 @@ def _make_trainer(
         per_device_train_batch_size=args.prompts * args.samples,
         num_generations=args.samples,
         steps_per_generation=1,
-        max_steps=steps,
+        max_steps=work.steps,
         max_completion_length=args.tokens,
         # As long as ours, which have no end token.
         generation_kwargs={"min_new_tokens": args.tokens},
-        learning_rate=lr,
+        learning_rate=work.lr,
         beta=0.0,
         gradient_checkpointing=False,
         loss_type="grpo",
@@ -155,9 +140,9 @@ def _make_trainer(
     trainer: Any = make(
         model=whole.model,
         processing_class=whole.tokenizer,
-        reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions],
+        reward_funcs=lambda completions, **_: [work.reward(c[0]["content"]) for c in completions],
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": [list(each) for each in messages]}),
+        train_dataset=Dataset.from_dict({"prompt": [list(each) for each in work.messages]}),
         peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets)),
         callbacks=[Turnstile()],
     )

@@ -34,7 +34,7 @@ from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._gpu import roofline
 from mafrt.scripts.benchmarks._measure import positive
-from mafrt.scripts.benchmarks._trl import Trl
+from mafrt.scripts.benchmarks._trl import Trl, Work
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 
 ROLE = "Plan the steps, then calculate."
@@ -152,7 +152,7 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     messages = [[{"role": "system", "content": ROLE}, {"role": "user", "content": text}] for text in problems]
     ours = Ours(args, problems, count)
     # A cheap reward that differs between answers, as ours: equal ones would give no gradient.
-    trl = Trl(args, messages, reward, lr=LR, steps=args.warmup + args.rounds)
+    trl = Trl(Work(args, messages, reward, LR, args.warmup + args.rounds))
     for _ in range(args.warmup):
         ours.step()
         trl.step()
