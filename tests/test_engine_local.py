@@ -12,9 +12,10 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Request, SamplingParams
-from mafrt.engines.local import fast_decoder, kv_cache, shared_prefix_attention
+from mafrt.engines.local import fast_decoder, kv_cache, lean_model, shared_prefix_attention
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.local.fast_decoder import LeanModel, agrees
+from mafrt.engines.local.fast_decoder import agrees
+from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import NonFiniteLogitsError
 from mafrt.models.onednn import supported
 from mafrt.models.shared_base import SharedBase
@@ -492,7 +493,7 @@ def test_the_larger_models_way_without_copied_weights_gives_the_same(monkeypatch
     base = team_base("qwen2")
     requests = mixed_requests(seed=6)
     expected = LocalEngine(base, decoding="lean").generate(requests)
-    monkeypatch.setattr(fast_decoder, "FUSE_BYTES", 0)
+    monkeypatch.setattr(lean_model, "FUSE_BYTES", 0)
     assert_same(LocalEngine(base, decoding="lean").generate(requests), expected)
 
 
@@ -558,7 +559,7 @@ def test_long_prompts_in_bfloat16_are_attended_to_as_short_ones_are(counts, monk
 @pytest.mark.parametrize("form", ["wide", "widened"])
 def test_the_forms_of_the_adapters_are_equal(form):
     base = team_base()
-    model = fast_decoder.LeanModel(base)
+    model = LeanModel(base)
     rows = ["solver", "solver", "coder", "verifier", "verifier", "verifier", None]
     index = [base.adapter_index(name) for name in rows]
     _, prompts = kv_cache.prefill(base, [prompt(5)] * len(rows), index)
@@ -607,7 +608,7 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
         assert agrees(LeanModel(base))
         model = LeanModel(base)
         if wrong == "attention's scale":
-            model.scale *= 4.0
+            model.shape = model.shape._replace(scale=4.0 * model.shape.scale)
         elif wrong == "rotation":
             rotary = model.rotary
             monkeypatch.setattr(

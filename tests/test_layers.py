@@ -19,7 +19,7 @@ LAYERS = (
     "rollout",
     "engines training",
     "environment models",
-    "algorithms storage sandbox",
+    "algorithms storage sandbox kernels",
     "config",
     "core",
 )

@@ -47,5 +47,10 @@ def require_base(name: str) -> None:
 
 
 def cached_bases() -> Path:
-    """Folder of fetched bases: `mafrt/bases` in the user's cache (`XDG_CACHE_HOME`, by default `~/.cache`)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mafrt" / "bases"
+    """Folder of fetched bases, in the user's cache."""
+    return user_cache() / "bases"
+
+
+def user_cache() -> Path:
+    """Folder of all that mafrt keeps for a user: `mafrt` in `XDG_CACHE_HOME`, by default `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mafrt"

@@ -1,7 +1,8 @@
-"""Matrix products of a CPU by oneDNN, which torch's own products use in bfloat16 only.
+"""Matrix products of a CPU: packed weights by the kernels in C where there are any, the rest by oneDNN.
 
-In float32 torch calls MKL, and MKL keeps to AVX2 on processors that are not Intel's: on an AMD processor with AVX-512
-its products take 2.1 times as long. Packed weights (`packed_weights.py`) are read by the same operator.
+Torch's own products use oneDNN in bfloat16 only. In float32 torch calls MKL, and MKL keeps to AVX2 on processors that
+are not Intel's: on an AMD processor with AVX-512 its products take 2.1 times as long. Weights that oneDNN has packed
+(`packed_weights.py`) are read by the same operator.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mafrt.kernels import panels
+from mafrt.kernels.panels import Panels
+
 _LEAST_NUMBERS = 2**17
 """numbers in the larger operand of a product of few rows, from which on it takes less time than MKL's"""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+def product(x: Tensor, weight: Tensor | Panels, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
     """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing for a backward pass.
 
     `weight` is `[out, in]`, also a transposed view of `[in, out]`, or packed.
     """
+    if isinstance(weight, Panels):
+        return weight.product(x, bias, added)
     if weight.is_mkldnn or serves(weight):
         if added is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, bias, "add")
@@ -62,7 +68,7 @@ def supported(dtype: torch.dtype) -> bool:
         with torch.no_grad():
             found = [
                 torch.ops.mkldnn._linear_pointwise.binary(x, added, each, None, "add")
-                for each in (weight, pack(weight))
+                for each in (weight, _reordered(weight))
             ]
     # The operators are not part of torch's public interface, and need kernels that not every processor has.
     except (AttributeError, RuntimeError, TypeError):
@@ -70,6 +76,15 @@ def supported(dtype: torch.dtype) -> bool:
     return all(torch.equal(each, torch.tensor([[4.0, 13.0]] * 4, dtype=dtype)) for each in found)
 
 
-def pack(weight: Tensor) -> Any:
-    """A weight `[out, in]` in the layout of these products' kernels, where `supported`."""
+def can_pack(weight: Tensor) -> bool:
+    """Whether `pack` has a layout for this weight."""
+    return panels.serves(weight) or (weight.device.type == "cpu" and supported(weight.dtype))
+
+
+def pack(weight: Tensor) -> Tensor | Panels:
+    """A weight `[out, in]` in the layout of the kernels that are fastest here; see `can_pack`."""
+    return Panels.of(weight) if panels.serves(weight) else _reordered(weight)
+
+
+def _reordered(weight: Tensor) -> Any:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mafrt.kernels.panels import Panels
 from mafrt.models.memory_estimate import PACKED_SHARE, memory_bytes
-from mafrt.models.onednn import pack, supported
+from mafrt.models.onednn import can_pack, pack
 
 
 class PackedWeights:
@@ -34,15 +35,15 @@ class PackedWeights:
         most = PACKED_SHARE * memory_bytes() if most_bytes is None else most_bytes
         self.enabled = sum(p.numel() * p.element_size() for p in model.parameters()) <= most
         """whether weights are packed at all"""
-        self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor]] = {}
+        self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor | Panels]] = {}
 
-    def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | None:
+    def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | Panels | None:
         """The weights `[out, in]` one below the other, packed for `onednn.product`; None: use them as they are.
 
         `transposed` gives the copy for the way back: for products with the weights' transpose.
         """
         first = weights[0]
-        if not self.enabled or first.device.type != "cpu" or not supported(first.dtype):
+        if not self.enabled or not can_pack(first):
             return None
         key = (transposed, *((weight.data_ptr(), weight.dtype, weight.shape) for weight in weights))
         # Torch counts the writes to a tensor.

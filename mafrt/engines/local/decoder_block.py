@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mafrt.kernels.panels import Panels
 from mafrt.models.onednn import product
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -24,7 +25,7 @@ class Linear:
     paths: list[str]
     widths: list[int]
     """Out features of each layer."""
-    packed: Tensor | None = None
+    packed: Tensor | Panels | None = None
     """All weights as one, in the layout of the CPU's kernels (`mafrt.models.packed_weights`)."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -56,6 +57,8 @@ class DecoderBlock:
     """gate and up, down; None: `mlp` is a mixture of experts and is called"""
     mlp: Any
     act: Any
+    silu: bool
+    """whether `act` is SiLU"""
     window: int | None
     """tokens that a query may attend to, itself included; None: all before it"""
     rotary: str
@@ -100,3 +103,11 @@ def rms_norm(x: Tensor, factors: Tensor, eps: float) -> Tensor:
     if factors.dim() == 1:
         return F.rms_norm(x, factors.shape, factors, eps)
     return F.rms_norm(x, factors.shape[-1:], None, eps) * factors
+
+
+def is_silu(act: Any) -> bool:
+    """Whether an activation is SiLU, whatever its class is called."""
+    if isinstance(act, nn.SiLU):
+        return True
+    probe = torch.linspace(-4, 4, 33)
+    return act is not None and torch.allclose(act(probe), F.silu(probe), atol=1e-6)

@@ -10,7 +10,8 @@ import torch
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
-from mafrt.engines.local.fast_decoder import LeanModel, agrees
+from mafrt.engines.local.fast_decoder import agrees
+from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.fast_decoder import LeanDecoder, LeanModel
+from mafrt.engines.local.fast_decoder import LeanDecoder
 from mafrt.engines.local.hf_decoder import ExpandedDecoder
 from mafrt.engines.local.kv_cache import PromptKV, joined
+from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache

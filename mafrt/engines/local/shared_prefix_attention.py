@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mafrt.engines.local.kv_cache import KVLayer, PromptKV
+from mafrt.engines.local.kv_cache import OwnKeys, PromptKV
+from mafrt.kernels.decode import LANES
 from mafrt.models.exact_dtype import exact_dtype
 
 _QUERY_COST = 1 / 16
@@ -50,9 +51,13 @@ class SharedPrompts:
         prompts: keys and values, on the device.
         owner: `[rows]`, the prompt of each row; rows of one prompt lie side by side.
         cap: bound of the scores, which are cap tanh(scale q k^T / cap) then (Gemma 2).
+        for_kernels: lay them out for the kernels in C, which read them in the model's number format and compute in
+            float32; `attend` is theirs then.
     """
 
-    def __init__(self, prompts: PromptKV, owner: Tensor, cap: float | None = None) -> None:
+    def __init__(
+        self, prompts: PromptKV, owner: Tensor, cap: float | None = None, *, for_kernels: bool = False
+    ) -> None:
         self._cap = cap
         names = owner.tolist()
         counts: dict[int, int] = {}
@@ -61,6 +66,8 @@ class SharedPrompts:
         share = rows_per_prompt(list(counts.values()))
         stored: list[int] = []
         self._owner: list[int] = []
+        self.owner: Tensor
+        """`[rows]`, on the host: the stored prompt of each row"""
         for prompt, count in counts.items():
             for seat in range(count):
                 if seat % share == 0:
@@ -69,15 +76,34 @@ class SharedPrompts:
         like = prompts.keys[0]
         self._device, self._dtype = like.device, like.dtype
         on_cpu = self._device.type == "cpu"
-        self.dtype = exact_dtype(like) if on_cpu else like.dtype
+        self.dtype = exact_dtype(like) if on_cpu and not for_kernels else like.dtype
         """of the keys and values of the rows' own tokens"""
         self._by_kernel = on_cpu and cap is None and self.dtype != self._dtype and prompts.longest > _LONGEST_COPY
         if stored != list(range(len(prompts.lengths))):
             prompts = prompts.select(torch.tensor(stored, device=self._device))
         self._set(prompts if self._by_kernel else _laid_out(prompts, self.dtype))
 
+    def columns(self, layer: int) -> Tensor:
+        """Keys `[prompts, kv heads, D, room]`, a column each, for the kernels in C; zeros beyond the longest prompt."""
+        kept = self._columns.get(layer)
+        if kept is None:
+            keys = self.prompts.keys[layer].transpose(2, 3)
+            kept = self._columns[layer] = functional.pad(keys, (0, -keys.shape[3] % LANES)).contiguous()
+        return kept
+
+    @property
+    def values(self) -> list[Tensor]:
+        """Per layer `[prompts, kv heads, longest, D]`."""
+        return self.prompts.values
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[prompts]`, on the host."""
+        return self.prompts.lengths
+
     def _set(self, prompts: PromptKV) -> None:
         self.prompts = prompts
+        self._columns: dict[int, Tensor] = {}
         self._mask: Tensor | None = None
         self._windows: dict[int, tuple[int, Tensor | None]] = {}
         """window -> own tokens, and the mask of the prompts with as many of them"""
@@ -102,6 +128,7 @@ class SharedPrompts:
 
     def _lay_out(self) -> None:
         """Give every row a slot in a `[prompts, share]` rectangle; the slots of a ragged one are partly idle."""
+        self.owner = torch.tensor(self._owner)
         counts = [0] * len(self.prompts.lengths)
         slots = []
         for prompt in self._owner:
@@ -128,7 +155,7 @@ class SharedPrompts:
         else:
             self._lay_out()
 
-    def extended(self, own: Sequence[KVLayer]) -> PromptKV:
+    def extended(self, own: Sequence[OwnKeys]) -> PromptKV:
         """The prompt of each row followed by the row's own tokens: one prompt for each row."""
         owner = torch.tensor(self._owner)
         lengths, used = self.prompts.lengths[owner], own[0].used

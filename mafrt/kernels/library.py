@@ -1,0 +1,101 @@
+"""The C kernels, compiled by the machine's own compiler when they are first needed, and kept in the user's cache.
+
+A wheel could hold one processor's instructions only, and building it would need a compiler on every machine; here each
+machine compiles for itself, in about two seconds. Without a compiler, or where what it makes does not load, everything
+is computed by torch: slower, with the same results up to rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from mafrt.core.shipped import user_cache
+
+log = logging.getLogger(__name__)
+
+SWITCH = "MAFRT_KERNELS"
+"""Environment variable; `torch` leaves the kernels out."""
+SOURCE = Path(__file__).with_name("source")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared")
+"""No flag lets the compiler change the order of sums, so that equal inputs give equal bits wherever it is compiled for
+the same processor."""
+THREADS_FLAG = "-fopenmp"
+"""The library of threads has torch's name, so that the loader gives both the same one."""
+COMPILE_S = 120
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels; None where there are none, with the reason in the log."""
+    if os.environ.get(SWITCH, "") == "torch":
+        return None
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        log.info("no C compiler was found, so products and decoding are torch's: slower, with the same results")
+        return None
+    import torch  # noqa: F401  # its library of threads has to be there first
+
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", error)
+        return None
+
+
+def name() -> str:
+    """What computes on this machine's CPU, for the record of a run: `c` or `torch`."""
+    return "torch" if library() is None else "c"
+
+
+def _compiled(compiler: str) -> Path:
+    """The compiled library in the user's cache, made if it is not there.
+
+    Raises:
+        OSError: the cache cannot be written.
+        subprocess.SubprocessError: the compiler fails or takes too long.
+    """
+    folder = user_cache() / "kernels"
+    target = folder / f"{_fingerprint(compiler)}.so"
+    if target.is_file():
+        return target
+    # Nobody else may put a library there that this process would load.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        out = Path(made) / "kernels.so"
+        sources = [str(path) for path in sorted(SOURCE.glob("*.c"))]
+        command = [compiler, *FLAGS, *sources, "-lm", "-o", str(out)]
+        done = subprocess.run([*command, THREADS_FLAG], capture_output=True, timeout=COMPILE_S)
+        if done.returncode:  # a compiler without OpenMP
+            subprocess.run(command, capture_output=True, timeout=COMPILE_S, check=True)
+        # By one rename: another process either finds nothing or all of it.
+        os.replace(out, target)
+    return target
+
+
+def _fingerprint(compiler: str) -> str:
+    """Of all that the compiled library depends on: sources, flags, compiler and processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S, check=True).stdout
+    digest = hashlib.sha256(version)
+    for path in sorted(SOURCE.iterdir()):
+        if path.suffix in (".c", ".h"):
+            digest.update(path.name.encode() + path.read_bytes())
+    digest.update(repr((FLAGS, THREADS_FLAG, platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> list[str]:
+    """What the kernel says of the first processor's model and instructions; empty where it says nothing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return [platform.processor()]
+    return [line for line in lines if line.startswith(("model", "cpu family", "vendor_id", "flags", "Features"))]
