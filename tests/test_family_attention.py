@@ -6,12 +6,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from mafrt.kernels import learn_attention
 from mafrt.models import short_attention
 from mafrt.models.family_attention import family_attention
 from mafrt.models.packed_attention import _within_family
 from mafrt.models.packing import Family
 
 HEADS, KV_HEADS, DIM, SHARED = 6, 2, 8, 17
+
+
+def use_kernel(kernel, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(learn_attention, "_function", lambda: None)
+    elif not learn_attention.serves(torch.float32):
+        pytest.skip("needs a C compiler")
 
 
 def attend(q, k, v, mask):
@@ -50,10 +58,12 @@ def result_and_grads(compute, parts, weight):
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), parts)]
 
 
-@pytest.mark.parametrize("keys", [0, 100])  # rests by the kernels, and as products of their own
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("keys", [0, 100])  # without the kernel in C: rests by torch's, and as products of their own
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("sizes", [[5, 5, 5], [1, 9, 4], [7]])
-def test_equal_to_row_by_row(sizes, past, keys, monkeypatch):
+def test_equal_to_row_by_row(sizes, past, keys, kernel, monkeypatch):
+    use_kernel(kernel, monkeypatch)
     monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
     parts, kept, weight = inputs(sizes, past)
     family = Family.of(SHARED, sizes, torch.device("cpu"), torch.arange(SHARED) if past else None)
@@ -65,8 +75,10 @@ def test_equal_to_row_by_row(sizes, past, keys, monkeypatch):
         torch.testing.assert_close(other, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("keys", [0, 100])
-def test_in_bfloat16_only_the_result_is_rounded(keys, monkeypatch):
+def test_in_bfloat16_only_the_result_is_rounded(keys, kernel, monkeypatch):
+    use_kernel(kernel, monkeypatch)
     monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
     parts, _, weight = inputs([3, 6], False, torch.bfloat16)
     family = Family.of(SHARED, [3, 6], torch.device("cpu"))

@@ -13,6 +13,7 @@ from helpers_models import ALL, tiny_base
 from mafrt.config.agent import LoraSpec
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
+from mafrt.kernels import learn_attention, learn_rows
 from mafrt.models.memory_estimate import (
     MODEL_SHAPES,
     ModelShape,
@@ -62,9 +63,15 @@ def kept(base, tokens: int, checkpointing: bool) -> int:
     return sum(found.values())
 
 
+@pytest.mark.parametrize("by_kernels", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("changes", [{}, {"head_dim": 32}, {"intermediate_size": 512}, {"num_key_value_heads": 4}])
-def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes):
+def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kernels, monkeypatch):
+    if by_kernels and not learn_attention.serves(dtype):
+        pytest.skip("needs a C compiler")
+    if not by_kernels:
+        for module, name in ((learn_attention, "_function"), (learn_rows, "_functions")):
+            monkeypatch.setattr(module, name, lambda: None)
     tokens, counted, computed = 256, [], []
     for checkpointing in (False, True):
         sizes = []
@@ -74,6 +81,7 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes):
             base.add_adapter("a", LoraSpec(rank=4, alpha=8.0, targets=ALL), seed=1)
             number = 2 if dtype == torch.bfloat16 else 4
             use = Use(rank=4, micro_batch_tokens=tokens, gradient_checkpointing=checkpointing, on_cpu=True)
+            use = replace(use, kernels=by_kernels)
             sizes.append((kept(base, tokens, checkpointing), activations(shape_like(base), use, number)))
         # Four blocks more: the rest (embedding, masks, head) is the same in both.
         counted.append(sizes[1][0] - sizes[0][0])

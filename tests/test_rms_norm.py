@@ -1,4 +1,5 @@
-"""RMS norms with a backward pass of their own: the results of transformers, and autograd's gradients."""
+"""RMS norms with a backward pass of their own: the results of transformers up to the order of one sum, and autograd's
+gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def test_results_are_equal_and_gradients_those_of_autograd(kind, dtype):
             given = x.to(precision).requires_grad_()
             out = norm(given)
             found.append((out, torch.autograd.grad(out, given, grad.to(precision))[0]))
-        assert torch.equal(found[0][0], found[1][0])
+        # The kernels in C sum the squares in another order, which moves a few results to a neighbouring number.
+        torch.testing.assert_close(found[0][0], found[1][0], atol=0, rtol=4 * torch.finfo(dtype).eps)
+        if dtype == torch.bfloat16:
+            assert (found[0][0] != found[1][0]).float().mean() < 1e-3
         exact = found[2][1]
         error, allowed = ((each - exact).abs().max() / exact.abs().max() for each in (found[0][1], found[1][1]))
         # In half precision not further from the exact gradient than autograd's, which rounds more often.

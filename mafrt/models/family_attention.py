@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.models import short_attention
+from mafrt.models import row_attention, short_attention
 from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.packing import Family
 
@@ -38,6 +38,9 @@ def family_attention(
     Returns:
         `[N, heads, D]`.
     """
+    if row_attention.serves(query):
+        rows = row_attention.one_family(family, past is not None)
+        return row_attention.rows_attention(query, key, value, rows, scale, past)
     return _FamilyAttention.apply(query, key, value, family, scale, past)
 
 

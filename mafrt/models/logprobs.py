@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mafrt.kernels import learn_rows
 from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.onednn import product
 from mafrt.models.packed_weights import PackedWeights
@@ -163,7 +164,12 @@ class _TokenLogprobs(torch.autograd.Function):
             own = weight[targets[part]] if want else None
             surprises = torch.empty_like(products) if d_entropy is not None else None
             h = torch.empty_like(scale)
-            for rows in _blocks(products):
+            in_one_pass = form.cap is None and learn_rows.serves(products)
+            if in_one_pass:
+                factors = (scale * form.factor).squeeze(1)
+                found = learn_rows.word_softmax(products, targets[part], factors, want, surprises)
+                logprobs[part], entropy[part], h = found[0], found[1], found[2].unsqueeze(1)
+            for rows in () if in_one_pass else _blocks(products):
                 logits = form(products[rows].to(exact))
                 slope = form.slope(logits) if want else None
                 # Two buffers and one exponential, since each pass over them costs. After the shift the largest is 0, so

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mafrt.kernels.panels import Panels
 from mafrt.models.adapter_routing import Run, Segment
 from mafrt.models.onednn import few_rows, product
 from mafrt.models.packed_weights import PackedWeights
@@ -67,7 +68,11 @@ def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[
 
 
 def fixed_siblings(
-    x: Tensor, layers: Sequence[Frozen], segments: Sequence[Segment], joined: Mapping[int, Joined], weight: Tensor
+    x: Tensor,
+    layers: Sequence[Frozen],
+    segments: Sequence[Segment],
+    joined: Mapping[int, Joined],
+    weight: Tensor | Panels,
 ) -> tuple[Tensor, ...]:
     """As `linear_siblings` where nothing is recorded, from weights that are kept joined until they change.
 
@@ -113,11 +118,22 @@ def _bias(x: Tensor, layers: Sequence[Frozen]) -> Tensor | None:
     return torch.cat([x.new_zeros(len(w)) if b is None else b for w, b in layers])
 
 
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices as one, `[tokens, sum of widths]`: a view where they are parts of one matrix, otherwise a copy."""
+    first, width, at = parts[0], sum(part.shape[1] for part in parts), parts[0].storage_offset()
+    for part in parts:
+        own = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not own or part.stride() != (width, 1) or part.storage_offset() != at:
+            return first if len(parts) == 1 else torch.cat(list(parts), 1)
+        at += part.shape[1]
+    return first.as_strided((len(first), width), (width, 1))
+
+
 def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], packed: PackedWeights | None) -> Tensor:
     """The input's gradient through the frozen layers."""
     weight = None if packed is None else packed.of(*(layer.weight for layer in layers), transposed=True)
     if weight is not None:
-        return product(grads[0] if len(grads) == 1 else torch.cat(list(grads), 1), weight)
+        return product(_side_by_side(grads), weight)
     grad_x = None
     for layer, grad in zip(layers, grads, strict=True):
         grad_x = product(grad, layer.weight.t(), None, grad_x)

@@ -100,7 +100,9 @@ class Use:
     micro_batch_tokens: int = 8192
     gradient_checkpointing: bool = True
     on_cpu: bool = False
-    """on a CPU, where attention is float32 whatever the base is"""
+    """on a CPU"""
+    kernels: bool = True
+    """whether a CPU has the kernels in C (`mafrt.kernels`); without them attention is float32 whatever the base is"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -186,17 +188,19 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
     A block saves, per token: inputs and outputs of its norms (of query and key norms too); queries, keys, values and
-    the attention output (in float32 on a CPU); gate, up, their activation and product; and the adapters' inner
-    activations. With checkpointing only the block's input is saved, plus all of that for one block at a
-    time. The factors were counted on autograd's saved tensors, and a test repeats the count.
+    the attention output, this twice and in float32 on a CPU too, unless it has the kernels in C; gate, up and their
+    product; and the adapters' inner activations. With checkpointing only the block's input is saved, plus all of that
+    for one block at a time. The factors were counted on autograd's saved tensors, and a test repeats the count.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(use.targets)
-    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 4 * shape.inner + inner)
+    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.inner + inner)
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
-    # The CPU's attention kernel works in float32, and saves its operands so.
-    if use.on_cpu:
+    if use.on_cpu and use.kernels:
+        in_a_block -= number * queries
+    # Torch's attention kernel for a CPU works in float32, and saves its operands so.
+    elif use.on_cpu:
         in_a_block += (4 - number) * (2 * queries + 3 * keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from mafrt.models.capped_attention import capped_attention
 from mafrt.models.exact_dtype import exact_dtype
 from mafrt.models.family_attention import family_attention
-from mafrt.models.packing import Family, Packing
+from mafrt.models.packing import Family, Packing, TokenBlock
+from mafrt.models.row_attention import packed_rows, rows_attention, serves
 
 PACKED = "mafrt_packed"
 """Name of `packed_attention` among transformers' attention implementations."""
@@ -75,6 +76,12 @@ def packed_attention(
     plain = not kwargs.get("dropout") and kwargs.get("position_bias") is None and value.shape[-1] == key.shape[-1]
     direct = query.device.type == "cpu" and plain and cap is None
     window = kwargs.get("sliding_window")
+    if direct and serves(query) and not any(_hides(window, _longest(block)) for block in packing.blocks):
+        rows, tokens = packing.once(packed_rows)
+        earlier = None
+        if packing.past is not None and tokens is not None:
+            earlier = (packing.past[layer][0][:, tokens], packing.past[layer][1][:, tokens])
+        return rows_attention(query[0], key[0], value[0], rows, scale, earlier).unsqueeze(0), None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
@@ -89,7 +96,7 @@ def packed_attention(
     for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
         if block.family is not None:
             kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
-            if direct and not _hides(window, block.family.shared + block.family.rests.shape[1]):
+            if direct and not _hides(window, _longest(block)):
                 past = None if kept is None else (kept[0][:, block.family.past], kept[1][:, block.family.past])
                 out.append(family_attention(parts[0], parts[1], parts[2], block.family, scale, past))
             else:
@@ -103,6 +110,11 @@ def packed_attention(
 def _hides(window: int | None, length: int) -> bool:
     """Whether a window hides anything in sequences of this length."""
     return window is not None and length > window
+
+
+def _longest(block: TokenBlock) -> int:
+    """Tokens of a block's longest row, with its beginning."""
+    return block.length if block.family is None else block.family.shared + block.family.rests.shape[1]
 
 
 def _within_window(window: int | None, length: int, first: int, device: torch.device) -> Tensor | None:

@@ -12,12 +12,14 @@ keys and values as constants, so that the backward pass has the rests only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 LEAST_SHARED = 16
 """tokens of the shortest prefix that is shared"""
@@ -85,6 +87,14 @@ class Packing:
     """filled by the pass with its keys and values; None: they are not kept"""
     past: KeptKV | None = None
     """those of the pass before this one, in which the families begin"""
+    _derived: dict[object, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, derive: Callable[[Packing], T]) -> T:
+        """What a function makes of this packing, made when the first layer asks."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        made: T = self._derived[derive]
+        return made
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ copy of a half-precision input. The derivative needs the input and a row's facto
 
     y = x r,   out = w y   =>   d x = r (w g - y mean(w g y))
 
-The forward pass has the operations of transformers, so that its results are equal to the last bit.
+The forward pass has the operations of transformers, so that its results are equal to the last bit; with the kernels in
+C (`mafrt.kernels.learn_rows`) it is one pass over memory that rounds where transformers does, and only the sum of the
+squares has another order. A pass that records nothing is the module's own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mafrt.kernels import learn_rows
 
 CHUNK_ELEMENTS = 2**16
 """of the gradient, computed at a time on a CPU: small enough that what lies between stays in its cache"""
@@ -74,7 +78,10 @@ def _forward(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Ten
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-        out, r = _forward(x, weight, eps, plus_one)
+        if learn_rows.serves(x, weight):
+            out, r = learn_rows.norm(x, weight, eps, plus_one)
+        else:
+            out, r = _forward(x, weight, eps, plus_one)
         ctx.save_for_backward(x, weight, r)
         ctx.plus_one = plus_one
         return out
@@ -82,6 +89,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, r = ctx.saved_tensors
+        if learn_rows.serves(x, weight, grads[0]):
+            return learn_rows.norm_backward(x, weight, r, grads[0], ctx.plus_one), None, None, None
         width = x.shape[-1]
         factors = 1.0 + weight.float() if ctx.plus_one else weight.float()
         grad_x = torch.empty_like(grads[0], dtype=x.dtype, memory_format=torch.contiguous_format)

@@ -26,6 +26,7 @@ from mafrt.models.packed_attention import use_packed_attention
 from mafrt.models.packed_weights import PackedWeights
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.pretrained import load_pretrained
+from mafrt.models.recorded_parts import use_recorded_mlps, use_recorded_rotary
 from mafrt.models.rms_norm import use_recorded_norms
 from mafrt.models.sharding import Sharding
 
@@ -55,6 +56,8 @@ class SharedBase(AdaptedModel):
         self._routing: tuple[object, AdapterRouting | None] | None = None
         self._packs = use_packed_attention(model)
         use_recorded_norms(model)
+        use_recorded_mlps(model)
+        use_recorded_rotary(model)
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
 

@@ -1,23 +1,25 @@
 /* Included once for each number format: T, and OF(name) for the functions of that format. */
 
-/* out = factors x / sqrt(mean(x^2) + eps). A row of x is `groups` vectors of `width`, each normed by itself with factors
- * of its own. */
-INLINE void OF(norm_one)(const T *x, const float *factors, long width, float eps, T *out) {
+/* 1 / sqrt(mean(x^2) + eps) */
+INLINE float OF(norm_scale)(const T *x, long width, float eps) {
     v16 squares = same(0.0f);
     for (long c = 0; c < width; c += LANES) {
         v16 v = OF(load_some)(x + c, width - c);
         squares += v * v;
     }
-    v16 scale = same(1.0f / sqrtf(sum(squares) / (float)width + eps));
-    for (long c = 0; c < width; c += LANES) {
-        v16 v = OF(load_some)(x + c, width - c) * scale;
-        OF(store_some)(out + c, v * load_some_f32(factors + c, width - c), width - c);
-    }
+    return 1.0f / sqrtf(sum(squares) / (float)width + eps);
 }
 
+/* out = factors x / sqrt(mean(x^2) + eps) */
 void OF(rms_norm)(const T *x, const float *factors, long rows, long width, float eps, T *out, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long r = 0; r < rows; r++) OF(norm_one)(x + r * width, factors, width, eps, out + r * width);
+    for (long r = 0; r < rows; r++) {
+        v16 scale = same(OF(norm_scale)(x + r * width, width, eps));
+        for (long c = 0; c < width; c += LANES) {
+            v16 v = OF(load_some)(x + r * width + c, width - c) * scale;
+            OF(store_some)(out + r * width + c, v * load_some_f32(factors + c, width - c), width - c);
+        }
+    }
 }
 
 /* out = silu(gate) up, of rows that hold gate and up side by side. */
@@ -44,17 +46,23 @@ INLINE void OF(lora_tile)(int rows, const T *x, long size, const T *a, const T *
         v16 acc[LORA_ROWS][4];
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < 4; j++) acc[i][j] = same(0.0f);
-        for (long c = 0; c < size; c += LANES) {
-            v16 w[4];
+        long c = 0;
+        for (; c + OF(WIDE) <= size; c += OF(WIDE)) {
+            OF(wide) w[4];
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) w[j] = OF(load_some)(a + (r + j) * size + c, size - c);
+            for (int j = 0; j < 4; j++) w[j] = OF(load_wide)(a + (r + j) * size + c);
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) {
-                v16 v = OF(load_some)(x + i * size + c, size - c);
+                OF(wide) v = OF(load_wide)(x + i * size + c);
 #pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) acc[i][j] += v * w[j];
+                for (int j = 0; j < 4; j++) acc[i][j] = OF(add_products)(acc[i][j], v, w[j]);
             }
         }
+        for (; c < size; c += LANES)
+            for (int j = 0; j < 4; j++) {
+                v16 w = OF(load_some)(a + (r + j) * size + c, size - c);
+                for (int i = 0; i < rows; i++) acc[i][j] += OF(load_some)(x + i * size + c, size - c) * w;
+            }
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < 4; j++) inner[i * rank + r + j] = sum(acc[i][j]);
     }
@@ -110,27 +118,31 @@ void OF(add_lora)(const T *x, long rows, long size, const T *a, const T *b, long
     }
 }
 
-/* x[i], x[i + half] -> rotated by the angle whose cosine and sine, with its sign, stand in the tables. */
-INLINE void OF(rotate)(const T *x, const T *cosine, const T *sine, int dim, float *out) {
-    int half = dim / 2;
-    for (int i = 0; i < dim; i++) {
-        int other = i < half ? i + half : i - half;
-        out[i] = OF(from)(x[i]) * OF(from)(cosine[i]) + OF(from)(x[other]) * OF(from)(sine[i]);
+/* A head, normed if there are factors, and rotated: x[i] and x[i + half] by the angle whose cosine and sine, with its
+ * sign, stand in the tables. */
+INLINE void OF(rotate)(const T *x, const float *factors, float eps, const T *cosine, const T *sine, long dim,
+                       float *out) {
+    float normed[dim], scale = factors ? OF(norm_scale)(x, dim, eps) : 1.0f;
+    for (long i = 0; i < dim; i++) normed[i] = OF(from)(x[i]) * scale * (factors ? factors[i] : 1.0f);
+    long half = dim / 2;
+    for (long i = 0; i < dim; i++) {
+        float other = normed[i < half ? i + half : i - half];
+        out[i] = normed[i] * OF(from)(cosine[i]) + other * OF(from)(sine[i]);
     }
 }
 
-/* Keys [dim, stride], a column each, and values [.., dim]; those from `first` to `last` are read. Columns up to the next
- * multiple of 16 exist. */
+/* Keys [dim, stride], a column each, and values [.., dim]; those from `first` to `last` are read. Columns up to the
+ * next multiple of 16 exist. */
 typedef struct {
     const T *keys, *values;
     long stride, first, last;
 } OF(Part);
 
-/* Attention of `group` queries [group, dim] that read one key head, to a part, added to what they have read before: sums
- * [group, dim], largest score and total of each. `group` is a constant where it is called, so that its loops are
+/* Attention of `group` queries [group, dim] that read one key head, to a part, added to what they have read before:
+ * sums [group, dim], largest score and total of each. `group` is a constant where it is called, so that its loops are
  * unrolled. */
-INLINE void OF(read_of)(int group, const float *q, OF(Part) part, long dim, float scale, float cap, float *sums, float *largest,
-                    float *totals) {
+INLINE void OF(read_of)(int group, const float *q, OF(Part) part, long dim, float scale, float cap, float *sums,
+                        float *largest, float *totals) {
     float scores[MOST_GROUP * KEYS] __attribute__((aligned(64)));
     if (part.first >= part.last) return;
     for (long from = part.first / LANES * LANES; from < part.last; from += KEYS) {
@@ -138,15 +150,15 @@ INLINE void OF(read_of)(int group, const float *q, OF(Part) part, long dim, floa
         long skipped = part.first > from ? part.first - from : 0;
         for (long i = 0; i < padded; i += LANES) {
             v16 acc[MOST_GROUP];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int g = 0; g < group; g++) acc[g] = same(0.0f);
             const T *column = part.keys + from + i;
             for (long d = 0; d < dim; d++, column += part.stride) {
                 v16 k = OF(load)(column);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
                 for (int g = 0; g < group; g++) acc[g] += same(q[g * dim + d]) * k;
             }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int g = 0; g < group; g++) store_f32(scores + g * KEYS + i, acc[g] * same(scale));
         }
         for (int g = 0; g < group; g++) {
@@ -177,32 +189,33 @@ INLINE void OF(read_of)(int group, const float *q, OF(Part) part, long dim, floa
         for (long d = 0; d < dim; d += LANES) {
             long n = dim - d;
             v16 acc[MOST_GROUP];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int g = 0; g < group; g++) acc[g] = load_some_f32(sums + g * dim + d, n);
             const T *value = part.values + from * dim + d;
             for (long i = skipped; i < here; i++) {
                 v16 v = OF(load_some)(value + i * dim, n);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
                 for (int g = 0; g < group; g++) acc[g] += same(scores[g * KEYS + i]) * v;
             }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int g = 0; g < group; g++) store_some_f32(sums + g * dim + d, acc[g], n);
         }
     }
 }
 
 static void OF(read_part)(int group, const float *q, OF(Part) part, long dim, float scale, float cap, float *sums,
-                      float *largest, float *totals) {
+                          float *largest, float *totals) {
 #define GROUP(N)                                                                                                       \
     case N:                                                                                                            \
-        OF(read_of)(N, q, part, dim, scale, cap, sums, largest, totals);                                                   \
+        OF(read_of)(N, q, part, dim, scale, cap, sums, largest, totals);                                               \
         break;
-    switch (group) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) GROUP(6) GROUP(8) }
+    switch (group) { GROUP(1) GROUP(2) GROUP(3) GROUP(4) }
 #undef GROUP
 }
 
 /* One row's queries of one key head, rotated, to its prompt and its own tokens. */
-static void OF(attend_group)(int group, const float *q, OF(Part) far, OF(Part) near, long dim, float scale, float cap, float *out) {
+static void OF(attend_group)(int group, const float *q, OF(Part) far, OF(Part) near, long dim, float scale, float cap,
+                             float *out) {
     float sums[MOST_GROUP * dim], largest[MOST_GROUP], totals[MOST_GROUP];
     for (int g = 0; g < group; g++) largest[g] = -INFINITY, totals[g] = 0.0f;
     for (long d = 0; d < group * dim; d++) sums[d] = 0.0f;
@@ -232,13 +245,8 @@ void OF(attend)(const T *qkv, const T *cosine, const T *sine, const float *norms
             T *keys = near_k + (r * kv_heads + h) * capacity * dim;
             T *values = near_v + (r * kv_heads + h) * capacity * dim;
             float rotated[dim];
-            T normed[dim];
             const T *key = row + (heads + h) * dim, *value = row + (heads + kv_heads + h) * dim;
-            if (norms) {
-                OF(norm_one)(key, norms + (heads + h) * dim, dim, eps, normed);
-                key = normed;
-            }
-            OF(rotate)(key, c, s, (int)dim, rotated);
+            OF(rotate)(key, norms ? norms + (heads + h) * dim : NULL, eps, c, s, dim, rotated);
             for (long d = 0; d < dim; d++) keys[d * capacity + used] = OF(to)(rotated[d]);
             memcpy(values + used * dim, value, dim * sizeof *value);
             long own = used + 1, length = lengths[owner[r]], prompt = owner[r] * kv_heads + h;
@@ -247,16 +255,12 @@ void OF(attend)(const T *qkv, const T *cosine, const T *sine, const float *norms
                         hidden < length ? hidden : length, length};
             OF(Part) near = {keys, values, capacity, hidden > length ? hidden - length : 0, own};
             for (long first = 0; first < group;) {
-                int some = some_of(group - first);
+                int some = group - first < MOST_GROUP ? (int)(group - first) : MOST_GROUP;
                 float q[MOST_GROUP * dim], to[MOST_GROUP * dim];
                 for (long g = 0; g < some; g++) {
                     long head = h * group + first + g;
-                    const T *from = row + head * dim;
-                    if (norms) {
-                        OF(norm_one)(from, norms + head * dim, dim, eps, normed);
-                        from = normed;
-                    }
-                    OF(rotate)(from, c, s, (int)dim, q + g * dim);
+                    const float *factors = norms ? norms + head * dim : NULL;
+                    OF(rotate)(row + head * dim, factors, eps, c, s, dim, q + g * dim);
                 }
                 OF(attend_group)(some, q, far, near, dim, scale, cap, to);
                 T *head = out + r * heads * dim + (h * group + first) * dim;

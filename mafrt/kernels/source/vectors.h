@@ -10,6 +10,7 @@ typedef uint16_t h16 __attribute__((vector_size(32)));
 typedef uint16_t bf16; /* the upper half of a float */
 
 #define INLINE static inline __attribute__((always_inline))
+#define RARE static __attribute__((noinline, unused)) /* a copy at each use would take long to compile */
 #define LANES 16
 
 INLINE v16 same(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -57,18 +58,18 @@ INLINE void store_bf16(bf16 *p, v16 v) {
 }
 
 /* The first n < 16 numbers of a row's end; the other lanes are 0. */
-INLINE v16 load_part_f32(const float *p, int n) {
+RARE v16 load_part_f32(const float *p, int n) {
     float s[LANES] = {0};
     memcpy(s, p, n * sizeof *p);
     return load_f32(s);
 }
-INLINE void store_part_f32(float *p, v16 v, int n) { memcpy(p, &v, n * sizeof *p); }
-INLINE v16 load_part_bf16(const bf16 *p, int n) {
+RARE void store_part_f32(float *p, v16 v, int n) { memcpy(p, &v, n * sizeof *p); }
+RARE v16 load_part_bf16(const bf16 *p, int n) {
     bf16 s[LANES] = {0};
     memcpy(s, p, n * sizeof *p);
     return load_bf16(s);
 }
-INLINE void store_part_bf16(bf16 *p, v16 v, int n) {
+RARE void store_part_bf16(bf16 *p, v16 v, int n) {
     bf16 s[LANES];
     store_bf16(s, v);
     memcpy(p, s, n * sizeof *p);

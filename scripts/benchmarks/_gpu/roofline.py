@@ -27,8 +27,8 @@ def measure(device: str, dtype: torch.dtype, *, small: bool) -> Roofline:
     target = torch.empty_like(source)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     copy = best_time(lambda: target.copy_(source), device)
-    # As the library multiplies: packed for oneDNN on a CPU that has it.
-    right = onednn.pack(right) if device == "cpu" and onednn.supported(dtype) else right
+    # As the library multiplies: packed on a CPU that has kernels for it.
+    right = onednn.pack(right) if onednn.can_pack(right) else right
     multiplied = best_time(lambda: onednn.product(left, right), device)
     return Roofline(2 * count / copy, 2 * size**3 / multiplied)
 

@@ -1,0 +1,281 @@
+"""The kernels in C, against torch in float64; also as they are compiled for processors without AVX-512."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+import subprocess
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mafrt.kernels import library as library_module
+from mafrt.kernels import panels
+from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, LoraStack, NearKeys, decode_kernels
+from mafrt.kernels.library import FLAGS, SOURCE, SWITCH, library
+from mafrt.kernels.panels import Panels
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+DTYPES = [torch.float32, torch.bfloat16]
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+"""allowed error, of the largest entry"""
+
+
+def close(found, exact, dtype):
+    error = (found.double() - exact).abs().max() / exact.abs().max()
+    assert error <= ROUNDING[dtype], f"{error:.1e}"
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """The same sources for a processor with AVX2 and nothing later."""
+    out = tmp_path_factory.mktemp("kernels") / "narrow.so"
+    flags = [flag for flag in FLAGS if not flag.startswith("-march")]
+    sources = [str(path) for path in sorted(SOURCE.glob("*.c"))]
+    subprocess.run(["cc", "-march=x86-64-v3", *flags, *sources, "-lm", "-o", str(out)], check=True, capture_output=True)
+    return ctypes.CDLL(str(out))
+
+
+@pytest.fixture(params=["as for this processor", "AVX2"])
+def kernels_of(request):
+    """Number format -> the kernels of a decode step."""
+    if request.param == "AVX2":
+        lib = request.getfixturevalue("narrow")
+        return lambda dtype: DecodeKernels(lib, dtype)
+    return lambda dtype: decode_kernels(dtype, "cpu")
+
+
+def test_a_machine_with_a_compiler_has_the_kernels():
+    assert library() is not None
+    assert decode_kernels(torch.float64, "cpu") is None and decode_kernels(torch.float32, "cuda") is None
+
+
+def fresh_library(monkeypatch, tmp_path):
+    """As a new process with an empty cache would load it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return library_module.library.__wrapped__()
+
+
+def test_the_switch_leaves_them_out(monkeypatch, tmp_path):
+    monkeypatch.setenv(SWITCH, "torch")
+    assert fresh_library(monkeypatch, tmp_path) is None
+    assert not (tmp_path / "mafrt").exists()
+
+
+def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
+    assert fresh_library(monkeypatch, tmp_path) is not None
+    (made,) = (tmp_path / "mafrt" / "kernels").iterdir()
+    stamp = made.stat().st_mtime_ns
+    assert fresh_library(monkeypatch, tmp_path) is not None
+    assert made.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    "fault", ["no compiler", "a compiler that fails", "a cache that is a file", "an empty library"]
+)
+def test_without_them_there_is_one_sentence_and_torch_computes(monkeypatch, tmp_path, caplog, fault):
+    caplog.set_level(logging.INFO)
+    if fault == "no compiler":
+        monkeypatch.setattr(library_module.shutil, "which", lambda name: None)
+    elif fault == "a compiler that fails":
+        monkeypatch.setattr(library_module.shutil, "which", lambda name: "/bin/false")
+    elif fault == "a cache that is a file":
+        (tmp_path / "mafrt").write_text("")
+    else:
+        assert fresh_library(monkeypatch, tmp_path) is not None
+        (made,) = (tmp_path / "mafrt" / "kernels").iterdir()
+        tmp_path = tmp_path / "elsewhere"  # a path that is loaded already would not be looked at again
+        (tmp_path / "mafrt" / "kernels").mkdir(parents=True)
+        (tmp_path / "mafrt" / "kernels" / made.name).write_bytes(b"")
+    found = fresh_library(monkeypatch, tmp_path)
+    assert (found is None) == (len(caplog.records) == 1)
+    assert found is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 7, 8, 9, 33, 250]),
+    size=st.sampled_from([2, 16, 30, 64, 130]),
+    width=st.sampled_from([1, 16, 47, 48, 49, 97, 200]),
+    dtype=st.sampled_from(DTYPES),
+    parts=st.tuples(st.booleans(), st.booleans()),
+)
+def test_a_product_in_panels_equals_the_plain_one(rows, size, width, dtype, parts):
+    weight, whole = random(width, size, dtype=dtype), random(rows, size + 3, dtype=dtype)
+    if not panels.serves(weight):
+        pytest.skip("no product in panels here")
+    x = whole[:, :size]  # rows with gaps between them
+    bias = random(width, dtype=dtype) if parts[0] else None
+    added = random(rows, width, dtype=dtype) if parts[1] else None
+    exact = x.double() @ weight.double().t()
+    exact = exact + sum(t.double() for t in (bias, added) if t is not None)
+    close(Panels.of(weight).product(x, bias, added), exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rows_product_depends_neither_on_the_others_nor_on_the_threads(dtype):
+    weight, x = random(100, 64, dtype=dtype), random(41, 64, dtype=dtype)
+    if not panels.serves(weight):
+        pytest.skip("no product in panels here")
+    packed, before = Panels.of(weight), torch.get_num_threads()
+    whole = packed.product(x)
+    assert torch.equal(torch.cat([packed.product(row) for row in x.split(1)]), whole)
+    assert torch.equal(packed.product(x.t().contiguous().t()), whole)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(packed.product(x), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_nan_stays_in_its_row():
+    weight, x = random(50, 32), random(9, 32)
+    if not panels.serves(weight):
+        pytest.skip("no product in panels here")
+    x[4, 3] = torch.nan
+    bad = Panels.of(weight).product(x).isnan()
+    assert bad[4].all() and int(bad.any(1).sum()) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [5, 16, 40, 576])
+def test_norm_and_activation(kernels_of, dtype, width):
+    kernels = kernels_of(dtype)
+    x, factors = random(7, width, dtype=dtype), random(width)
+    exact = torch.nn.functional.rms_norm(x.double(), (width,), factors.double(), 1e-5)
+    close(kernels.rms_norm(x, factors, 1e-5), exact, dtype)
+    both = 4 * random(7, 2 * width, dtype=dtype)
+    gate, up = both.double().chunk(2, 1)
+    close(kernels.silu_product(both), torch.nn.functional.silu(gate) * up, dtype)
+    x[2, 1] = both[2, 1] = torch.nan
+    assert kernels.rms_norm(x, factors, 1e-5).isnan().any(1).tolist() == [row == 2 for row in range(7)]
+    assert kernels.silu_product(both).isnan().sum() == 1
+
+
+def test_activation_far_from_zero(kernels_of):
+    gate = torch.tensor([[-1e4, -100.0, -88.0, -20.0, 0.0, 20.0, 88.0, 100.0, 1e4, torch.inf]])
+    found = kernels_of(torch.float32).silu_product(torch.cat((gate, torch.ones_like(gate)), 1))
+    torch.testing.assert_close(found, torch.nn.functional.silu(gate), rtol=1e-6, atol=1e-33)
+
+
+def stack_of(ranks, size, widths, dtype, seed=0):
+    """Adapters with these ranks of each layer `[K][layers]`, and a function x, k -> the exact addition."""
+    most = max(sum(each) for each in ranks)
+    a, b = torch.zeros(len(ranks), most, size), torch.zeros(len(ranks), most, sum(widths))
+    for k, each in enumerate(ranks):
+        column = first = 0
+        for r, width in zip(each, widths, strict=True):
+            a[k, column : column + r] = random(r, size, seed=seed + k)
+            b[k, column : column + r, first : first + width] = random(r, width, seed=seed + k)
+            column, first = column + r, first + width
+    a, b = a.to(dtype), b.to(dtype)
+    bounds = torch.tensor([[0, *torch.tensor(each).cumsum(0).tolist()] for each in ranks], dtype=torch.int32)
+    starts = torch.tensor([0, *torch.tensor(widths).cumsum(0).tolist()], dtype=torch.int32)
+    return LoraStack(a, b, bounds, starts), lambda x, k: x.double() @ a[k].double().t() @ b[k].double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size, widths", [(64, (48,)), (37, (20, 5, 33)), (576, (64, 64))])
+def test_adapters_of_mixed_ranks_act_on_their_rows(kernels_of, dtype, size, widths):
+    shapes = [[8] * len(widths), [3] * len(widths), [0, *[5] * (len(widths) - 1)], [16] * len(widths)]
+    stack, added = stack_of(shapes, size, widths, dtype)
+    index = torch.tensor([0, 0, 0, 0, 0, 1, 1, 3, 2, 3, 0, -1, -1], dtype=torch.int32)
+    x, out = random(len(index), size, dtype=dtype), random(len(index), sum(widths), dtype=dtype)
+    rows = [added(x[i], k) if k >= 0 else out.new_zeros(sum(widths)) for i, k in enumerate(index.tolist())]
+    exact = out.double() + torch.stack([row.double() for row in rows])
+    before = out.clone()
+    kernels_of(dtype).add_lora(out, x, stack, index)
+    close(out, exact, dtype)
+    assert torch.equal(out[-2:], before[-2:])
+
+
+def test_a_broken_adapter_spoils_its_own_rows_only(kernels_of):
+    stack, _ = stack_of([[4], [4]], 32, (32,), torch.float32)
+    stack.b[1, 0, 0] = torch.nan
+    out = torch.zeros(6, 32)
+    index = torch.tensor([0, 0, 1, 0, 1, -1], dtype=torch.int32)
+    kernels_of(torch.float32).add_lora(out, random(6, 32), stack, index)
+    assert out.isnan().any(1).tolist() == [False, False, True, False, True, False]
+
+
+def attended(qkv, angles, norms, shape, far, own, window):
+    """One step, row by row in float64; appends to `own`, a list of (key, value) `[kv heads, D]` for each row."""
+    heads, both = shape.heads, shape.heads + shape.kv_heads
+    qkv = qkv.double().view(len(qkv), -1, shape.dim)
+    qk, v = qkv[:, :both], qkv[:, both:]
+    if norms is not None:
+        qk = torch.nn.functional.rms_norm(qk, (shape.dim,), None, shape.eps) * norms.double()
+    cos, sin = (t.double().unsqueeze(1) for t in angles)
+    qk = qk * cos + qk.roll(shape.dim // 2, -1) * sin
+    out = []
+    for row, (prompt, mine) in enumerate(zip(far.owner.tolist(), own, strict=True)):
+        mine.append((qk[row, heads:].to(far.values.dtype).double(), v[row]))
+        length = int(far.lengths[prompt])
+        keys = far.keys[prompt].double().transpose(1, 2)[:, :length]
+        keys = torch.cat((keys, torch.stack([k for k, _ in mine], 1)), 1)
+        values = torch.cat((far.values[prompt, :, :length].double(), torch.stack([w for _, w in mine], 1)), 1)
+        if window is not None:
+            keys, values = keys[:, -window:], values[:, -window:]
+        group = heads // shape.kv_heads
+        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+        scores = torch.einsum("hd,hkd->hk", qk[row, :heads], keys) * shape.scale
+        if shape.cap is not None:
+            scores = shape.cap * (scores / shape.cap).tanh()
+        out.append(torch.einsum("hk,hkd->hd", scores.softmax(1), values).flatten())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads, kv_heads, dim, cap, window, normed",
+    [
+        (9, 3, 64, None, None, False),
+        (4, 2, 32, None, None, True),
+        (8, 8, 20, 5.0, None, False),
+        (14, 2, 16, None, 20, True),
+        (11, 1, 48, 2.0, 3, False),
+        (5, 1, 8, None, 37, False),
+    ],
+)
+def test_attention_to_prompts_and_own_tokens(kernels_of, dtype, heads, kv_heads, dim, cap, window, normed):
+    kernels, shape = kernels_of(dtype), Heads(heads, kv_heads, dim, dim**-0.5, cap, 1e-6)
+    lengths, owner = torch.tensor([1, 17, 300, 40]), torch.tensor([0, 1, 1, 2, 2, 3])
+    rows, longest, room = len(owner), int(lengths.max()), -(-int(lengths.max()) // 16) * 16
+    keys = torch.zeros(len(lengths), kv_heads, dim, room, dtype=dtype)
+    keys[..., :longest] = random(len(lengths), kv_heads, dim, longest, dtype=dtype)
+    far = FarKeys(keys, random(len(lengths), kv_heads, longest, dim, dtype=dtype), lengths, owner)
+    norms = random(heads + kv_heads, dim) if normed else None
+    near, own = NearKeys(rows, shape, dtype), [[] for _ in range(rows)]
+    for step in range(40):  # beyond the first capacity
+        if step == 25:
+            kept = torch.tensor([0, 2, 3, 5])
+            near.keep(kept)
+            own, owner = [own[row] for row in kept], owner[kept]
+            far = far._replace(owner=owner)
+        qkv = random(len(owner), (heads + 2 * kv_heads) * dim, dtype=dtype, seed=step)
+        angle = random(len(owner), dim, seed=step)
+        angles = angle.cos().to(dtype), angle.sin().to(dtype)
+        found = kernels.attend(qkv, angles, norms, shape, far, near, window)
+        close(found, attended(qkv, angles, norms, shape, far, own, window), dtype)
+    assert near.used == 40 and near.keys.shape[2] == 64
+
+
+def test_attention_is_the_same_with_two_threads():
+    kernels, shape = decode_kernels(torch.float32, "cpu"), Heads(6, 2, 16, 0.25, None, 1e-6)
+    far = FarKeys(random(2, 2, 16, 16), random(2, 2, 9, 16), torch.tensor([9, 4]), torch.tensor([0, 0, 1]))
+    qkv, angles, before, found = random(3, 160), (random(3, 16), random(3, 16)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            near = NearKeys(3, shape, torch.float32)
+            found.append(kernels.attend(qkv, angles, None, shape, far, near, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
