@@ -16,7 +16,7 @@ from mafrt.kernels import library as library_module
 from mafrt.kernels import panels
 from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, LoraStack, NearKeys, decode_kernels
 from mafrt.kernels.library import FLAGS, SOURCE, SWITCH, library
-from mafrt.kernels.panels import Panels
+from mafrt.kernels.panels import LowRank, Panels, in_panels
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -117,6 +117,27 @@ def test_a_product_in_panels_equals_the_plain_one(rows, size, width, dtype, part
     exact = x.double() @ weight.double().t()
     exact = exact + sum(t.double() for t in (bias, added) if t is not None)
     close(Panels.of(weight).product(x, bias, added), exact, dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0, 1, 4, 8, 13])), min_size=1, max_size=6),
+    width=st.sampled_from([16, 49, 130]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_rows_add_a_product_of_low_rank_each_of_its_own(sizes, width, dtype):
+    weight, rows = random(width, 34, dtype=dtype), sum(size for size, _ in sizes)
+    if not panels.serves(weight):
+        pytest.skip("no product in panels here")
+    x, parts, start = random(rows, 34, dtype=dtype), [], 0
+    exact = x.double() @ weight.double().t()
+    for number, (size, rank) in enumerate(sizes):
+        if rank:
+            inner, up = random(rank, size, dtype=dtype, seed=number), random(rank, width, dtype=dtype, seed=number)
+            exact[start : start + size] += inner.double().t() @ up.double()
+            parts.append(LowRank(start, start + size, inner, in_panels(up)))
+        start += size
+    close(Panels.of(weight).product(x, low=parts), exact, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

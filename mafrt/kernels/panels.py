@@ -8,7 +8,7 @@ Processors with AMX multiply bfloat16 faster by oneDNN, so there are no panels i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,8 +43,17 @@ class Panels:
             rows = rows.view(-1, WIDTH, size // 2, 2)
         return Panels(rows.transpose(1, 2).contiguous(), width, size)
 
-    def product(self, x: Tensor, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
-        """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing."""
+    def product(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        added: Tensor | None = None,
+        low: Sequence[LowRank] = (),
+    ) -> Tensor:
+        """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing.
+
+        `low` is added to its rows in the same pass; parts are in the order of their rows, without overlap.
+        """
         # The rows' numbers have to lie side by side; rows may have gaps between them.
         x = x if x.stride(1) == 1 else x.contiguous()
         if added is not None and added.stride(1) != 1:
@@ -52,6 +61,7 @@ class Panels:
         out = x.new_empty(len(x), self.width)
         function = _function(x.dtype)
         assert function is not None and x.dtype == self.numbers.dtype and x.shape[1] == self.size
+        table = _Table(x, low) if low else None
         function(
             x.data_ptr(),
             x.stride(0),
@@ -62,11 +72,61 @@ class Panels:
             None if bias is None else bias.data_ptr(),
             None if added is None else added.data_ptr(),
             0 if added is None else added.stride(0),
+            *(_NO_TABLE if table is None else table.arguments),
             out.data_ptr(),
             self.width,
             torch.get_num_threads(),
         )
         return out
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What rows `start` to `stop` add to a product: `inner^T up`."""
+
+    start: int
+    stop: int
+    inner: Tensor
+    """`[r, rows]`"""
+    up: Tensor
+    """`[r, out]` in panels (`in_panels`)"""
+
+
+def in_panels(up: Tensor) -> Tensor:
+    """`[r, out]` as `[panels, r, 48]`, in bfloat16 `[panels, r / 2, 48, 2]`; zeros at the end and for an odd r."""
+    step = 2 if up.dtype == torch.bfloat16 else 1
+    whole = functional.pad(up, (0, -up.shape[1] % WIDTH, 0, -len(up) % step))
+    return whole.view(len(whole) // step, step, -1, WIDTH).permute(2, 0, 3, 1).contiguous()
+
+
+class _Table:
+    """The parts of low rank as the kernel reads them: segments that cover all rows, and one matrix of inner numbers."""
+
+    def __init__(self, x: Tensor, parts: Sequence[LowRank]) -> None:
+        step = 2 if x.dtype == torch.bfloat16 else 1
+        most = max(-(-len(part.inner) // step) * step for part in parts)
+        stops, ranks, ups, at = list[int](), list[int](), list[int](), 0
+        self._parts, self._inner = parts, x.new_zeros(len(x), most)
+        for part in parts:
+            if part.start > at:
+                stops.append(part.start)
+                ranks.append(0)
+                ups.append(0)
+            stops.append(part.stop)
+            ranks.append(-(-len(part.inner) // step) * step)
+            ups.append(part.up.data_ptr())
+            self._inner[part.start : part.stop, : len(part.inner)] = part.inner.t()
+            at = part.stop
+        if at < len(x):
+            stops.append(len(x))
+            ranks.append(0)
+            ups.append(0)
+        self._numbers = torch.tensor([stops, ranks, ups], dtype=torch.int64)
+        rows = (row.data_ptr() for row in self._numbers)
+        self.arguments = (len(stops), *rows, self._inner.data_ptr(), most)
+
+
+_NO_TABLE = (0, None, None, None, None, 0)
 
 
 def serves(weight: Tensor) -> bool:
@@ -88,6 +148,6 @@ def _function(dtype: torch.dtype) -> Callable[..., Any] | None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [pointer, number, number, number, pointer, number, pointer, pointer, number]
-    function.argtypes += [pointer, number, ctypes.c_int]
+    function.argtypes += [number, pointer, pointer, pointer, pointer, number, pointer, number, ctypes.c_int]
     function.restype = None
-    return function  # type: ignore[no-any-return]
+    return function

@@ -7,12 +7,13 @@ by the matrix products themselves. The results are those of the layers one by on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mafrt.kernels.panels import Panels
+from mafrt.kernels.panels import LowRank, Panels, in_panels
 from mafrt.models.adapter_routing import Run, Segment
 from mafrt.models.onednn import few_rows, product
 from mafrt.models.packed_weights import PackedWeights
@@ -44,12 +45,21 @@ def linear_siblings(
     return _LinearSiblings.apply(x, layers, runs, packed, *pairs)
 
 
-class Joined(NamedTuple):
-    """One adapter's weights for layers that share their input: `down` `[R, in]` is A of all, one below the other, and
-    `up` `[R, out of all]` has B of each, scaled and transposed, as a block of its own among zeros."""
+@dataclass
+class Joined:
+    """One adapter's weights for layers that share their input."""
 
     down: Tensor
+    """`[R, in]`: A of all layers, one below the other"""
     up: Tensor
+    """`[R, out of all]`: B of each, scaled and transposed, as a block of its own among zeros"""
+    _panels: Tensor | None = None
+
+    def up_panels(self) -> Tensor:
+        """`up` in panels, made once."""
+        if self._panels is None:
+            self._panels = in_panels(self.up)
+        return self._panels
 
 
 def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
@@ -83,14 +93,26 @@ def fixed_siblings(
         joined: of each adapter that targets any of the layers.
         weight: the layers' packed weights.
     """
+    widths = [len(layer.weight) for layer in layers]
+    # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
+    inner = [
+        (start, stop, few_rows(joined[k].down, x[start:stop].t()), joined[k])
+        for k, start, stop in segments
+        if k in joined
+    ]
+    if isinstance(weight, Panels) and _long(x, segments):
+        low = [LowRank(start, stop, h, own.up_panels()) for start, stop, h, own in inner]
+        return weight.product(x, _bias(x, layers), low=low).split(widths, 1)
     out = product(x, weight, _bias(x, layers))
-    for adapter, start, stop in segments:
-        if adapter in joined:
-            tokens = slice(start, stop)
-            # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
-            inner = few_rows(joined[adapter].down, x[tokens].t())
-            out[tokens].addmm_(inner.t(), joined[adapter].up)
-    return out.split([len(layer.weight) for layer in layers], 1)
+    for start, stop, h, own in inner:
+        out[start:stop].addmm_(h.t(), own.up)
+    return out.split(widths, 1)
+
+
+def _long(x: Tensor, runs: Sequence[object]) -> bool:
+    """Whether the runs of tokens are long enough for the adapters to be a part of the product in panels, which takes
+    eight rows at a time."""
+    return len(x) >= 8 * len(runs)
 
 
 def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -103,9 +125,8 @@ def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
 
 
-def _frozen(x: Tensor, layers: Sequence[Frozen], packed: PackedWeights | None) -> list[Tensor]:
-    """The layers' outputs without adapters."""
-    weight = None if packed is None else packed.of(*(layer.weight for layer in layers))
+def _frozen(x: Tensor, layers: Sequence[Frozen], weight: Tensor | Panels | None) -> list[Tensor]:
+    """The layers' outputs without adapters; `weight`: all of them, packed."""
     if weight is None:
         return [product(x, *layer) for layer in layers]
     return list(product(x, weight, _bias(x, layers)).split([len(layer.weight) for layer in layers], 1))
@@ -129,9 +150,8 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     return first.as_strided((len(first), width), (width, 1))
 
 
-def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], packed: PackedWeights | None) -> Tensor:
-    """The input's gradient through the frozen layers."""
-    weight = None if packed is None else packed.of(*(layer.weight for layer in layers), transposed=True)
+def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], weight: Tensor | Panels | None) -> Tensor:
+    """The input's gradient through the frozen layers; `weight`: all of them, transposed and packed."""
     if weight is not None:
         return product(_side_by_side(grads), weight)
     grad_x = None
@@ -139,6 +159,17 @@ def _frozen_backward(grads: Sequence[Tensor], layers: Sequence[Frozen], packed: 
         grad_x = product(grad, layer.weight.t(), None, grad_x)
     assert grad_x is not None  # there is a layer
     return grad_x
+
+
+def _ups(run: Run, pairs: Sequence[Tensor], widths: Sequence[int], like: Tensor) -> Tensor:
+    """`[sum of ranks, out of all layers]`: the B of a run's layers, scaled, as blocks among zeros."""
+    ups = like.new_zeros(sum(len(pairs[a]) for _, a, _ in run.pairs), sum(widths))
+    row = 0
+    for number, a, scale in run.pairs:
+        column, rank = sum(widths[:number]), len(pairs[a])
+        torch.mul(pairs[a + 1].t(), scale, out=ups[row : row + rank, column : column + widths[number]])
+        row += rank
+    return ups
 
 
 class _LinearSiblings(torch.autograd.Function):
@@ -151,19 +182,28 @@ class _LinearSiblings(torch.autograd.Function):
         packed: PackedWeights | None,
         *pairs: Tensor,
     ) -> tuple[Tensor, ...]:
-        outs = _frozen(x, layers, packed)
+        weight = None if packed is None else packed.of(*(layer.weight for layer in layers))
         # Cut once for all runs: there are as many runs as agents, and cutting piece by piece takes longer.
         sizes = [run.stop - run.start for run in runs]
-        tokens, targets = x.split(sizes), [out.split(sizes) for out in outs]
-        inner = []
-        for place, run in enumerate(runs):
-            if not run.pairs:
-                continue
-            # One product for all siblings, then split: they read the same input, and narrow products are slow.
-            inner.append(few_rows(_downs(run, pairs, x.dtype), tokens[place].t()))
-            own = inner[-1].split([len(pairs[a]) for _, a, _ in run.pairs])
-            for (number, a, scale), h in zip(run.pairs, own, strict=True):
-                targets[number][place].addmm_(h.t(), _as(pairs[a + 1], x.dtype).t(), alpha=scale)
+        tokens = x.split(sizes)
+        # One product for all siblings: they read the same input, and narrow products are slow.
+        inner = [
+            few_rows(_downs(run, pairs, x.dtype), own.t()) for run, own in zip(runs, tokens, strict=True) if run.pairs
+        ]
+        busy, widths = [run for run in runs if run.pairs], [len(layer.weight) for layer in layers]
+        if isinstance(weight, Panels) and _long(x, runs):
+            low = [
+                LowRank(run.start, run.stop, h, in_panels(_ups(run, pairs, widths, x)))
+                for run, h in zip(busy, inner, strict=True)
+            ]
+            outs = list(weight.product(x, _bias(x, layers), low=low).split(widths, 1))
+        else:
+            outs = _frozen(x, layers, weight)
+            for run, h in zip(busy, inner, strict=True):
+                own = h.split([len(pairs[a]) for _, a, _ in run.pairs])
+                for (number, a, scale), part in zip(run.pairs, own, strict=True):
+                    target = outs[number][run.start : run.stop]
+                    target.addmm_(part.t(), _as(pairs[a + 1], x.dtype).t(), alpha=scale)
         ctx.save_for_backward(x, *inner, *pairs)
         ctx.layers, ctx.runs, ctx.packed = layers, runs, packed
         return tuple(outs)
@@ -173,11 +213,10 @@ class _LinearSiblings(torch.autograd.Function):
         x, *rest = ctx.saved_tensors
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
         inner, pairs = iter(rest[: len(rest) - len(want)]), rest[len(rest) - len(want) :]
-        grad_x = _frozen_backward(grads, ctx.layers, ctx.packed) if want_x else None
         pair_grads: list[Tensor | None] = [None] * len(pairs)
         sizes = [run.stop - run.start for run in ctx.runs]
         tokens, onto = x.split(sizes), [grad.split(sizes) for grad in grads]
-        targets = None if grad_x is None else grad_x.split(sizes)
+        low: list[tuple[Run, Tensor, Tensor]] = []
         for place, run in enumerate(ctx.runs):
             if not run.pairs:
                 continue
@@ -193,9 +232,24 @@ class _LinearSiblings(torch.autograd.Function):
             for (number, a, scale), kept in zip(run.pairs, next(inner).split(ranks), strict=True):
                 if want[a + 1]:
                     _add(pair_grads, a + 1, few_rows(kept, onto[number][place], scale).t(), pairs[a + 1])
-            if targets is not None:
-                targets[place].addmm_(both.t(), _downs(run, pairs, x.dtype))
-        return grad_x, None, None, None, *pair_grads
+            low.append((run, both, _downs(run, pairs, x.dtype)))
+        return _grad_x(grads, low, ctx) if want_x else None, None, None, None, *pair_grads
+
+
+def _grad_x(grads: Sequence[Tensor], low: Sequence[tuple[Run, Tensor, Tensor]], ctx: Any) -> Tensor:
+    """The input's gradient through the frozen layers and the adapters.
+
+    `low` has of each run B^T g `[R, tokens]` and A `[R, in]`.
+    """
+    frozen = [layer.weight for layer in ctx.layers]
+    weight = None if ctx.packed is None else ctx.packed.of(*frozen, transposed=True)
+    if isinstance(weight, Panels) and _long(grads[0], ctx.runs):
+        parts = [LowRank(run.start, run.stop, both, in_panels(downs)) for run, both, downs in low]
+        return weight.product(_side_by_side(grads), low=parts)
+    grad_x = _frozen_backward(grads, ctx.layers, weight)
+    for run, both, downs in low:
+        grad_x[run.start : run.stop].addmm_(both.t(), downs)
+    return grad_x
 
 
 def _add(pair_grads: list[Tensor | None], place: int, grad: Tensor, like: Tensor, want: bool = True) -> None:

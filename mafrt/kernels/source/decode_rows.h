@@ -122,13 +122,15 @@ void OF(add_lora)(const T *x, long rows, long size, const T *a, const T *b, long
  * sign, stand in the tables. */
 INLINE void OF(rotate)(const T *x, const float *factors, float eps, const T *cosine, const T *sine, long dim,
                        float *out) {
-    float normed[dim], scale = factors ? OF(norm_scale)(x, dim, eps) : 1.0f;
-    for (long i = 0; i < dim; i++) normed[i] = OF(from)(x[i]) * scale * (factors ? factors[i] : 1.0f);
-    long half = dim / 2;
-    for (long i = 0; i < dim; i++) {
-        float other = normed[i < half ? i + half : i - half];
-        out[i] = normed[i] * OF(from)(cosine[i]) + other * OF(from)(sine[i]);
+    float own[dim];
+    for (long i = 0; i < dim; i++) own[i] = OF(from)(x[i]);
+    if (factors) {
+        float scale = OF(norm_scale)(x, dim, eps);
+        for (long i = 0; i < dim; i++) own[i] *= scale * factors[i];
     }
+    long half = dim / 2;
+    for (long i = 0; i < half; i++) out[i] = own[i] * OF(from)(cosine[i]) + own[i + half] * OF(from)(sine[i]);
+    for (long i = half; i < dim; i++) out[i] = own[i] * OF(from)(cosine[i]) + own[i - half] * OF(from)(sine[i]);
 }
 
 /* Keys [dim, stride], a column each, and values [.., dim]; those from `first` to `last` are read. Columns up to the
