@@ -14,6 +14,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, shipped
 from mafrt.environment.base import Env
 from mafrt.environment.registry import ENVIRONMENTS
+from mafrt.kernels import library
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_record import (
     BaseRecord,
@@ -201,8 +202,9 @@ def _base_record(base: SharedBase, name: str) -> BaseRecord:
 def _machine(base: SharedBase) -> dict[str, Any]:
     import torch
 
-    return {
+    machine = {
         "dtype": str(base.model.dtype).removeprefix("torch."),
         "device": base.device.type,
         "threads": torch.get_num_threads(),
     }
+    return {**machine, "kernels": library.name()} if base.device.type == "cpu" else machine

@@ -77,6 +77,15 @@ def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
     assert made.stat().st_mtime_ns == stamp
 
 
+def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
+    plain = tmp_path / "plain_cc"
+    plain.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
+    plain.chmod(0o755)
+    monkeypatch.setenv("CC", str(plain))
+    made = fresh_library(monkeypatch, tmp_path)
+    assert made is not None and hasattr(made, "attend_f32") and hasattr(made, "learn_attention")
+
+
 @pytest.mark.parametrize(
     "fault", ["no compiler", "a compiler that fails", "a cache that is a file", "an empty library"]
 )

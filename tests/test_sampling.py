@@ -14,6 +14,7 @@ from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
 from mafrt.engines.local.inverse_cdf import BLOCK, MANY, draw, running_sums
 from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms, truncate
+from mafrt.kernels import sample
 
 CASES = [
     SamplingParams(),
@@ -25,6 +26,15 @@ CASES = [
     SamplingParams(top_k=1000, top_p=0.999),
     SamplingParams(top_p=1e-6),
 ]
+
+
+@pytest.fixture(scope="module", params=["the machine's", "torch"], autouse=True)
+def kernels(request):
+    """With the kernel in C, where the machine has it, and without."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(sample, "serves", lambda logits: False)
+        yield
 
 
 def random_logits(rows=1, vocabulary=12, seed=0):

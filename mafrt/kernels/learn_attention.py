@@ -1,7 +1,7 @@
 """Attention of the learning pass over rows and families of rows (`source/learn_attention.c`), as an autograd operation.
 
-Scores and sums are float32, and only the result is rounded. What is kept for the backward pass is the queries, keys and
-values as they are and one number a query and head, the log-sum-exp: the probabilities are computed again.
+Scores and sums are float32, and only the result is rounded. Kept for the backward pass are the queries, keys and values
+as they are and one number a query and head, the log-sum-exp: the probabilities are computed again.
 """
 
 from __future__ import annotations

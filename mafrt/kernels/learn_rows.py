@@ -1,4 +1,4 @@
-"""What a learning pass computes between its products, each in one pass over memory (`source/learn_rows.c`).
+"""The operations of a learning pass between its products, each in one pass over memory (`source/learn_rows.c`).
 
 Numbers in between are float32, and results are rounded once. Nothing here is recorded; the functions' callers in
 `mafrt.models` are autograd operations. A tensor is taken as rows of its last dimension.
@@ -59,7 +59,7 @@ def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Ten
 
 
 def rotary(x: Tensor, cosine: Tensor, sine: Tensor, backward: bool = False) -> Tensor:
-    """Rotary embedding of `[heads, N, D]` by `[N, D]`, or what carries a gradient back through it.
+    """Rotary embedding of `[heads, N, D]` by `[N, D]`, or its way back, for a gradient.
 
     The result's memory is `[N, heads, D]`, as that of a linear layer is.
     """

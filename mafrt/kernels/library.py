@@ -1,8 +1,8 @@
 """The C kernels, compiled by the machine's own compiler when they are first needed, and kept in the user's cache.
 
 A wheel could hold one processor's instructions only, and building it would need a compiler on every machine; here each
-machine compiles for itself, in about two seconds. Without a compiler, or where what it makes does not load, everything
-is computed by torch: slower, with the same results up to rounding.
+machine compiles for itself, in a few seconds. Without a compiler, or where its library does not load, everything is
+computed by torch: slower, with the same results up to rounding.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from mafrt.core.shipped import user_cache
+from mafrt.core.threads import cores
 
 log = logging.getLogger(__name__)
 
 SWITCH = "MAFRT_KERNELS"
-"""Environment variable; `torch` leaves the kernels out."""
+"""Environment variable; `torch` leaves the kernels out, `c` asks for them where a run was recorded without."""
 SOURCE = Path(__file__).with_name("source")
-FLAGS = ("-O2", "-march=native", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared")
+FLAGS = (
+    *("-O2", "-fvect-cost-model=dynamic", "-march=native", "-std=gnu11"),
+    *("-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared"),
+)
 """No flag lets the compiler change the order of sums, so that equal inputs give equal bits wherever it is compiled for
 the same processor."""
 THREADS_FLAG = "-fopenmp"
@@ -38,7 +43,7 @@ def library() -> ctypes.CDLL | None:
     """The loaded kernels; None where there are none, with the reason in the log."""
     if os.environ.get(SWITCH, "") == "torch":
         return None
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = find_compiler()
     if compiler is None:
         log.info("no C compiler was found, so products and decoding are torch's: slower, with the same results")
         return None
@@ -52,8 +57,21 @@ def library() -> ctypes.CDLL | None:
 
 
 def name() -> str:
-    """What computes on this machine's CPU, for the record of a run: `c` or `torch`."""
+    """The kernels of this machine's CPU, for the record of a run: `c` or `torch`."""
     return "torch" if library() is None else "c"
+
+
+def use_torch() -> bool:
+    """Leave the kernels out, here and in processes started from here; False: too late, they are loaded."""
+    if library.cache_info().currsize and library() is not None:
+        return False
+    os.environ[SWITCH] = "torch"
+    return True
+
+
+def find_compiler() -> str | None:
+    """The machine's C compiler."""
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def _compiled(compiler: str) -> Path:
@@ -71,14 +89,26 @@ def _compiled(compiler: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as made:
         out = Path(made) / "kernels.so"
-        sources = [str(path) for path in sorted(SOURCE.glob("*.c"))]
-        command = [compiler, *FLAGS, *sources, "-lm", "-o", str(out)]
-        done = subprocess.run([*command, THREADS_FLAG], capture_output=True, timeout=COMPILE_S)
-        if done.returncode:  # a compiler without OpenMP
-            subprocess.run(command, capture_output=True, timeout=COMPILE_S, check=True)
+        try:
+            _build([compiler, *FLAGS, THREADS_FLAG], out)
+        except subprocess.CalledProcessError:  # a compiler without OpenMP
+            _build([compiler, *FLAGS], out)
         # By one rename: another process either finds nothing or all of it.
         os.replace(out, target)
     return target
+
+
+def _build(command: list[str], out: Path) -> None:
+    """Compile the sources side by side, and link them. Raises SubprocessError."""
+
+    def run(*arguments: str) -> None:
+        subprocess.run([*command, *arguments], capture_output=True, timeout=COMPILE_S, check=True)
+
+    sources = sorted(SOURCE.glob("*.c"))
+    objects = [str(out.with_name(f"{source.stem}.o")) for source in sources]
+    with ThreadPoolExecutor(min(cores(), len(sources))) as pool:
+        list(pool.map(lambda source, made: run("-c", str(source), "-o", made), sources, objects))
+    run(*objects, "-lm", "-o", str(out))
 
 
 def _fingerprint(compiler: str) -> str:
@@ -93,7 +123,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> list[str]:
-    """What the kernel says of the first processor's model and instructions; empty where it says nothing."""
+    """Model and instructions of the first processor, as the kernel names them; empty where it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -2,8 +2,8 @@
 
 oneDNN copies a weight into blocks of its own in every call. That costs a fifth to a half of a product with few rows, as
 in decoding, and in float32 also a fifth of one with many rows. The weights are frozen here, so a copy in that layout
-is made once, and all later products read it. In bfloat16 the products are equal bit by bit; in float32 they differ by
-the order of sums.
+is made once, and all later products read it. Products by oneDNN in bfloat16 are equal bit by bit; those in float32, and
+those of the kernels in C, differ by the order of sums.
 
 A copy takes the memory of the weights again (in learning twice, since gradients go back through another one; and once
 more where decoding has one with the adapters in it), so a model is packed only if it is small for the machine's memory.

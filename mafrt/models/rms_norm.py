@@ -26,7 +26,7 @@ CHUNK_ELEMENTS = 2**16
 def use_recorded_norms(model: nn.Module) -> int:
     """Give the RMS norms of a frozen model a backward pass of their own; returns how many were found.
 
-    A norm is one whose class says so in its name and that computes what `_RmsNorm` does, bit by bit, for a random
+    A norm is one whose class says so in its name and that computes what `_forward` does, bit by bit, for a random
     input: both forms of transformers are known, the plain one and Gemma's with 1 + w.
     """
     found = 0

@@ -85,7 +85,7 @@ class RunRecord:
     sandbox: str | None = None
     """where programs of agents run; None: the environment runs none"""
     machine: dict[str, Any] = field(default_factory=dict)
-    """number format, device and threads that were chosen"""
+    """number format, device, threads and kernels that were chosen"""
 
     def save(self, run_dir: Path) -> None:
         """Write `run.json`, atomically. Raises CheckpointError if the disk refuses."""

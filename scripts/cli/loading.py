@@ -23,6 +23,7 @@ from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
+from mafrt.kernels.choice import choose_kernels
 from mafrt.models import load_bases
 from mafrt.models.precision import choose_dtype
 from mafrt.scripts.cli.command import Settings
@@ -175,6 +176,8 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
     recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
     print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
+    if _on_cpu(settings):
+        print(choose_kernels(machine.get("kernels")), flush=True)
     keep_freed_memory()
     bases = load_bases.load_bases(
         recorded_models(team, settings),
@@ -219,11 +222,8 @@ def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> 
 
     Measured for a base on a CPU that is not quantised. Several processes do not measure: all need the same format.
     """
-    import torch
-
-    asked, device = settings["dtype"], settings["device"]
-    on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
-    if several or not on_cpu or settings.make(ModelSettings).bits:
+    asked = settings["dtype"]
+    if several or not _on_cpu(settings) or settings.make(ModelSettings).bits:
         return asked
     name = settings["model_name_or_path"]
     folder = base_folder(name) or Path(name).expanduser()
@@ -231,6 +231,13 @@ def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> 
     choice = choose_dtype(asked, recorded, folder if folder.is_dir() else None)
     print(f"Number format of the base: {choice.dtype} ({choice.reason}).", flush=True)
     return choice.dtype
+
+
+def _on_cpu(settings: Settings) -> bool:
+    import torch
+
+    device = settings["device"]
+    return device == "cpu" or (device is None and not torch.cuda.is_available())
 
 
 REACH_S = 4.0

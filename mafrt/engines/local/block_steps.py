@@ -45,7 +45,7 @@ class TorchSteps:
         return rms_norm(x, factors, self._model.shape.eps)
 
     def final_norm(self, x: Tensor) -> Tensor:
-        return self._model.base.inner.norm(x)  # type: ignore[no-any-return]
+        return self._model.base.inner.norm(x)
 
     def attend(self, number: int, qkv: Tensor, rotation: Rotation) -> Tensor:
         """Attention of one new token per row, `qkv` `[rows, (heads + 2 kv heads) * D]`: `[rows, heads * D]`."""
@@ -63,7 +63,7 @@ class TorchSteps:
     def activated(self, block: DecoderBlock, gate_up: Tensor) -> Tensor:
         """act(gate) up `[rows, d]`, of gate and up side by side `[rows, 2 d]`."""
         gate, up = gate_up.chunk(2, 1)
-        return block.act(gate).mul_(up)  # type: ignore[no-any-return]
+        return block.act(gate).mul_(up)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`, in order; the prompts are told by the decoder."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mafrt.engines.local.decoder_block import Linear
+from mafrt.kernels.panels import Panels
 from mafrt.models.onednn import pack, product
 
 Pairs = Mapping[str, tuple[Tensor, Tensor, float]]
@@ -35,8 +36,8 @@ class NonFiniteAdapterError(ValueError):
 class WidenedLinear(NamedTuple):
     """One layer: `down` `[in, columns]`, packed in bfloat16; `whole` the packed `[W, B]` `[out, in + columns]`."""
 
-    down: Tensor
-    whole: Tensor
+    down: Tensor | Panels
+    whole: Tensor | Panels
     bias: Tensor | None
     ranks: tuple[int, ...]
     """columns of each adapter, in their order"""
@@ -96,8 +97,8 @@ def widen(adapters: Sequence[Pairs], linear: Linear) -> WidenedLinear | None:
         raise NonFiniteAdapterError
     # In float32 a plain product starts faster than a packed one. Over a transposed view, since the plain product of a
     # row with few contiguous columns would depend on the row's place in the batch by its last bits.
-    down = down.t() if down.dtype == torch.float32 else pack(down)
-    return WidenedLinear(down, pack(whole), linear.bias, ranks)
+    packed = down.t() if down.dtype == torch.float32 else pack(down)
+    return WidenedLinear(packed, pack(whole), linear.bias, ranks)
 
 
 def _ranks(adapters: Sequence[Pairs], linear: Linear) -> tuple[int, ...]:
@@ -122,7 +123,10 @@ class ColumnMasks:
 
     def apply(self, layer: WidenedLinear, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual`."""
-        inner = torch.mm(x, layer.down) if x.dtype == torch.float32 else product(x, layer.down)
+        if isinstance(layer.down, Tensor) and x.dtype == torch.float32:
+            inner = torch.mm(x, layer.down)
+        else:
+            inner = product(x, layer.down)
         mask = self._mask(layer.ranks, x)
         if mask is not None:
             inner.mul_(mask)

@@ -1,0 +1,50 @@
+"""The kernels of the CPU that a run computes with: this machine's, unless the run that goes on had torch's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from mafrt.kernels import library
+
+_TITLES = {"c": "C", "torch": "torch"}
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernels, the reason for the log, and those that the run was recorded with."""
+
+    name: str
+    """`c` or `torch`"""
+    reason: str
+    recorded: str | None = None
+
+    def __str__(self) -> str:
+        said = f"Kernels of the CPU: {_TITLES[self.name]} ({self.reason})."
+        if self.recorded in (None, self.name):
+            return said
+        return (
+            f"{said}\nThe run was recorded with those of {_TITLES[self.recorded]}: from here on its numbers differ "
+            "from an uninterrupted run's in their last bits."
+        )
+
+
+def choose_kernels(recorded: str | None = None) -> KernelChoice:
+    """Choose before anything is computed: the kernels stay the same as long as the process lives.
+
+    Args:
+        recorded: those of the run that goes on, so that it stays repeatable; `MAFRT_KERNELS` wins.
+    """
+    recorded = recorded if recorded in _TITLES else None
+    asked = os.environ.get(library.SWITCH)
+    if recorded == "torch" and not asked and library.use_torch():
+        return KernelChoice("torch", "as before", recorded)
+    if library.library() is not None:
+        return KernelChoice("c", "compiled once by this machine's cc", recorded)
+    if asked == "torch":
+        reason = f"{library.SWITCH}=torch"
+    elif library.find_compiler() is None:
+        reason = "no C compiler found; install gcc to be faster"
+    else:
+        reason = "those in C could not be compiled"
+    return KernelChoice("torch", reason, recorded)

@@ -1,0 +1,68 @@
+"""Drawing one token a row from logits on a CPU (`source/sample.c`): no copy of them is made.
+
+Probabilities are summed in blocks of 128 tokens in float32 and the blocks in float64, so a row's token depends neither
+on the other rows nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mafrt.kernels.library import library
+
+
+def serves(logits: Tensor) -> bool:
+    """Whether this machine has the kernel for such logits."""
+    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16) and _function() is not None
+
+
+def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The first token of each row at which the running sum of its probabilities exceeds the row's uniform number.
+
+    Args:
+        logits: `[rows, V]`; -inf bars a token.
+        temperatures: `[rows]` float32; 0 takes the first of the most likely tokens.
+        uniforms: `[rows]` float32 in [0, 1).
+
+    Returns:
+        Token ids, none of probability 0; their log-probabilities, 0.0 in greedy rows; and `[rows]` float32 numbers
+        that are not finite where a row holds NaN or +inf, or nothing but -inf.
+    """
+    rows, words = logits.shape
+    assert len(temperatures) == len(uniforms) == rows and temperatures.dtype == uniforms.dtype == torch.float32
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    temperatures, uniforms = temperatures.contiguous(), uniforms.contiguous()
+    ids = torch.empty(rows, dtype=torch.long)
+    logprobs, totals = torch.empty(rows), torch.empty(rows)
+    function = _function()
+    assert function is not None
+    function(
+        logits.data_ptr(),
+        logits.stride(0),
+        rows,
+        words,
+        temperatures.data_ptr(),
+        uniforms.data_ptr(),
+        ids.data_ptr(),
+        logprobs.data_ptr(),
+        totals.data_ptr(),
+        int(logits.dtype == torch.bfloat16),
+        torch.get_num_threads(),
+    )
+    return ids, logprobs, totals
+
+
+@cache
+def _function() -> Any:
+    lib = library()
+    function = None if lib is None else getattr(lib, "sample", None)
+    if function is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_long
+        function.argtypes = [pointer, *[number] * 3, *[pointer] * 5, ctypes.c_int, ctypes.c_int]
+        function.restype = None
+    return function
