@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import shutil
-import subprocess
 
 import pytest
 import torch
+from helpers_kernels import without_avx512
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.kernels import library as library_module
 from mafrt.kernels import panels
 from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, LoraStack, NearKeys, decode_kernels
-from mafrt.kernels.library import FLAGS, SOURCE, SWITCH, library
+from mafrt.kernels.library import SWITCH, library
 from mafrt.kernels.panels import LowRank, Panels, in_panels
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -33,22 +32,11 @@ def random(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory):
-    """The same sources for a processor with AVX2 and nothing later."""
-    out = tmp_path_factory.mktemp("kernels") / "narrow.so"
-    flags = [flag for flag in FLAGS if not flag.startswith("-march")]
-    sources = [str(path) for path in sorted(SOURCE.glob("*.c"))]
-    subprocess.run(["cc", "-march=x86-64-v3", *flags, *sources, "-lm", "-o", str(out)], check=True, capture_output=True)
-    return ctypes.CDLL(str(out))
-
-
 @pytest.fixture(params=["as for this processor", "AVX2"])
 def kernels_of(request):
     """Number format -> the kernels of a decode step."""
     if request.param == "AVX2":
-        lib = request.getfixturevalue("narrow")
-        return lambda dtype: DecodeKernels(lib, dtype)
+        return lambda dtype: DecodeKernels(without_avx512(), dtype)
     return lambda dtype: decode_kernels(dtype, "cpu")
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import shutil
-import subprocess
 
 import pytest
 import torch
+from helpers_kernels import without_avx512
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.core.types import SamplingParams
 from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, draw_uniforms
 from mafrt.kernels import sample as sample_module
-from mafrt.kernels.library import FLAGS, SOURCE
 from mafrt.kernels.sample import sample, serves
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -53,14 +51,10 @@ def right(logits, temperature, uniforms):
 
 
 @pytest.fixture(params=["as for this processor", "AVX2"])
-def compiled(request, monkeypatch, tmp_path):
+def compiled(request, monkeypatch):
     """The kernel of this processor, and that of one with AVX2 and nothing later."""
     if request.param == "AVX2":
-        flags = [flag for flag in FLAGS if not flag.startswith("-march")]
-        command = ["cc", "-march=x86-64-v3", *flags, str(SOURCE / "sample.c"), "-lm", "-o", str(tmp_path / "narrow.so")]
-        subprocess.run(command, check=True, capture_output=True)
-        lib = ctypes.CDLL(str(tmp_path / "narrow.so"))
-        monkeypatch.setattr(sample_module, "library", lambda: lib)
+        monkeypatch.setattr(sample_module, "library", without_avx512)
         monkeypatch.setattr(sample_module, "_function", sample_module._function.__wrapped__)
 
 

@@ -27,10 +27,7 @@ log = logging.getLogger(__name__)
 SWITCH = "MAFRT_KERNELS"
 """Environment variable; `torch` leaves the kernels out, `c` asks for them where a run was recorded without."""
 SOURCE = Path(__file__).with_name("source")
-FLAGS = (
-    *("-O2", "-fvect-cost-model=dynamic", "-march=native", "-std=gnu11"),
-    *("-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared"),
-)
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared")
 """No flag lets the compiler change the order of sums, so that equal inputs give equal bits wherever it is compiled for
 the same processor."""
 THREADS_FLAG = "-fopenmp"
