@@ -1,7 +1,7 @@
 """Products with frozen weights that lie in panels of 48 outputs (`source/gemm.c`).
 
-On one thread of an AMD EPYC (Zen 4), per second: 8 rows by 576 to 3,072 in bfloat16 134 GFLOP with panels and 62 with
-oneDNN's packed weights, 32 rows 190 and 161, 1,214 rows 216 and 207; in float32 81 and 39, 101 and 89, 107 and 107.
+On one thread of an AMD EPYC (Zen 4), per second: 8 rows by 576 to 3,072 in bfloat16 182 GFLOP with panels and 62 with
+oneDNN's packed weights, 32 rows 214 and 161, 1,214 rows 219 and 207; in float32 91 and 39, 107 and 89, 109 and 107.
 Processors with AMX multiply bfloat16 faster by oneDNN, so there are no panels in bfloat16 there.
 """
 
