@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mafrt.kernels import library as library_module
 from mafrt.kernels import panels
-from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, LoraStack, NearKeys, decode_kernels
+from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, NearKeys, decode_kernels
 from mafrt.kernels.library import SWITCH, library
-from mafrt.kernels.panels import LowRank, Panels, in_panels
+from mafrt.kernels.panels import Panels
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -116,27 +116,6 @@ def test_a_product_in_panels_equals_the_plain_one(rows, size, width, dtype, part
     close(Panels.of(weight).product(x, bias, added), exact, dtype)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    sizes=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0, 1, 4, 8, 13])), min_size=1, max_size=6),
-    width=st.sampled_from([16, 49, 130]),
-    dtype=st.sampled_from(DTYPES),
-)
-def test_rows_add_a_product_of_low_rank_each_of_its_own(sizes, width, dtype):
-    weight, rows = random(width, 34, dtype=dtype), sum(size for size, _ in sizes)
-    if not panels.serves(weight):
-        pytest.skip("no product in panels here")
-    x, parts, start = random(rows, 34, dtype=dtype), [], 0
-    exact = x.double() @ weight.double().t()
-    for number, (size, rank) in enumerate(sizes):
-        if rank:
-            inner, up = random(rank, size, dtype=dtype, seed=number), random(rank, width, dtype=dtype, seed=number)
-            exact[start : start + size] += inner.double().t() @ up.double()
-            parts.append(LowRank(start, start + size, inner, in_panels(up)))
-        start += size
-    close(Panels.of(weight).product(x, low=parts), exact, dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rows_product_depends_neither_on_the_others_nor_on_the_threads(dtype):
     weight, x = random(100, 64, dtype=dtype), random(41, 64, dtype=dtype)
@@ -181,46 +160,6 @@ def test_activation_far_from_zero(kernels_of):
     gate = torch.tensor([[-1e4, -100.0, -88.0, -20.0, 0.0, 20.0, 88.0, 100.0, 1e4, torch.inf]])
     found = kernels_of(torch.float32).silu_product(torch.cat((gate, torch.ones_like(gate)), 1))
     torch.testing.assert_close(found, torch.nn.functional.silu(gate), rtol=1e-6, atol=1e-33)
-
-
-def stack_of(ranks, size, widths, dtype, seed=0):
-    """Adapters with these ranks of each layer `[K][layers]`, and a function x, k -> the exact addition."""
-    most = max(sum(each) for each in ranks)
-    a, b = torch.zeros(len(ranks), most, size), torch.zeros(len(ranks), most, sum(widths))
-    for k, each in enumerate(ranks):
-        column = first = 0
-        for r, width in zip(each, widths, strict=True):
-            a[k, column : column + r] = random(r, size, seed=seed + k)
-            b[k, column : column + r, first : first + width] = random(r, width, seed=seed + k)
-            column, first = column + r, first + width
-    a, b = a.to(dtype), b.to(dtype)
-    bounds = torch.tensor([[0, *torch.tensor(each).cumsum(0).tolist()] for each in ranks], dtype=torch.int32)
-    starts = torch.tensor([0, *torch.tensor(widths).cumsum(0).tolist()], dtype=torch.int32)
-    return LoraStack(a, b, bounds, starts), lambda x, k: x.double() @ a[k].double().t() @ b[k].double()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size, widths", [(64, (48,)), (37, (20, 5, 33)), (576, (64, 64))])
-def test_adapters_of_mixed_ranks_act_on_their_rows(kernels_of, dtype, size, widths):
-    shapes = [[8] * len(widths), [3] * len(widths), [0, *[5] * (len(widths) - 1)], [16] * len(widths)]
-    stack, added = stack_of(shapes, size, widths, dtype)
-    index = torch.tensor([0, 0, 0, 0, 0, 1, 1, 3, 2, 3, 0, -1, -1], dtype=torch.int32)
-    x, out = random(len(index), size, dtype=dtype), random(len(index), sum(widths), dtype=dtype)
-    rows = [added(x[i], k) if k >= 0 else out.new_zeros(sum(widths)) for i, k in enumerate(index.tolist())]
-    exact = out.double() + torch.stack([row.double() for row in rows])
-    before = out.clone()
-    kernels_of(dtype).add_lora(out, x, stack, index)
-    close(out, exact, dtype)
-    assert torch.equal(out[-2:], before[-2:])
-
-
-def test_a_broken_adapter_spoils_its_own_rows_only(kernels_of):
-    stack, _ = stack_of([[4], [4]], 32, (32,), torch.float32)
-    stack.b[1, 0, 0] = torch.nan
-    out = torch.zeros(6, 32)
-    index = torch.tensor([0, 0, 1, 0, 1, -1], dtype=torch.int32)
-    kernels_of(torch.float32).add_lora(out, random(6, 32), stack, index)
-    assert out.isnan().any(1).tolist() == [False, False, True, False, True, False]
 
 
 def attended(qkv, angles, norms, shape, far, own, window):

@@ -1,4 +1,4 @@
-"""The parts of a decode step beside its products with frozen weights, on a CPU (`source/decode.c`).
+"""The parts of a decode step beside its products, on a CPU (`source/decode.c`).
 
 Each takes tensors that lie as the decoder makes them (contiguous, in the model's number format unless said otherwise)
 and computes in float32, so a row's result does not depend on the rest of the batch.
@@ -22,22 +22,8 @@ _P, _L, _I, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _L, _L, _F, _P, _I],
     "silu_product": [_P, _L, _L, _P, _I],
-    "add_lora": [_P, _L, _L, _P, _P, _L, _P, _P, _I, _P, _P, _L, _I],
     "attend": [_P, _P, _P, _P, _F, *[_L] * 4, _P, _P, _L, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _P, _I],
 }
-
-
-class LoraStack(NamedTuple):
-    """Adapters of layers that share their input, as one layer."""
-
-    a: Tensor
-    """`[K, R, in]`"""
-    b: Tensor
-    """`[K, R, out]`, scaled; 0 where a rank belongs to another of the layers"""
-    ranks: Tensor
-    """`[K, layers + 1]` int32: ranks `[k, p]` to `[k, p + 1]` of adapter k belong to layer p"""
-    starts: Tensor
-    """`[layers + 1]` int32: where each layer's outputs begin, and the end"""
 
 
 class Heads(NamedTuple):
@@ -79,33 +65,34 @@ class NearKeys:
         self._rows, self._shape, self._dtype, self._capacity = rows, shape, dtype, 2 * LANES
         self.used = 0
         """positions that are filled"""
-        self.columns, self.values = self._buffers()
+        self.blocks, self.values = self._buffers()
 
     @property
     def keys(self) -> Tensor:
-        """`[rows, kv heads, capacity, dim]`, a view of the columns."""
-        return self.columns.transpose(2, 3)
+        """`[rows, kv heads, capacity, dim]`, a copy."""
+        return self.blocks.transpose(3, 4).flatten(2, 3)
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
         shape, rows, capacity = self._shape, self._rows, self._capacity
         # Left unfilled: nothing beyond `used` counts.
-        columns = torch.empty(rows, shape.kv_heads, shape.dim, capacity, dtype=self._dtype)
-        return columns, torch.empty(rows, shape.kv_heads, capacity, shape.dim, dtype=self._dtype)
+        blocks = torch.empty(rows, shape.kv_heads, capacity // LANES, shape.dim, LANES, dtype=self._dtype)
+        return blocks, torch.empty(rows, shape.kv_heads, capacity, shape.dim, dtype=self._dtype)
 
     def reserve(self) -> None:
         """Make room for one more position of each row. The capacity doubles when it runs out."""
         if self.used == self._capacity:
             self._capacity *= 2
-            self._copy(self.columns, self.values)
+            self._copy(self.blocks, self.values)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`."""
         self._rows = len(rows)
-        self._copy(self.columns[rows], self.values[rows])
+        self._copy(self.blocks[rows], self.values[rows])
 
-    def _copy(self, columns: Tensor, values: Tensor) -> None:
-        self.columns, self.values = self._buffers()
-        self.columns[..., : self.used] = columns[..., : self.used]
+    def _copy(self, blocks: Tensor, values: Tensor) -> None:
+        self.blocks, self.values = self._buffers()
+        begun = -(-self.used // LANES)
+        self.blocks[:, :, :begun] = blocks[:, :, :begun]
         self.values[:, :, : self.used] = values[:, :, : self.used]
 
 
@@ -134,27 +121,6 @@ class DecodeKernels:
         out = gate_up.new_empty(rows, width)
         self._call["silu_product"](gate_up.data_ptr(), rows, width, out.data_ptr(), torch.get_num_threads())
         return out
-
-    def add_lora(self, out: Tensor, x: Tensor, stack: LoraStack, index: Tensor) -> None:
-        """Add the adapters' part for inputs `x` `[rows, in]` to `out` `[rows, out]`, in place.
-
-        `index` `[rows]` int32: the adapter of each row, -1 for none; rows of one adapter side by side are faster.
-        """
-        self._call["add_lora"](
-            x.data_ptr(),
-            len(x),
-            x.shape[1],
-            stack.a.data_ptr(),
-            stack.b.data_ptr(),
-            stack.a.shape[1],
-            stack.ranks.data_ptr(),
-            stack.starts.data_ptr(),
-            len(stack.starts) - 1,
-            index.data_ptr(),
-            out.data_ptr(),
-            out.shape[1],
-            torch.get_num_threads(),
-        )
 
     def attend(
         self,
@@ -195,9 +161,9 @@ class DecodeKernels:
             far.values.shape[2],
             far.lengths.data_ptr(),
             far.owner.data_ptr(),
-            near.columns.data_ptr(),
+            near.blocks.data_ptr(),
             near.values.data_ptr(),
-            near.columns.shape[3],
+            near.values.shape[2],
             near.used,
             window or 0,
             shape.scale,

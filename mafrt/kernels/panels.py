@@ -8,7 +8,7 @@ Processors with AMX multiply bfloat16 faster by oneDNN, so there are no panels i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.kernels.library import library
+from mafrt.kernels.low_rank import PANEL, LowRank
 
-WIDTH = 48
-"""outputs in a panel"""
 _FUNCTIONS = {torch.float32: "gemm_f32", torch.bfloat16: "gemm_bf16"}
 
 
@@ -38,9 +37,9 @@ class Panels:
     def of(weight: Tensor) -> Panels:
         """Copy a weight into panels; `serves` tells for which that is possible."""
         width, size = weight.shape
-        rows = functional.pad(weight, (0, 0, 0, -width % WIDTH)).view(-1, WIDTH, size)
+        rows = functional.pad(weight, (0, 0, 0, -width % PANEL)).view(-1, PANEL, size)
         if weight.dtype == torch.bfloat16:
-            rows = rows.view(-1, WIDTH, size // 2, 2)
+            rows = rows.view(-1, PANEL, size // 2, 2)
         return Panels(rows.transpose(1, 2).contiguous(), width, size)
 
     def product(
@@ -48,11 +47,11 @@ class Panels:
         x: Tensor,
         bias: Tensor | None = None,
         added: Tensor | None = None,
-        low: Sequence[LowRank] = (),
+        low: LowRank | None = None,
     ) -> Tensor:
         """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing.
 
-        `low` is added to its rows in the same pass; parts are in the order of their rows, without overlap.
+        `low` is what the rows' adapters add in the same pass; its numbers are computed first unless they are given.
         """
         # The rows' numbers have to lie side by side; rows may have gaps between them.
         x = x if x.stride(1) == 1 else x.contiguous()
@@ -61,7 +60,6 @@ class Panels:
         out = x.new_empty(len(x), self.width)
         function = _function(x.dtype)
         assert function is not None and x.dtype == self.numbers.dtype and x.shape[1] == self.size
-        table = _Table(x, low) if low else None
         function(
             x.data_ptr(),
             x.stride(0),
@@ -72,61 +70,12 @@ class Panels:
             None if bias is None else bias.data_ptr(),
             None if added is None else added.data_ptr(),
             0 if added is None else added.stride(0),
-            *(_NO_TABLE if table is None else table.arguments),
+            None if low is None else low.reference,
             out.data_ptr(),
             self.width,
             torch.get_num_threads(),
         )
         return out
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """What rows `start` to `stop` add to a product: `inner^T up`."""
-
-    start: int
-    stop: int
-    inner: Tensor
-    """`[r, rows]`"""
-    up: Tensor
-    """`[r, out]` in panels (`in_panels`)"""
-
-
-def in_panels(up: Tensor) -> Tensor:
-    """`[r, out]` as `[panels, r, 48]`, in bfloat16 `[panels, r / 2, 48, 2]`; zeros at the end and for an odd r."""
-    step = 2 if up.dtype == torch.bfloat16 else 1
-    whole = functional.pad(up, (0, -up.shape[1] % WIDTH, 0, -len(up) % step))
-    return whole.view(len(whole) // step, step, -1, WIDTH).permute(2, 0, 3, 1).contiguous()
-
-
-class _Table:
-    """The parts of low rank as the kernel reads them: segments that cover all rows, and one matrix of inner numbers."""
-
-    def __init__(self, x: Tensor, parts: Sequence[LowRank]) -> None:
-        step = 2 if x.dtype == torch.bfloat16 else 1
-        most = max(-(-len(part.inner) // step) * step for part in parts)
-        stops, ranks, ups, at = list[int](), list[int](), list[int](), 0
-        self._parts, self._inner = parts, x.new_zeros(len(x), most)
-        for part in parts:
-            if part.start > at:
-                stops.append(part.start)
-                ranks.append(0)
-                ups.append(0)
-            stops.append(part.stop)
-            ranks.append(-(-len(part.inner) // step) * step)
-            ups.append(part.up.data_ptr())
-            self._inner[part.start : part.stop, : len(part.inner)] = part.inner.t()
-            at = part.stop
-        if at < len(x):
-            stops.append(len(x))
-            ranks.append(0)
-            ups.append(0)
-        self._numbers = torch.tensor([stops, ranks, ups], dtype=torch.int64)
-        rows = (row.data_ptr() for row in self._numbers)
-        self.arguments = (len(stops), *rows, self._inner.data_ptr(), most)
-
-
-_NO_TABLE = (0, None, None, None, None, 0)
 
 
 def serves(weight: Tensor) -> bool:
@@ -148,6 +97,6 @@ def _function(dtype: torch.dtype) -> Callable[..., Any] | None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [pointer, number, number, number, pointer, number, pointer, pointer, number]
-    function.argtypes += [number, pointer, pointer, pointer, pointer, number, pointer, number, ctypes.c_int]
+    function.argtypes += [pointer, pointer, number, ctypes.c_int]
     function.restype = None
     return function

@@ -32,8 +32,9 @@ class Segment(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Tokens `start:stop` of one adapter."""
+    """Tokens `start:stop` of one adapter, -1 for none."""
 
+    adapter: int
     start: int
     stop: int
     pairs: tuple[tuple[int, int, float], ...]
@@ -172,4 +173,4 @@ def runs_of(segments: Sequence[Segment], layouts: Sequence[Layout]) -> list[Run]
         for adapter, _, scaling in layout:
             pairs.setdefault(adapter, []).append((number, place, scaling))
             place += 2
-    return [Run(start, stop, tuple(pairs.get(adapter, ()))) for adapter, start, stop in segments]
+    return [Run(adapter, start, stop, tuple(pairs.get(adapter, ()))) for adapter, start, stop in segments]

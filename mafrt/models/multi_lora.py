@@ -22,8 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mafrt.kernels.low_rank import Joined, join
 from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
-from mafrt.models.lora_siblings import Frozen, Joined, fixed_siblings, join, linear_siblings
+from mafrt.models.frozen_layers import Frozen
+from mafrt.models.lora_siblings import fixed_siblings, linear_siblings
 from mafrt.models.onednn import few_rows, product
 
 # Inner activations are kept as [r, tokens]: with r of 8 or so as the long side of a product (`x @ A.T`), CPU
@@ -262,7 +264,14 @@ class StackedLoRALinear(nn.Module):
             for k, _, _ in layout
             for p in layer.pairs[k]
         ]
-        return linear_siblings(flat, frozen, routing.runs[layouts], pairs, self.context.packed)
+        return linear_siblings(
+            flat,
+            frozen,
+            routing.runs[layouts],
+            pairs,
+            lambda: self._all_joined(routing, flat.dtype),
+            self.context.packed,
+        )
 
     def _all_joined(self, routing: AdapterRouting, dtype: torch.dtype) -> dict[int, Joined]:
         """By adapter: its weights in all siblings; kept until they change."""

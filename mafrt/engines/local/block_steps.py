@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mafrt.engines.local.decode_lora import FusedLora
 from mafrt.engines.local.decoder_block import DecoderBlock, rms_norm
 from mafrt.engines.local.kv_cache import KVLayer, OwnKeys
 from mafrt.engines.local.lean_model import LeanModel
@@ -102,22 +101,3 @@ class KernelSteps(TorchSteps):
 
     def activated(self, block: DecoderBlock, gate_up: Tensor) -> Tensor:
         return self._kernels.silu_product(gate_up) if block.silu else super().activated(block, gate_up)
-
-
-class KernelRows:
-    """Which rows of a batch use which of the stacked adapters, for the kernels; as `RowAdapters`.
-
-    Args:
-        index: `[rows]`, position in the stack, -1 for none.
-        kernels: of the model's number format.
-    """
-
-    def __init__(self, index: Tensor, kernels: DecodeKernels) -> None:
-        self._index, self._kernels = index.int(), kernels
-
-    def keep(self, rows: Tensor) -> None:
-        self._index = self._index[rows.cpu()]
-
-    def add(self, out: Tensor, x: Tensor, lora: FusedLora) -> None:
-        """Add the adapters' part for inputs `x` `[rows, in]` to `out` `[rows, out]`, in place."""
-        self._kernels.add_lora(out, x, lora.stack, self._index)

@@ -9,14 +9,12 @@ Small batches on a CPU have a form of their own (`widened_linear.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mafrt.engines.local.widened_linear import Pairs
-from mafrt.kernels.decode import LoraStack
 
 _MOST_EMPTY = {torch.float32: 6, torch.bfloat16: 64}
 """Empty places per adapter in a batched product, up to which computing them costs less than two products of its own
@@ -31,8 +29,6 @@ class FusedLora(NamedTuple):
 
     a: Tensor
     b: Tensor
-    stack: LoraStack
-    """the same for the kernels in C"""
 
 
 def fuse(
@@ -49,8 +45,6 @@ def fuse(
     size = next(pairs[path][0].shape[1] for pairs in adapters for path in paths if path in pairs)
     a = torch.zeros(len(adapters), rank, size, dtype=like.dtype, device=like.device)
     b = torch.zeros(len(adapters), rank, sum(widths), dtype=like.dtype, device=like.device)
-    bounds = torch.tensor([[0, *accumulate(each)] for each in ranks], dtype=torch.int32)
-    starts = torch.tensor([0, *accumulate(widths)], dtype=torch.int32)
     for k, pairs in enumerate(adapters):
         column = first = 0
         for path, width, r in zip(paths, widths, ranks[k], strict=True):
@@ -61,7 +55,7 @@ def fuse(
             column += r
             first += width
     down = a.reshape(-1, size).t().contiguous() if wide else a.transpose(1, 2)
-    return FusedLora(down, b, LoraStack(a, b, bounds, starts))
+    return FusedLora(down, b)
 
 
 class RowAdapters:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mafrt.engines.local.block_steps import KernelRows, KernelSteps, TorchSteps
+from mafrt.engines.local.block_steps import KernelSteps, TorchSteps
 from mafrt.engines.local.decode_lora import FusedLora, RowAdapters
 from mafrt.engines.local.decoder_block import Linear
+from mafrt.engines.local.kernel_rows import KernelRows
 from mafrt.engines.local.kv_cache import KVCache, PromptKV, prefill
 from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.shared_prefix_attention import SharedPrompts
@@ -69,14 +70,14 @@ class LeanDecoder:
             widened = model.widened(len(adapters), steps)
         if widened is not None:
             self._lora, names = widened
-        elif names:
+        elif names and kernels is None:
             self._lora = model.lora(names, wide)
         number = {name: k for k, name in enumerate(names)}
         index = torch.tensor([-1 if name is None else number[name] for name in adapters])
         if widened is not None:
             self._columns = ColumnMasks(index)
         elif names and kernels is not None:
-            self._rows = KernelRows(index, kernels)
+            self._rows = KernelRows(model, names, index)
         elif names:
             self._rows = RowAdapters(index, len(names), wide, device, model.dtype)
         self._steps = (
@@ -131,6 +132,8 @@ class LeanDecoder:
 
     def _product(self, block: int, linear: int, layer: Linear, h: Tensor, residual: Tensor | None = None) -> Tensor:
         """A linear layer with its adapters, plus `residual`."""
+        if isinstance(self._rows, KernelRows):
+            return self._rows.product(block, linear, layer, h, residual)
         lora = None if self._lora is None else self._lora[block][linear]
         if self._columns is not None and isinstance(lora, WidenedLinear):
             return self._columns.apply(lora, h, residual)

@@ -24,6 +24,7 @@ from mafrt.engines.local.decoder_block import (
 )
 from mafrt.engines.local.widened_linear import NonFiniteAdapterError, Pairs, WidenedLinear, pays, pays_back, widen
 from mafrt.kernels.decode import Heads
+from mafrt.kernels.low_rank import Joined, join
 from mafrt.kernels.panels import Panels
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class LeanModel:
             raise ValueError("a rotary embedding of a part of each head")
         self._seen = self._stamp()
         self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
+        self._joined: tuple[object, list[list[list[Joined | None]]]] | None = None
         self._widened: tuple[object, list[list[WidenedLinear | None]]] | None = None
 
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
@@ -194,6 +196,19 @@ class LeanModel:
             ]
             self._lora = (key, stacks)
         return self._lora[1]
+
+    def joined(self, names: Sequence[str]) -> list[list[list[Joined | None]]]:
+        """Per block and linear the adapters' weights, None where one does not target it; kept until one changes."""
+        key = self._state(names)
+        if self._joined is None or self._joined[0] != key:
+            adapters = self._pairs(names)
+            blocks = [[self._joined_linear(adapters, linear) for linear in block.linears] for block in self.blocks]
+            self._joined = (key, blocks)
+        return self._joined[1]
+
+    def _joined_linear(self, adapters: Sequence[Pairs], linear: Linear) -> list[Joined | None]:
+        each = [[pairs.get(path) for path in linear.paths] for pairs in adapters]
+        return [join(pairs, linear.widths, self.dtype) if any(pairs) else None for pairs in each]
 
     def widened(self, rows: int, steps: int) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
         """Per block its linears with all adapters in them, and these adapters' names; None where that does not pay in

@@ -4,7 +4,7 @@
  * last output. Eight rows by one panel are 24 registers of sums, so that each number of the weight is loaded once for
  * eight rows. While a panel is read for some rows, the next one comes into the cache, a third of it with each of the
  * first three tiles: with 32 rows that is 5% of the time. */
-#include "vectors.h"
+#include "low_rank.h"
 
 #define PANEL 48
 #define ROWS 8
@@ -12,8 +12,6 @@
 #define BLOCK_ROWS 240 /* whose inputs stay in the second cache while all panels pass */
 
 #ifdef __AVX512F__
-#include <immintrin.h>
-
 INLINE void step_f32(int rows, int columns, const float *x, long ldx, const float *w, __m512 acc[ROWS][3]) {
     __m512 b[3];
 #pragma GCC unroll 3
@@ -28,7 +26,7 @@ INLINE void step_f32(int rows, int columns, const float *x, long ldx, const floa
 #define STEP_float 1
 #endif
 
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#ifdef HAS_BF16
 INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16 *w, __m512 acc[ROWS][3]) {
     __m512bh b[3];
 #pragma GCC unroll 3
@@ -77,33 +75,48 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
         else tile_##T(R, C, x, ldx, size, w, more, out, next, 0);                                                      \
         break;
 
-/* out = x W^T + bias + added + low up; bias and added may be NULL. Strides in numbers.
+/* out = x W^T + bias + added, plus what the adapters add; bias, added and low may be NULL. Strides in numbers.
  *
- * Rows stops[s - 1] to stops[s] belong to segment s, which adds their low[:, :ranks[s]] times ups[s], in panels like
- * the weight. Without segments nothing is added. */
-#define GEMM(T, NAME, LOAD, STORE)                                                                                     \
+ * Rows are taken by eight whatever adapters they have; of a panel an adapter has the ranks of those layers to which the
+ * panel's outputs belong. */
+#define GEMM(T, NAME, STEP, DOWN, LOAD, STORE)                                                                         \
+    INLINE void adapted_##T(const LowRank *low, long s, long p, long r, long last, int columns, long from, long to,    \
+                            float *tile) {                                                                             \
+        for (long stop; r < last; s++, r = stop) {                                                                     \
+            stop = low->stops[s] < last ? low->stops[s] : last;                                                        \
+            const int64_t *ranks = low->ranks + s * (low->layers + 1);                                                 \
+            long all = (ranks[low->layers] + STEP - 1) / STEP * STEP, begin = ranks[from] / STEP * STEP;               \
+            long end = (ranks[to] + STEP - 1) / STEP * STEP;                                                           \
+            if (begin < end && r < stop)                                                                               \
+                tile_of_##T((int)(stop - r), columns, (const T *)low->numbers + r * low->ld + begin, low->ld,          \
+                            end - begin, (const T *)low->up_panels[s] + p * PANEL * all + begin * PANEL, 1, tile,      \
+                            NULL, 0);                                                                                  \
+            tile += (stop - r) * PANEL;                                                                                \
+        }                                                                                                              \
+    }                                                                                                                  \
     void NAME(const T *x, long ldx, long rows, long size, const T *packed, long width, const T *bias, const T *added,  \
-              long lda, long segments, const int64_t *stops, const int64_t *ranks, const T *const *ups, const T *low,  \
-              long ldlow, T *out, long ldo, int threads) {                                                             \
+              long lda, const LowRank *low, T *out, long ldo, int threads) {                                           \
         long panels = (width + PANEL - 1) / PANEL;                                                                     \
+        if (low && low->down) DOWN(x, ldx, size, low, threads);                                                        \
         for (long first = 0; first < rows; first += BLOCK_ROWS) {                                                      \
             long last = first + BLOCK_ROWS < rows ? first + BLOCK_ROWS : rows, begin = 0;                              \
-            while (segments && stops[begin] <= first) begin++;                                                         \
+            while (low && low->stops[begin] <= first) begin++;                                                         \
             _Pragma("omp parallel for num_threads(threads) if (threads > 1)") for (long p = 0; p < panels; p++) {      \
                 const T *w = packed + p * PANEL * size;                                                                \
-                long column = p * PANEL, left = width - column < PANEL ? width - column : PANEL;                       \
+                long column = p * PANEL, left = width - column < PANEL ? width - column : PANEL, from = 0, to = 0;     \
                 int columns = (int)((left + LANES - 1) / LANES), here = 0, turn = 0;                                   \
+                while (low && low->columns[from + 1] <= column) from++;                                                \
+                while (low && low->columns[to] < column + left) to++;                                                  \
                 for (long r = first, s = begin; r < last; r += here, turn++) {                                         \
-                    while (segments && stops[s] <= r) s++;                                                             \
-                    long end = segments && stops[s] < last ? stops[s] : last, rank = segments ? ranks[s] : 0;          \
-                    here = end - r < ROWS ? (int)(end - r) : ROWS;                                                     \
+                    here = last - r < ROWS ? (int)(last - r) : ROWS;                                                   \
                     float tile[ROWS * PANEL] __attribute__((aligned(64)));                                             \
                     int lines = p + 1 == panels || turn > 2 ? 0 : last - first <= ROWS ? 3 : 1;                        \
                     const T *next = w + PANEL * size + turn * (PANEL * size / 3);                                      \
                     tile_of_##T(here, columns, x + r * ldx, ldx, size, w, 0, tile, (const char *)next, lines);         \
-                    if (rank)                                                                                          \
-                        tile_of_##T(here, columns, low + r * ldlow, ldlow, rank, ups[s] + p * PANEL * rank, 1, tile,   \
-                                    NULL, 0);                                                                          \
+                    if (low) {                                                                                         \
+                        while (low->stops[s] <= r) s++;                                                                \
+                        adapted_##T(low, s, p, r, r + here, columns, from, to, tile);                                  \
+                    }                                                                                                  \
                     for (int i = 0; i < here; i++)                                                                     \
                         for (long c = 0; c < left; c += LANES) {                                                       \
                             long n = left - c, at = column + c;                                                        \
@@ -119,10 +132,10 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
 
 #ifdef __AVX512F__
 TILE(float, step_f32)
-GEMM(float, gemm_f32, load_some_f32, store_some_f32)
+GEMM(float, gemm_f32, 1, low_rank_down_f32, load_some_f32, store_some_f32)
 #endif
 /* With AMX oneDNN's products are several times as fast in bfloat16. */
-#if defined(__AVX512F__) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(HAS_BF16) && !defined(__AMX_BF16__)
 TILE(bf16, step_bf16)
-GEMM(bf16, gemm_bf16, load_some_bf16, store_some_bf16)
+GEMM(bf16, gemm_bf16, 2, low_rank_down_bf16, load_some_bf16, store_some_bf16)
 #endif

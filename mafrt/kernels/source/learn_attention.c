@@ -147,23 +147,13 @@ INLINE v16 first_of(v16 x, long at, long n, float other) {
     i16 keep = lane < (i16)((i16){0} + (int)(left < 0 ? 0 : left));
     return (v16)(((i16)x & keep) | ((i16)same(other) & ~keep));
 }
-INLINE v16 larger(v16 a, v16 b) {
-    i16 above = a > b;
-    return (v16)(((i16)a & above) | ((i16)b & ~above));
-}
-INLINE float largest(v16 v) {
-    float most = v[0];
-    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-    return most;
-}
-
 /* The largest score that a query sees: `far` keys of the beginning and `near` of its row. */
 static float top_of(const float *row, long far, long near) {
     long split = in_lanes(far);
     v16 most = same(-INFINITY);
-    for (long j = 0; j < split; j += LANES) most = larger(first_of(load_f32(row + j), j, far, -INFINITY), most);
+    for (long j = 0; j < split; j += LANES) most = greater(first_of(load_f32(row + j), j, far, -INFINITY), most);
     for (long j = 0; j < near; j += LANES)
-        most = larger(first_of(load_f32(row + split + j), j, near, -INFINITY), most);
+        most = greater(first_of(load_f32(row + split + j), j, near, -INFINITY), most);
     return largest(most);
 }
 

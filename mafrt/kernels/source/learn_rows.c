@@ -125,13 +125,8 @@ void learn_rotary(const void *x, long head, long token, long heads, long n, long
         }
 }
 
-INLINE v16 larger(v16 a, v16 b) {
-    i16 above = a > b;
-    return (v16)(((i16)a & above) | ((i16)b & ~above));
-}
-
 /* A word of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN. */
-INLINE v16 bounded(v16 x) { return larger(same(-3.4e38f), x); }
+INLINE v16 bounded(v16 x) { return greater(same(-3.4e38f), x); }
 
 #define STRETCH (64 * LANES) /* words whose sum is float32; the sum of those sums is double */
 
@@ -141,9 +136,8 @@ INLINE void softmax_of(void *row, long words, long target, float scale, float *l
                        void *surprise, int probabilities, int half) {
     v16 most = same(-INFINITY), factor = same(scale);
     long whole = words / LANES * LANES;
-    for (long v = 0; v < whole; v += LANES) most = larger(load(row, v, LANES, half) * factor, most);
-    float top = -INFINITY;
-    for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
+    for (long v = 0; v < whole; v += LANES) most = greater(load(row, v, LANES, half) * factor, most);
+    float top = largest(most);
     for (long v = whole; v < words; v++) {
         float x = number(row, v, half) * scale;
         top = x > top ? x : top;

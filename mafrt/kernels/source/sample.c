@@ -29,15 +29,12 @@ INLINE float largest_of(const void *row, long words, int half) {
 #pragma GCC unroll 8
         for (int i = 0; i < BLOCK / LANES; i++) top[i % 4] = greater(load(block, i * LANES, LANES, half), top[i % 4]);
     }
-    v16 both = greater(greater(top[0], top[1]), greater(top[2], top[3]));
-    float largest = both[0];
-    for (int i = 1; i < LANES; i++) largest = both[i] > largest ? both[i] : largest;
-    return largest;
+    return largest(greater(greater(top[0], top[1]), greater(top[2], top[3])));
 }
 
-/* exp((x - largest) / temperature); NaN where x is NaN, and everywhere if the largest is infinite. */
-INLINE v16 weights(const void *block, int i, float largest, float temperature, int plain, int half) {
-    v16 shifted = load(block, i * LANES, LANES, half) - same(largest);
+/* exp((x - top) / temperature); NaN where x is NaN, and everywhere if that is infinite. */
+INLINE v16 weights(const void *block, int i, float top, float temperature, int plain, int half) {
+    v16 shifted = load(block, i * LANES, LANES, half) - same(top);
     return exponential(plain ? shifted : shifted / same(temperature));
 }
 
@@ -45,13 +42,13 @@ INLINE v16 weights(const void *block, int i, float largest, float temperature, i
 INLINE void draw_of(const void *row, long words, float temperature, float uniform, int64_t *id, float *logprob,
                     float *total, int plain, int half) {
     Copy copy;
-    float largest = largest_of(row, words, half), sums[(words + BLOCK - 1) / BLOCK];
+    float top = largest_of(row, words, half), sums[(words + BLOCK - 1) / BLOCK];
     double all = 0;
     for (long at = 0; at < words; at += BLOCK) {
         const void *block = block_of(row, at, words, &copy, half);
         v16 parts[2] = {same(0), same(0)};
 #pragma GCC unroll 8
-        for (int i = 0; i < BLOCK / LANES; i++) parts[i % 2] += weights(block, i, largest, temperature, plain, half);
+        for (int i = 0; i < BLOCK / LANES; i++) parts[i % 2] += weights(block, i, top, temperature, plain, half);
         all += sums[at / BLOCK] = sum(parts[0] + parts[1]);
     }
     *id = 0, *logprob = 0, *total = (float)all;
@@ -63,19 +60,19 @@ INLINE void draw_of(const void *row, long words, float temperature, float unifor
     const void *block = block_of(row, at, words, &copy, half);
     float each[BLOCK];
     for (int i = 0; i < BLOCK / LANES; i++)
-        store_f32(each + i * LANES, weights(block, i, largest, temperature, plain, half));
+        store_f32(each + i * LANES, weights(block, i, top, temperature, plain, half));
     /* The block's sum may be rounded up: the token is then the last one that has a probability. */
     long token = 0;
     for (long i = 0; i < BLOCK && before <= target; i++)
         if (each[i] > 0) token = i, before += each[i];
     *id = at + token;
-    *logprob = (float)(((double)number(block, token, half) - largest) / (plain ? 1 : temperature) - log(all));
+    *logprob = (float)(((double)number(block, token, half) - top) / (plain ? 1 : temperature) - log(all));
 }
 
 /* The first of the largest logits; the total is finite if all but -infinity are, and one is. */
 INLINE void greedy_of(const void *row, long words, int64_t *id, float *logprob, float *total, int half) {
     Copy copy;
-    float largest = largest_of(row, words, half);
+    float top = largest_of(row, words, half);
     long first = -1;
     i16 bad = (i16)same(0);
     for (long at = 0; at < words; at += BLOCK) {
@@ -84,14 +81,14 @@ INLINE void greedy_of(const void *row, long words, int64_t *id, float *logprob, 
         for (int i = 0; i < BLOCK / LANES; i++) {
             v16 v = load(block, i * LANES, LANES, half);
             bad |= v != v;
-            found |= v == same(largest);
+            found |= v == same(top);
         }
         int any = 0;
         for (int i = 0; i < LANES; i++) any |= found[i];
         for (long i = 0; any && first < 0; i++)
-            if (number(block, i, half) == largest) first = at + i;
+            if (number(block, i, half) == top) first = at + i;
     }
-    *id = first < 0 ? 0 : first, *logprob = 0, *total = largest;
+    *id = first < 0 ? 0 : first, *logprob = 0, *total = top;
     for (int i = 0; i < LANES; i++)
         if (bad[i]) *total = NAN;
 }

@@ -2,6 +2,12 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#ifdef __AVX512BF16__
+#define HAS_BF16 1
+#endif
+#endif
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
@@ -15,17 +21,43 @@ typedef uint16_t bf16; /* the upper half of a float */
 
 INLINE v16 same(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
+/* Lanes of a, and from 16 on of b. Clang, and GCC from 12 on, know the first form. */
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (i16){__VA_ARGS__})
+#endif
+
 INLINE float sum(v16 v) {
-    v += __builtin_shuffle(v, (i16){8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15});
-    v += __builtin_shuffle(v, (i16){4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7});
-    v += __builtin_shuffle(v, (i16){2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3});
+    v += SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    v += SHUFFLE(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    v += SHUFFLE(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
     return v[0] + v[1];
+}
+
+/* The sums of four vectors, in lanes 0, 4, 8 and 12. */
+INLINE v16 sums_of_four(v16 a, v16 b, v16 c, v16 d) {
+    v16 ab = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    v16 cd = SHUFFLE(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             SHUFFLE(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    v16 v = SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+            SHUFFLE(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v + SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
 }
 
 /* The second of two where they do not compare. */
 INLINE v16 greater(v16 a, v16 b) {
     i16 first = a > b;
     return (v16)(((i16)a & first) | ((i16)b & ~first));
+}
+
+INLINE float largest(v16 v) {
+    v = greater(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    v = greater(v, SHUFFLE(v, v, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));
+    v = greater(v, SHUFFLE(v, v, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 INLINE float from_f32(float x) { return x; }
@@ -46,15 +78,24 @@ INLINE void store_f32(float *p, v16 v) { memcpy(p, &v, sizeof v); }
 INLINE v16 load_bf16(const bf16 *p) {
     h16 half;
     memcpy(&half, p, sizeof half);
+#ifdef __AVX512F__ /* of the general form GCC 12 makes six instructions */
+    return (v16)((u16)_mm512_cvtepu16_epi32((__m256i)half) << 16);
+#else
     return (v16)(__builtin_convertvector(half, u16) << 16);
+#endif
 }
-/* To the nearest, ties to even, as torch rounds; NaN stays NaN. */
+/* To the nearest, ties to even, as torch rounds; NaN stays NaN. The instruction takes numbers below 1e-38 for 0. */
 INLINE void store_bf16(bf16 *p, v16 v) {
+#ifdef HAS_BF16
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+    memcpy(p, &half, sizeof half);
+#else
     u16 bits = (u16)v;
     u16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     u16 nan = (u16)((bits & 0x7fffffff) > 0x7f800000);
     h16 half = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), h16);
     memcpy(p, &half, sizeof half);
+#endif
 }
 
 /* The first n < 16 numbers of a row's end; the other lanes are 0. */
@@ -114,3 +155,20 @@ INLINE v16 exponential(v16 x) {
     v16 result = p * (v16)power;
     return (v16)(((i16)result & ~below & ~above) | ((i16)same(__builtin_inff()) & above));
 }
+
+/* What a product of two rows takes in one step: 16 numbers, or 32 in bfloat16 where the processor multiplies pairs. */
+typedef v16 wide_f32;
+#define WIDE_f32 LANES
+#define load_wide_f32 load_f32
+INLINE v16 add_products_f32(v16 sums, v16 x, v16 y) { return sums + x * y; }
+#ifdef HAS_BF16
+typedef __m512bh wide_bf16;
+#define WIDE_bf16 (2 * LANES)
+INLINE __m512bh load_wide_bf16(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
+INLINE v16 add_products_bf16(v16 sums, __m512bh x, __m512bh y) { return (v16)_mm512_dpbf16_ps((__m512)sums, x, y); }
+#else
+typedef v16 wide_bf16;
+#define WIDE_bf16 LANES
+#define load_wide_bf16 load_bf16
+#define add_products_bf16 add_products_f32
+#endif

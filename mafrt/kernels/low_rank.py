@@ -1,0 +1,242 @@
+"""What adapters add to the products of frozen weights, on a CPU (`source/low_rank.c`, `source/gemm.c`).
+
+A table says which rows have whose adapter. With weights in panels the addition is part of the product; with any other
+weight it is a pass of its own. Sums are float32, and a row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mafrt.kernels.library import library
+
+PANEL = 48
+"""outputs in a panel"""
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+@dataclass
+class Joined:
+    """One adapter's weights for layers that share their input, in the base's number format."""
+
+    down: Tensor
+    """`[R, in]`: A of all layers, one below the other"""
+    up: Tensor
+    """`[R, out of all]`: B of each, scaled and transposed, as a block of its own among zeros"""
+    ranks: tuple[int, ...]
+    """of each layer; 0: the adapter does not target it"""
+    scales: tuple[float, ...]
+    """of each layer"""
+    _panels: dict[str, Tensor] = field(default_factory=dict)
+    _back: Joined | None = None
+
+    @property
+    def back(self) -> Joined:
+        """The adapter as the inputs' gradient is computed by it: from numbers B^T g by A, as one layer."""
+        if self._back is None:
+            self._back = Joined(self.up, self.down, (sum(self.ranks),), (1.0,))
+        return self._back
+
+    def panels(self, name: str) -> Tensor:
+        """`down` or `up` in panels, made once."""
+        if name not in self._panels:
+            self._panels[name] = in_panels(getattr(self, name))
+        return self._panels[name]
+
+
+def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
+    """From A `[r, in]`, B `[out, r]` and the scaling of each layer; None: the adapter does not target it."""
+    ranks = [0 if pair is None else len(pair[0]) for pair in pairs]
+    down = torch.cat([pair[0].detach() for pair in pairs if pair is not None]).to(dtype)
+    up = torch.zeros(len(down), sum(widths), dtype=dtype, device=down.device)
+    row = column = 0
+    for pair, rank, width in zip(pairs, ranks, widths, strict=True):
+        if pair is not None:
+            torch.mul(pair[1].detach().t(), pair[2], out=up[row : row + rank, column : column + width])
+        row += rank
+        column += width
+    return Joined(down, up, tuple(ranks), tuple(0.0 if pair is None else pair[2] for pair in pairs))
+
+
+def in_panels(up: Tensor) -> Tensor:
+    """`[r, out]` as `[panels, r, 48]`, in bfloat16 `[panels, r / 2, 48, 2]`; zeros at the end and for an odd r."""
+    step = 2 if up.dtype == torch.bfloat16 else 1
+    whole = functional.pad(up, (0, -up.shape[1] % PANEL, 0, -len(up) % step))
+    return whole.view(len(whole) // step, step, -1, PANEL).permute(2, 0, 3, 1).contiguous()
+
+
+class Segments:
+    """Runs of rows of one adapter, in the order of the rows, which several tables have in common.
+
+    Args:
+        stops: the row behind each run; the last one is the number of rows.
+        owners: of each run, None for rows without an adapter.
+    """
+
+    def __init__(self, stops: Sequence[int], owners: Sequence[int | None]) -> None:
+        self.owners = tuple(owners)
+        self.stops = (ctypes.c_int64 * len(stops))(*stops)
+
+    @property
+    def rows(self) -> int:
+        return int(self.stops[-1])
+
+    def move(self, stops: Sequence[int]) -> None:
+        """Rows were left out: the same runs end elsewhere, some of them without rows now."""
+        self.stops[:] = stops
+
+
+class LowRank:
+    """What rows add to a product, each by its own adapter: `numbers` times B, with `numbers = x A^T`.
+
+    Args:
+        segments: of the rows.
+        adapters: of each segment; None: it adds nothing.
+        widths: outputs of each layer.
+        numbers: `[rows, at least columns_for(adapters)]`, their place.
+        given: whether they are computed already.
+        panels: whether the addition is part of a product in panels.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        adapters: Sequence[Joined | None],
+        widths: Sequence[int],
+        numbers: Tensor,
+        *,
+        given: bool = False,
+        panels: bool,
+    ) -> None:
+        self.segments, self.adapters, self.widths = segments, adapters, widths
+        self.numbers, self._given = numbers, given
+        none = (0,) * (len(widths) + 1)
+        ranks = [r for own in adapters for r in ((0, *accumulate(own.ranks)) if own else none)]
+        columns = (0, *accumulate(widths))
+        self._held = (
+            (ctypes.c_int64 * len(ranks))(*ranks),
+            (ctypes.c_int64 * len(columns))(*columns),
+            None if given else _pointers([own and own.down for own in adapters]),
+            _pointers([own and own.up for own in adapters]),
+            _pointers([own and own.panels("up") for own in adapters]) if panels else None,
+        )
+        places = (None if array is None else ctypes.addressof(array) for array in self._held)
+        stops = ctypes.addressof(segments.stops)
+        self._table = _Table(len(adapters), len(widths), stops, *places, numbers.data_ptr(), numbers.stride(0))
+
+    @property
+    def reference(self) -> Any:
+        """The table as the kernels take it."""
+        return ctypes.byref(self._table)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """Add to the outputs `[rows, out of all]` of a product whose weight is not in panels, in place.
+
+        `x` `[rows, in]`: the inputs, from which the numbers are computed unless they are given.
+        """
+        if not self._given:
+            x = x if x.stride(1) == 1 else x.contiguous()
+            _call("low_rank_down", x.dtype, x.data_ptr(), x.stride(0), x.shape[1], self.reference)
+        _call("low_rank_up", out.dtype, self.reference, out.data_ptr(), out.stride(0))
+
+    def backward(self, grad: Tensor, x: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, dict[int, Grads]]:
+        """The gradients, from that of the outputs `[rows, out of all]`.
+
+        Args:
+            grad: of the outputs.
+            x: the inputs `[rows, in]`.
+            wanted: by segment, whether its adapter gets gradients.
+
+        Returns:
+            Numbers `[rows, ..]` whose product with A is the inputs' gradient, and the adapters' own by their owners.
+        """
+        sums: dict[int, Grads] = {}
+        for owner, own, want in zip(self.segments.owners, self.adapters, wanted, strict=True):
+            # Several runs of one adapter are summed into one place.
+            if want and own and owner is not None and owner not in sums:
+                sums[owner] = Grads(torch.zeros(own.down.shape), torch.zeros(own.up.shape))
+        places = [None if owner is None else sums.get(owner) for owner in self.segments.owners]
+        none = (0.0,) * len(self.widths)
+        scales = [scale for own in self.adapters for scale in (own.scales if own else none)]
+        numbers = torch.empty_like(self.numbers)
+        table = _Table.from_buffer_copy(self._table)
+        table.numbers = numbers.data_ptr()
+        rows = (grad.data_ptr(), grad.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
+        _call(
+            "low_rank_backward",
+            x.dtype,
+            *rows,
+            self.numbers.data_ptr(),
+            self.numbers.stride(0),
+            ctypes.byref(table),
+            (ctypes.c_float * len(scales))(*scales),
+            _pointers([each and each.up for each in places]),
+            _pointers([each and each.down for each in places]),
+        )
+        return numbers, sums
+
+
+class Grads(NamedTuple):
+    """Gradients of one adapter, float32."""
+
+    down: Tensor
+    """`[R, in]`"""
+    up: Tensor
+    """`[R, out of all]`: of each layer the block of its own ranks and outputs; its transpose is that of B"""
+
+
+def columns_for(adapters: Iterable[Joined | None]) -> int:
+    """Columns of `LowRank.numbers`: the largest sum of ranks, made even for the products in pairs."""
+    most = max((sum(own.ranks) for own in adapters if own), default=0)
+    return most + most % 2
+
+
+def serves(dtype: torch.dtype, device: str) -> bool:
+    """Whether this machine has the kernels for a number format and a device type."""
+    return device == "cpu" and dtype in _SUFFIX and _functions(dtype) is not None
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("segments", "layers")),
+        *((name, ctypes.c_void_p) for name in ("stops", "ranks", "columns", "down", "up", "up_panels", "numbers")),
+        ("ld", ctypes.c_long),
+    )
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+
+
+_P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_ARGUMENTS = {
+    "low_rank_down": (_P, _L, _L, _P, _I),
+    "low_rank_up": (_P, _P, _L, _I),
+    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, _P, _P, _I),
+}
+
+
+def _call(name: str, dtype: torch.dtype, *args: Any) -> None:
+    functions = _functions(dtype)
+    assert functions is not None
+    functions[name](*args, torch.get_num_threads())
+
+
+@cache
+def _functions(dtype: torch.dtype) -> dict[str, Any] | None:
+    lib = library()
+    if lib is None or dtype not in _SUFFIX or not hasattr(lib, f"low_rank_down_{_SUFFIX[dtype]}"):
+        return None
+    functions = {name: getattr(lib, f"{name}_{_SUFFIX[dtype]}") for name in _ARGUMENTS}
+    for name, function in functions.items():
+        function.argtypes, function.restype = _ARGUMENTS[name], None
+    return functions

@@ -1,0 +1,28 @@
+/* Products with the thin matrices of adapters: forward, and all of the backward pass in one reading of the gradient.
+ * Sums are float32, over 64 rows at a time, and depend neither on other segments nor on the number of threads. */
+#include "low_rank.h"
+#include <stdlib.h>
+
+#define DOTS 4   /* rows, and ranks, whose products are summed at a time */
+#define BLOCK 64 /* rows of the backward pass that stay in the cache; an even number */
+#ifdef __AVX512F__
+#define SUM_RANKS 8
+#define SUM_VECTORS 2
+#else
+#define SUM_RANKS 4
+#define SUM_VECTORS 1
+#endif
+#define STRIP (SUM_VECTORS * LANES) /* columns of a weight's gradient that are summed at a time */
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+
+#define PAIRED_f32 0
+#define PAIRED_bf16 1
+#define T float
+#define OF(f) f##_f32
+#include "low_rank_rows.h"
+#undef T
+#undef OF
+#define T bf16
+#define OF(f) f##_bf16
+#include "low_rank_rows.h"

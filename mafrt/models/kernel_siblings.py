@@ -1,0 +1,142 @@
+"""Linear layers that read the same input, with their adapters, by the kernels in C (`mafrt.kernels.low_rank`).
+
+Forward, the adapters are a part of the product with the frozen weights; backward, one pass over the outputs' gradient
+gives all of theirs, and the inputs' gradient is again one product. The results are those of the layers one by one, up
+to the order of sums and, in bfloat16, with fewer roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mafrt.kernels.low_rank import Grads, Joined, LowRank, Segments, columns_for, serves
+from mafrt.kernels.panels import Panels
+from mafrt.models.adapter_routing import Run, Segment
+from mafrt.models.frozen_layers import Frozen, bias_of, side_by_side, widths_of
+from mafrt.models.onednn import product
+from mafrt.models.packed_weights import PackedWeights
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels take such inputs."""
+    return serves(x.dtype, x.device.type)
+
+
+def by_kernels(
+    x: Tensor,
+    layers: Sequence[Frozen],
+    segments: Sequence[Run | Segment],
+    joined: Mapping[int, Joined],
+    weight: Tensor | Panels,
+) -> tuple[Tensor, ...]:
+    """The layers' outputs; nothing is recorded. Arguments as of `lora_siblings.fixed_siblings`."""
+    low = _low_rank(x, segments, joined, widths_of(layers), weight)
+    return _product(x, weight, bias_of(x, layers), low).split(widths_of(layers), 1)
+
+
+def recorded_by_kernels(
+    x: Tensor,
+    layers: Sequence[Frozen],
+    runs: Sequence[Run],
+    joined: Mapping[int, Joined],
+    packed: PackedWeights,
+    pairs: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """The layers' outputs, with gradients for `x` and `pairs`. Arguments as of `lora_siblings.linear_siblings`."""
+    return _KernelSiblings.apply(x, layers, runs, joined, packed, *pairs)
+
+
+def _low_rank(
+    x: Tensor,
+    segments: Sequence[Run | Segment],
+    joined: Mapping[int, Joined],
+    widths: Sequence[int],
+    weight: Tensor | Panels,
+) -> LowRank | None:
+    """The table of the adapters, with room for `x A^T`; None: no token has an adapter here."""
+    adapters = [joined.get(segment.adapter) for segment in segments]
+    if not any(adapters):
+        return None
+    numbers = x.new_empty(len(x), columns_for(adapters))
+    return LowRank(_rows(segments), adapters, widths, numbers, panels=isinstance(weight, Panels))
+
+
+def _rows(segments: Sequence[Run | Segment]) -> Segments:
+    return Segments([segment.stop for segment in segments], [segment.adapter for segment in segments])
+
+
+def _product(x: Tensor, weight: Tensor | Panels, bias: Tensor | None, low: LowRank | None) -> Tensor:
+    """`x W^T + b` plus what the adapters add."""
+    if isinstance(weight, Panels):
+        return weight.product(x, bias, low=low)
+    out = product(x, weight, bias)
+    if low is not None:
+        low.add_to(out, x)
+    return out
+
+
+class _KernelSiblings(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        layers: Sequence[Frozen],
+        runs: Sequence[Run],
+        joined: Mapping[int, Joined],
+        packed: PackedWeights,
+        *pairs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        weight = packed.of(*(layer.weight for layer in layers))
+        assert weight is not None
+        low = _low_rank(x, runs, joined, widths_of(layers), weight)
+        out = _product(x, weight, bias_of(x, layers), low)
+        ctx.save_for_backward(x, None if low is None else low.numbers)
+        ctx.layers, ctx.runs, ctx.joined, ctx.packed = layers, runs, joined, packed
+        ctx.dtypes = [pair.dtype for pair in pairs]
+        return out.split(widths_of(layers), 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, numbers = ctx.saved_tensors
+        want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
+        grad, back, found = side_by_side(grads), None, [None] * len(want)
+        weight = ctx.packed.of(*(layer.weight for layer in ctx.layers), transposed=True)
+        if numbers is not None:
+            adapters, widths = [ctx.joined.get(run.adapter) for run in ctx.runs], widths_of(ctx.layers)
+            wanted = [any(want[a] for _, a, _ in run.pairs) for run in ctx.runs]
+            low = LowRank(_rows(ctx.runs), adapters, widths, numbers, given=True, panels=False)
+            onto, sums = low.backward(grad, x, wanted)
+            found = _by_pair(ctx.runs, ctx.joined, widths, sums, ctx.dtypes)
+            if want_x:
+                each = [None if own is None else own.back for own in adapters]
+                back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
+        grad_x = _product(grad, weight, None, back) if want_x else None
+        return grad_x, None, None, None, None, *found
+
+
+def _by_pair(
+    runs: Sequence[Run],
+    joined: Mapping[int, Joined],
+    widths: Sequence[int],
+    sums: Mapping[int, Grads],
+    dtypes: Sequence[torch.dtype],
+) -> list[Tensor | None]:
+    """The gradients of the adapters' pairs, cut from those of the joined ones."""
+    found: list[Tensor | None] = [None] * len(dtypes)
+    columns = (0, *accumulate(widths))
+    for adapter, pairs in {run.adapter: run.pairs for run in runs}.items():
+        if adapter not in sums:
+            continue
+        down, up = sums[adapter]
+        ranks = (0, *accumulate(joined[adapter].ranks))
+        for layer, place, _ in pairs:
+            rows = slice(ranks[layer], ranks[layer + 1])
+            found[place] = down[rows].to(dtypes[place])
+            found[place + 1] = up[rows, columns[layer] : columns[layer + 1]].t().to(dtypes[place + 1])
+    return found

@@ -1,0 +1,197 @@
+"""The kernels for the adapters' part of a product, against float64; also as compiled for processors without AVX-512."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers_kernels import without_avx512
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mafrt.kernels import low_rank, panels
+from mafrt.kernels.low_rank import LowRank, Segments, columns_for, join
+from mafrt.kernels.panels import Panels
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+DTYPES = [torch.float32, torch.bfloat16]
+ROUNDING = {torch.float32: 5e-6, torch.bfloat16: 2**-6}
+"""allowed error, of the largest entry; in bfloat16 `x A^T` is rounded, and so is the result"""
+
+
+def close(found, exact, dtype):
+    error = (found.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)
+    assert error <= ROUNDING[dtype], f"{error:.1e}"
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+@contextmanager
+def built(how):
+    """The kernels as they are compiled for this processor, or for one with AVX2."""
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "AVX2":
+            low_rank._functions.cache_clear()
+            patch.setattr(low_rank, "library", without_avx512)
+        try:
+            yield
+        finally:
+            if how == "AVX2":
+                low_rank._functions.cache_clear()
+
+
+class Case:
+    """Rows of several adapters, those of number -1 of none, and what float64 says about them."""
+
+    def __init__(self, ranks, runs, size, widths, dtype, scale=1.5):
+        self.widths, self.dtype, self.scale = widths, dtype, scale
+        self.adapters = [
+            join(
+                [
+                    (random(r, size, seed=k), random(width, r, seed=k + 9), scale) if r else None
+                    for r, width in zip(each, widths, strict=True)
+                ],
+                widths,
+                dtype,
+            )
+            for k, each in enumerate(ranks)
+        ]
+        stops = torch.tensor([rows for _, rows in runs]).cumsum(0).tolist()
+        self.spans = list(pairwise([0, *stops]))
+        self.segments = Segments(stops, [k for k, _ in runs])
+        self.x = random(stops[-1], size + 3, dtype=dtype)[:, :size]  # rows with gaps between them
+        self.grad = random(stops[-1], sum(widths), dtype=dtype)
+        self.weight = random(sum(widths), size, dtype=dtype)
+
+    def table(self, panels):
+        own = [None if k < 0 else self.adapters[k] for k in self.segments.owners]
+        # Filled with what must not be read.
+        numbers = torch.full((len(self.x), columns_for(own)), torch.nan, dtype=self.dtype)
+        return LowRank(self.segments, own, self.widths, numbers, panels=panels)
+
+    def parts(self):
+        """Owner, rows, A and scaled B in float64."""
+        for k, (start, stop) in zip(self.segments.owners, self.spans, strict=True):
+            if k >= 0:
+                yield k, slice(start, stop), self.adapters[k].down.double(), self.adapters[k].up.double()
+
+    def added(self):
+        exact = torch.zeros(self.grad.shape, dtype=torch.float64)
+        for _, rows, down, up in self.parts():
+            exact[rows] += self.x[rows].double() @ down.t() @ up
+        return exact
+
+    def onto_inputs(self):
+        exact = torch.zeros(self.x.shape, dtype=torch.float64)
+        for _, rows, down, up in self.parts():
+            exact[rows] += self.grad[rows].double() @ up.t() @ down
+        return exact
+
+    def onto_adapter(self, owner):
+        """Gradients of A and, in the block of each layer, of B."""
+        downs, ups = torch.zeros(()), torch.zeros(())
+        for k, rows, down, up in self.parts():
+            if k == owner:
+                x, grad = self.x[rows].double(), self.grad[rows].double()
+                downs = downs + (grad @ up.t()).t() @ x
+                ups = ups + self.scale * (x @ down.t()).t() @ grad * (up != 0)
+        return downs, ups
+
+
+cases = st.builds(
+    Case,
+    ranks=st.just([[8, 8], [3, 1], [0, 5], [16, 12]]),
+    runs=st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 90)), min_size=1, max_size=6),
+    size=st.sampled_from([16, 34, 64, 130]),
+    widths=st.sampled_from([(48, 48), (16, 33), (20, 110)]),
+    dtype=st.sampled_from(DTYPES),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases)
+def test_rows_add_their_own_adapters_part_to_a_product(case):
+    if not panels.serves(case.weight):
+        pytest.skip("no product in panels here")
+    exact = case.x.double() @ case.weight.double().t() + case.added()
+    close(Panels.of(case.weight).product(case.x, low=case.table(True)), exact, case.dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases, how=st.sampled_from(["this processor", "AVX2"]))
+def test_the_part_alone_and_its_gradients(case, how):
+    with built(how):
+        low, out = case.table(False), case.grad.clone()
+        low.add_to(out, case.x)
+        close(out, case.grad.double() + case.added(), case.dtype)
+        onto, found = low.backward(case.grad, case.x, [k != 1 for k in case.segments.owners])
+        assert set(found) == {k for k in case.segments.owners if k >= 0} - {1}
+        for owner, grads in found.items():
+            downs, ups = case.onto_adapter(owner)
+            close(grads.down, downs, case.dtype)
+            close(grads.up, ups, case.dtype)
+        back = [own and own.back for own in low.adapters]
+        inputs = torch.zeros(case.x.shape, dtype=case.dtype)
+        LowRank(low.segments, back, [inputs.shape[1]], onto, given=True, panels=False).add_to(inputs, case.grad)
+        close(inputs, case.onto_inputs(), case.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_inputs_gradient_is_one_product_with_the_transposed_weight(dtype):
+    case = Case([[8, 8], [3, 2]], [(0, 70), (-1, 5), (1, 9), (0, 1)], 34, (16, 48), dtype)
+    if not panels.serves(case.weight):
+        pytest.skip("no product in panels here")
+    low = case.table(True)
+    Panels.of(case.weight).product(case.x, low=low)
+    onto, _ = low.backward(case.grad, case.x, [True] * 4)
+    back = LowRank(low.segments, [own and own.back for own in low.adapters], [34], onto, given=True, panels=True)
+    found = Panels.of(case.weight.t().contiguous()).product(case.grad, low=back)
+    close(found, case.grad.double() @ case.weight.double() + case.onto_inputs(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_depend_neither_on_the_threads_nor_on_other_rows(dtype):
+    case, before = Case([[8], [5]], [(0, 200), (1, 77)], 64, (130,), dtype), torch.get_num_threads()
+    alone = Case([[8], [5]], [(0, 200)], 64, (130,), dtype)
+    alone.x, alone.grad = case.x[:200], case.grad[:200]
+
+    def results(case):
+        low, out = case.table(False), case.grad.clone()
+        low.add_to(out, case.x)
+        onto, found = low.backward(case.grad, case.x, [True] * len(low.adapters))
+        return out[:200], onto[:200, :8], *found[0]
+
+    whole = results(case)
+    assert all(map(torch.equal, whole, results(alone)))
+    try:
+        torch.set_num_threads(2)
+        assert all(map(torch.equal, whole, results(case)))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_broken_adapter_spoils_its_own_rows_only():
+    case = Case([[4], [4]], [(0, 3), (1, 2), (0, 4), (-1, 2)], 32, (48,), torch.float32)
+    case.adapters[1].up[0, 0] = torch.nan
+    case.segments = Segments([3, 5, 9, 11], [0, 1, 0, -1])
+    bad = [False] * 3 + [True] * 2 + [False] * 6
+    out = torch.zeros(11, 48)
+    case.table(False).add_to(out, case.x)
+    assert out.isnan().any(1).tolist() == bad
+    if panels.serves(case.weight):
+        assert Panels.of(case.weight).product(case.x, low=case.table(True)).isnan().any(1).tolist() == bad
+
+
+def test_rows_that_leave_take_their_place_with_them():
+    case = Case([[4], [4]], [(0, 3), (1, 2), (0, 4)], 32, (48,), torch.float32)
+    low, kept = case.table(False), [0, 2, 6, 7]
+    exact = case.added()[kept]
+    case.segments.move([2, 2, 4])
+    out = torch.zeros(4, 48)
+    low.add_to(out, case.x[kept])
+    close(out, exact, torch.float32)
