@@ -157,6 +157,18 @@ def test_norm_of_odd_width(dtype, plus_one):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_heads_that_are_a_part_of_a_wider_matrix(dtype):
+    torch.manual_seed(1)
+    wide, onto, w = torch.randn(1, 7, 5, 16).to(dtype), torch.randn(1, 4, 7, 16).to(dtype), torch.randn(16).to(dtype)
+    x, grad = wide[:, :, 1:4], onto[:, :3].transpose(1, 2)
+    out, r = learn_rows.norm(x, w, 1e-6, False)
+    expected, factors = learn_rows.norm(x.contiguous(), w, 1e-6, False)
+    assert torch.equal(out, expected) and torch.equal(r, factors)
+    found = learn_rows.norm_backward(x, w, r, grad, False)
+    assert torch.equal(found, learn_rows.norm_backward(x.contiguous(), w, r, grad.contiguous(), False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [6, 32, 50])
 def test_rotary_and_its_transpose(dtype, size):
     torch.manual_seed(size)

@@ -107,7 +107,7 @@ class LearnConfig:
     opti_eps: float = 1e-8
     """epsilon of AdamW"""
     micro_batch_tokens: int = 8192
-    """padded tokens per backward pass; the gradient does not depend on it"""
+    """tokens computed per backward pass; the gradient does not depend on it"""
     gradient_checkpointing: bool = False
     """recompute activations in the backward pass: less memory, about a third more time"""
     optimizer: Literal["adamw", "paged_adamw_8bit"] = "adamw"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,17 +27,18 @@ def serves(*tensors: Tensor) -> bool:
 def norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor, Tensor]:
     """RMS norm with the factors w, or 1 + w, and the rows' factors 1 / sqrt(mean(x^2) + eps), `[..., 1]` float32."""
     out, r = _empty(x), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
-    rows, size = _rows(x), x.shape[-1]
-    args = rows.data_ptr(), rows.stride(0), len(rows), weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
-    _call("learn_norm", *args, size, eps, int(plus_one), *_how(x))
+    rows = _grouped(x)
+    args = rows.start, rows.step, rows.count, rows.group, weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
+    _call("learn_norm", *args, x.shape[-1], eps, int(plus_one), *_how(x))
     return out, r
 
 
 def norm_backward(x: Tensor, weight: Tensor, r: Tensor, grad: Tensor, plus_one: bool) -> Tensor:
     """The input's gradient from that of `norm`'s result."""
-    out, rows, onto = _empty(x), _rows(x), _rows(grad)
-    args = rows.data_ptr(), rows.stride(0), len(rows), weight.contiguous().data_ptr(), onto.data_ptr(), onto.stride(0)
-    _call("learn_norm_backward", *args, out.data_ptr(), r.data_ptr(), x.shape[-1], int(plus_one), *_how(x))
+    out, rows, onto = _empty(x), _grouped(x), _grouped(grad)
+    args = rows.start, rows.step, rows.count, rows.group, weight.contiguous().data_ptr()
+    more = onto.start, onto.step, onto.group, out.data_ptr(), r.data_ptr()
+    _call("learn_norm_backward", *args, *more, x.shape[-1], int(plus_one), *_how(x))
     return out
 
 
@@ -106,6 +107,29 @@ def _rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
+class _Grouped(NamedTuple):
+    """Rows that lie in groups, side by side in each."""
+
+    of: Tensor
+    """holds the memory"""
+    start: int
+    step: int
+    """numbers from one group to the next"""
+    count: int
+    """of the rows"""
+    group: int
+    """rows in a group"""
+
+
+def _grouped(x: Tensor) -> _Grouped:
+    """The rows of the last dimension: heads of tokens may be a part of a wider matrix."""
+    heads = x[0] if x.dim() == 4 and len(x) == 1 else x
+    if heads.dim() == 3 and heads.stride()[1:] == (heads.shape[2], 1):
+        return _Grouped(heads, heads.data_ptr(), heads.stride(0), heads[..., 0].numel(), heads.shape[1])
+    rows = _rows(x)
+    return _Grouped(rows, rows.data_ptr(), rows.stride(0), len(rows), 1)
+
+
 def _how(x: Tensor) -> tuple[int, int]:
     return int(x.dtype == torch.bfloat16), torch.get_num_threads()
 
@@ -118,8 +142,8 @@ def _call(name: str, *args: Any) -> None:
 
 _P, _L, _F, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 _ARGUMENTS = {
-    "learn_norm": (_P, _L, _L, _P, _P, _P, _L, _F, _I, _I, _I),
-    "learn_norm_backward": (_P, _L, _L, _P, _P, _L, _P, _P, _L, _I, _I, _I),
+    "learn_norm": (_P, _L, _L, _L, _P, _P, _P, _L, _F, _I, _I, _I),
+    "learn_norm_backward": (_P, _L, _L, _L, _P, _P, _L, _L, _P, _P, _L, _I, _I, _I),
     "learn_swiglu": (_P, _L, _P, _L, _L, _L, _P, _I, _I),
     "learn_swiglu_backward": (_P, _L, _P, _L, _P, _L, _L, _L, _P, _I, _I),
     "learn_rotary": (_P, _L, _L, _L, _L, _L, _P, _P, _P, _I, _I, _I),

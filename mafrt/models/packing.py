@@ -19,6 +19,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from mafrt.models.tensors import integers
+
 T = TypeVar("T")
 
 LEAST_SHARED = 16
@@ -189,11 +191,11 @@ def pack(
         else:
             blocks.append(TokenBlock(1, lengths[rows[0]]))
     return Packing(
-        torch.tensor(take, dtype=torch.int64, device=device),
-        torch.tensor(adapters, dtype=torch.int64),
+        integers(take).to(device),
+        integers(adapters),
         tuple(blocks),
-        torch.tensor(places, dtype=torch.int64, device=device),
-        torch.tensor(source, dtype=torch.int64, device=device),
+        integers(places).to(device),
+        integers(source).to(device),
         past=None if beginnings is None else beginnings.packing.kept,
     )
 

@@ -31,7 +31,8 @@ def base_pass(
     """
     for part in micro_batches(rows, max_tokens, base):
         batch = collate([rows[row] for row in part.rows], lambda _: -1, base.pad_id, base.device)
-        states = base.forward(batch.input_ids, None, batch.adapter_index)
+        # A mask changes nothing that is read; a base that packs leaves the padding out.
+        states = base.forward(batch.input_ids, batch.attention_mask if base.packs else None, batch.adapter_index)
         states = states.reshape(-1, states.shape[-1])
         if temperatures is not None:  # also for a dummy: the head may be sharded, which makes this call collective
             temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])

@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 
 from mafrt.core.types import Turn
+from mafrt.models.packing import LEAST_SHARED
+from mafrt.models.tensors import floats, integers
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
+
+
+MOST_PADDED = 4
+"""positions of a padded micro-batch, for each token that it computes"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Batch:
         flat: list[float] = []
         for turn, values in zip(self.turns, lists, strict=True):
             flat += [float("nan")] * len(turn.action_ids) if values is None else values
-        return torch.tensor(flat, dtype=torch.float32, device=self.input_ids.device)
+        return floats(flat).to(self.input_ids.device)
 
     def scatter(self, values: Tensor) -> list[list[float]]:
         """The inverse of `gather`: one list per turn from [N]."""
@@ -67,27 +73,27 @@ def collate(
     """
     lengths = [len(turn.prompt_ids) + len(turn.action_ids) for turn in turns]
     width = max(lengths)
-    ids = torch.full((len(turns), width), pad_id, dtype=torch.int64)
-    predict, targets, row = [], [], []
+    # As plain lists, each made into a tensor once: small tensor operations for every turn would take longer.
+    ids, predict, targets, row = list[int](), list[int](), list[int](), list[int]()
     for index, turn in enumerate(turns):
-        ids[index, : lengths[index]] = torch.tensor([*turn.prompt_ids, *turn.action_ids])
+        ids += [*turn.prompt_ids, *turn.action_ids, *[pad_id] * (width - lengths[index])]
         # The hidden state at the last prompt token predicts the first action token.
         first = index * width + len(turn.prompt_ids) - 1
-        predict.append(torch.arange(first, first + len(turn.action_ids)))
-        targets.append(torch.tensor(turn.action_ids))
-        row.append(torch.full((len(turn.action_ids),), index))
+        predict += range(first, first + len(turn.action_ids))
+        targets += turn.action_ids
+        row += [index] * len(turn.action_ids)
     owners = torch.tensor([adapter_index(turn) for turn in turns])
     starts = torch.tensor([active_from(turn) for turn in turns])
     if bool(starts.any()):
         owners = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, owners.unsqueeze(1))
     return Batch(
         turns=list(turns),
-        input_ids=ids.to(device),
+        input_ids=integers(ids).view(len(turns), width).to(device),
         attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
         adapter_index=owners,
-        predict=torch.cat(predict).to(device),
-        targets=torch.cat(targets).to(device),
-        row=torch.cat(row).to(device),
+        predict=integers(predict).to(device),
+        targets=integers(targets).to(device),
+        row=integers(row).to(device),
     )
 
 
@@ -100,20 +106,28 @@ class MicroBatch(NamedTuple):
     """True: the pass only keeps a sharded base's collectives matched; its results must be discarded"""
 
 
-def split(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = None) -> list[list[int]]:
-    """Group turns of similar length, at most `max_tokens` padded tokens (or a single turn) per group.
+def split(
+    turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = None, *, packs: bool = False
+) -> list[list[int]]:
+    """Group turns, at most `max_tokens` (or a single turn) per group.
 
     Args:
         turns: the batch.
-        max_tokens: of a group, padding included.
+        max_tokens: that are computed for a group.
         rows: indices of the turns to group; None: all.
+        packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every turn
+            counts as long as the longest of its group.
 
     Returns:
-        Groups of indices into `turns`, shortest turns first.
+        Groups of indices into `turns`: those of one prompt follow one another, or the shortest turns come first.
     """
+    return _by_prompt(turns, max_tokens, rows) if packs else _by_width(turns, max_tokens, rows)
+
+
+def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None) -> list[list[int]]:
     groups: list[list[int]] = []
     for row in by_length(turns, rows):
-        width = len(turns[row].prompt_ids) + len(turns[row].action_ids)
+        width = _length(turns[row])
         # Shortest first, so the turn that joins is the longest of its group and sets the padded width.
         if groups and (len(groups[-1]) + 1) * width <= max_tokens:
             groups[-1].append(row)
@@ -122,10 +136,39 @@ def split(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = N
     return groups
 
 
+def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None) -> list[list[int]]:
+    def place(row: int) -> tuple[object, ...]:
+        turn = turns[row]
+        # The prompt before the agent, since agents of scope `action` share what all of them read.
+        return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row
+
+    groups: list[list[int]] = []
+    size = width = 0
+    for row in sorted(range(len(turns)) if rows is None else rows, key=place):
+        turn, length = turns[row], _length(turns[row])
+        last = turns[groups[-1][-1]] if groups else None
+        again = last is not None and last.agent == turn.agent and last.prompt_ids == turn.prompt_ids
+        # What `mafrt.models.packing` shares at least.
+        shared = len(turn.prompt_ids) if again and len(turn.prompt_ids) >= max(LEAST_SHARED, length / 2) else 0
+        fits = groups and size + length - shared <= max_tokens
+        # Hidden states are laid out with padding in the end, one vector a position.
+        if fits and (len(groups[-1]) + 1) * max(width, length) <= MOST_PADDED * max_tokens:
+            groups[-1].append(row)
+            size, width = size + length - shared, max(width, length)
+        else:
+            groups.append([row])
+            size = width = length
+    return groups
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.prompt_ids) + len(turn.action_ids)
+
+
 def by_length(turns: Sequence[Turn], rows: Iterable[int] | None = None) -> list[int]:
     """Indices of the turns (None: of all), sorted by length, shortest first."""
     rows = range(len(turns)) if rows is None else rows
-    return sorted(rows, key=lambda row: (len(turns[row].prompt_ids) + len(turns[row].action_ids), row))
+    return sorted(rows, key=lambda row: (_length(turns[row]), row))
 
 
 def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[MicroBatch]:
@@ -135,7 +178,7 @@ def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> l
     append dummy ones.
     """
     own = None if base.processes.size == 1 else base.processes.share(by_length(turns))
-    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own)]
+    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own, packs=base.packs)]
     if base.sharded and turns:
         parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
     return parts

@@ -27,12 +27,15 @@ INLINE void norm_of(const void *x, const void *w, void *out, float *r, long size
         store(out, d, plus_one ? y * (same(1) + factor) : rounded(y, half) * factor, size - d, half);
     }
 }
-void learn_norm(const void *x, long ldx, long n, const void *w, void *out, float *r, long size, float eps,
+/* Rows lie in groups of `group`, side by side in each; from one group to the next there are `ldx` numbers. */
+INLINE long place(long i, long group, long ldx, long size) { return i / group * ldx + i % group * size; }
+void learn_norm(const void *x, long ldx, long n, long group, const void *w, void *out, float *r, long size, float eps,
                 int plus_one, int half, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
-        if (half) norm_of(at(x, i * ldx, 1), w, (void *)at(out, i * size, 1), r + i, size, eps, plus_one, 1);
-        else norm_of(at(x, i * ldx, 0), w, (void *)at(out, i * size, 0), r + i, size, eps, plus_one, 0);
+        const void *from = at(x, place(i, group, ldx, size), half);
+        if (half) norm_of(from, w, (void *)at(out, i * size, 1), r + i, size, eps, plus_one, 1);
+        else norm_of(from, w, (void *)at(out, i * size, 0), r + i, size, eps, plus_one, 0);
     }
 }
 
@@ -51,14 +54,16 @@ INLINE void norm_backward_of(const void *x, const void *w, const void *grad, voi
         store(dx, d, (onto - load(x, d, n, half) * mean) * same(r), n, half);
     }
 }
-void learn_norm_backward(const void *x, long ldx, long n, const void *w, const void *grad, long ldg, void *dx,
-                         const float *r, long size, int plus_one, int half, int threads) {
+void learn_norm_backward(const void *x, long ldx, long n, long group, const void *w, const void *grad, long ldg,
+                         long grad_group, void *dx, const float *r, long size, int plus_one, int half, int threads) {
     float one = plus_one ? 1 : 0;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
+        const void *from = at(x, place(i, group, ldx, size), half);
+        const void *onto = at(grad, place(i, grad_group, ldg, size), half);
         void *to = (void *)at(dx, i * size, half);
-        if (half) norm_backward_of(at(x, i * ldx, 1), w, at(grad, i * ldg, 1), to, r[i], size, one, 1);
-        else norm_backward_of(at(x, i * ldx, 0), w, at(grad, i * ldg, 0), to, r[i], size, one, 0);
+        if (half) norm_backward_of(from, w, onto, to, r[i], size, one, 1);
+        else norm_backward_of(from, w, onto, to, r[i], size, one, 0);
     }
 }
 
