@@ -16,6 +16,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
+from mafrt.kernels.library import expected as kernels_expected
 from mafrt.models.memory_estimate import Use, fitting_micro_batch, footprint, model_shape, table
 from mafrt.runners.micro_batch import free_memory
 from mafrt.scripts.cli.command import Command
@@ -168,7 +169,12 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     free = free_memory()
     if free is None:
         return ""
-    use = Use(rank=settings.lora_rank, micro_batch_tokens=settings.micro_batch_tokens, on_cpu=True)
+    use = Use(
+        rank=settings.lora_rank,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        on_cpu=True,
+        kernels=kernels_expected(),
+    )
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
         # As training on a CPU is set by default.

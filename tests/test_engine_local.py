@@ -181,7 +181,8 @@ def test_seeds_decide_the_samples():
     engine = LocalEngine(team_base())
     requests = [Request(prompt(8), "solver", SamplingParams(12), seed=seed) for seed in (1, 2, 3, 1, 2, 3)]
     found = engine.generate(requests)
-    assert found[:3] == found[3:]
+    # Without the kernels in C a row's last bits depend on its place in the batch.
+    assert_same(found[:3], found[3:])
     assert len({tuple(c.ids) for c in found[:3]}) == 3
     assert engine.generate(requests) == found
 
@@ -620,8 +621,9 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
             qkv = model.blocks[7].qkv
             qkv.weights, qkv.packed = [weight.flip(0) for weight in qkv.weights], None
         elif wrong == "adapter":
-            pairs = model._pairs
-            monkeypatch.setattr(model, "_pairs", lambda names: pairs([*names[1:], *names[:1]]))
+            for name in ("_pairs", "joined"):  # without and with the kernels in C
+                given = getattr(model, name)
+                monkeypatch.setattr(model, name, lambda names, given=given: given([*names[1:], *names[:1]]))
         else:
             down = model.blocks[19].feed[1]
             down.weights, down.packed = [-weight for weight in down.weights], None

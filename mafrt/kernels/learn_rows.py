@@ -28,7 +28,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor,
     """RMS norm with the factors w, or 1 + w, and the rows' factors 1 / sqrt(mean(x^2) + eps), `[..., 1]` float32."""
     out, r = _empty(x), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
     rows = _grouped(x)
-    args = rows.start, rows.step, rows.count, rows.group, weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
+    args = rows.start, rows.step, rows.rows, rows.group, weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
     _call("learn_norm", *args, x.shape[-1], eps, int(plus_one), *_how(x))
     return out, r
 
@@ -36,7 +36,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor,
 def norm_backward(x: Tensor, weight: Tensor, r: Tensor, grad: Tensor, plus_one: bool) -> Tensor:
     """The input's gradient from that of `norm`'s result."""
     out, rows, onto = _empty(x), _grouped(x), _grouped(grad)
-    args = rows.start, rows.step, rows.count, rows.group, weight.contiguous().data_ptr()
+    args = rows.start, rows.step, rows.rows, rows.group, weight.contiguous().data_ptr()
     more = onto.start, onto.step, onto.group, out.data_ptr(), r.data_ptr()
     _call("learn_norm_backward", *args, *more, x.shape[-1], int(plus_one), *_how(x))
     return out
@@ -115,8 +115,7 @@ class _Grouped(NamedTuple):
     start: int
     step: int
     """numbers from one group to the next"""
-    count: int
-    """of the rows"""
+    rows: int
     group: int
     """rows in a group"""
 

@@ -58,6 +58,11 @@ def name() -> str:
     return "torch" if library() is None else "c"
 
 
+def expected() -> bool:
+    """Whether a run on this CPU is going to have the kernels, as far as that can be told without compiling them."""
+    return os.environ.get(SWITCH, "") != "torch" and find_compiler() is not None
+
+
 def use_torch() -> bool:
     """Leave the kernels out, here and in processes started from here; False: too late, they are loaded."""
     if library.cache_info().currsize and library() is not None:

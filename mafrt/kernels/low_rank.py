@@ -79,10 +79,10 @@ class Segments:
 
     Args:
         stops: the row behind each run; the last one is the number of rows.
-        owners: of each run, None for rows without an adapter.
+        owners: of each run, -1 for rows without an adapter.
     """
 
-    def __init__(self, stops: Sequence[int], owners: Sequence[int | None]) -> None:
+    def __init__(self, stops: Sequence[int], owners: Sequence[int]) -> None:
         self.owners = tuple(owners)
         self.stops = (ctypes.c_int64 * len(stops))(*stops)
 
@@ -92,7 +92,8 @@ class Segments:
 
     def move(self, stops: Sequence[int]) -> None:
         """Rows were left out: the same runs end elsewhere, some of them without rows now."""
-        self.stops[:] = stops
+        for place, stop in enumerate(stops):
+            self.stops[place] = stop
 
 
 class LowRank:
@@ -125,9 +126,9 @@ class LowRank:
         self._held = (
             (ctypes.c_int64 * len(ranks))(*ranks),
             (ctypes.c_int64 * len(columns))(*columns),
-            None if given else _pointers([own and own.down for own in adapters]),
-            _pointers([own and own.up for own in adapters]),
-            _pointers([own and own.panels("up") for own in adapters]) if panels else None,
+            None if given else _pointers([own.down if own else None for own in adapters]),
+            _pointers([own.up if own else None for own in adapters]),
+            _pointers([own.panels("up") if own else None for own in adapters]) if panels else None,
         )
         places = (None if array is None else ctypes.addressof(array) for array in self._held)
         stops = ctypes.addressof(segments.stops)
@@ -162,9 +163,9 @@ class LowRank:
         sums: dict[int, Grads] = {}
         for owner, own, want in zip(self.segments.owners, self.adapters, wanted, strict=True):
             # Several runs of one adapter are summed into one place.
-            if want and own and owner is not None and owner not in sums:
+            if want and own and owner not in sums:
                 sums[owner] = Grads(torch.zeros(own.down.shape), torch.zeros(own.up.shape))
-        places = [None if owner is None else sums.get(owner) for owner in self.segments.owners]
+        places = [sums.get(owner) for owner in self.segments.owners]
         none = (0.0,) * len(self.widths)
         scales = [scale for own in self.adapters for scale in (own.scales if own else none)]
         numbers = torch.empty_like(self.numbers)
@@ -179,8 +180,8 @@ class LowRank:
             self.numbers.stride(0),
             ctypes.byref(table),
             (ctypes.c_float * len(scales))(*scales),
-            _pointers([each and each.up for each in places]),
-            _pointers([each and each.down for each in places]),
+            _pointers([each.up if each else None for each in places]),
+            _pointers([each.down if each else None for each in places]),
         )
         return numbers, sums
 

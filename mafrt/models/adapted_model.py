@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError
+from mafrt.kernels.low_rank import Joined, join
 from mafrt.models import peft_format
 from mafrt.models.adapter_routing import LoraContext
 from mafrt.models.invocation import active_from, invocation_of
@@ -157,6 +158,28 @@ class AdaptedModel:
         """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
         record = self._record(name)
         return {path: self._layers[path].pairs[record.index] for path in record.layers}
+
+    def joined_layers(self, names: Sequence[str], paths: Sequence[str]) -> list[Joined | None]:
+        """Of each adapter its weights in layers that share their input, in the base's number format.
+
+        None for an adapter that targets none of them; kept until an adapter changes, and shared with passes of the
+        model.
+        """
+        layers = [self._layers.get(path) for path in paths]
+        first, dtype = next(filter(None, layers), None), self.model.dtype
+        if first is None:
+            return [None] * len(names)
+        if list(first.siblings) == layers:
+            numbers = [self._record(name).index for name in names]
+            found = first.joined(numbers, dtype)
+            return [found.get(number) for number in numbers]
+        widths = [self.model.get_submodule(path).out_features for path in paths]
+        joined = list[Joined | None]()
+        for name in names:
+            scalings, pairs = self._record(name).layers, self.adapter_layers(name)
+            own = [(*pairs[path], scalings[path][1]) if path in pairs else None for path in paths]
+            joined.append(join(own, widths, dtype) if any(own) else None)
+        return joined
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""

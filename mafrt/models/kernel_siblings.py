@@ -105,7 +105,8 @@ class _KernelSiblings(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, numbers = ctx.saved_tensors
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
-        grad, back, found = side_by_side(grads), None, [None] * len(want)
+        grad, back = side_by_side(grads), None
+        found: list[Tensor | None] = [None] * len(want)
         weight = ctx.packed.of(*(layer.weight for layer in ctx.layers), transposed=True)
         if numbers is not None:
             adapters, widths = [ctx.joined.get(run.adapter) for run in ctx.runs], widths_of(ctx.layers)

@@ -157,8 +157,12 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
     # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
-    if copies:
-        each += 2 * number  # joined for passes that record nothing, with zeros between the layers' blocks
+    if copies and use.kernels:
+        # Joined with those of the layer's neighbours, with zeros between their blocks, and the same in panels; the
+        # sampler has no copy of its own.
+        each += 3 * number - (number if use.rows else 0)
+    elif copies:
+        each += 2 * number  # joined for passes that record nothing
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
     return Footprint(
         base / shards,

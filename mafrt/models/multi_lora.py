@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -240,7 +240,7 @@ class StackedLoRALinear(nn.Module):
         if packed is not None and not torch.is_grad_enabled():
             weight = packed.of(*(layer.weight for layer in frozen))
         if weight is not None:
-            outs = fixed_siblings(flat, frozen, routing.segments, self._all_joined(routing, x.dtype), weight)
+            outs = fixed_siblings(flat, frozen, routing.segments, self.joined(routing.present, x.dtype), weight)
         else:
             outs = self._with_pairs(routing, flat, frozen)
         whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
@@ -269,14 +269,14 @@ class StackedLoRALinear(nn.Module):
             frozen,
             routing.runs[layouts],
             pairs,
-            lambda: self._all_joined(routing, flat.dtype),
+            lambda: self.joined(routing.present, flat.dtype),
             self.context.packed,
         )
 
-    def _all_joined(self, routing: AdapterRouting, dtype: torch.dtype) -> dict[int, Joined]:
-        """By adapter: its weights in all siblings; kept until they change."""
+    def joined(self, adapters: Iterable[int], dtype: torch.dtype) -> dict[int, Joined]:
+        """By adapter: its weights in all siblings, where it targets any of them; kept until they change."""
         kept, joined = self._joined, dict[int, Joined]()
-        for k in routing.present:
+        for k in adapters:
             pairs = [(*layer.pairs[k], layer.scalings[k]) if k in layer.pairs else None for layer in self.siblings]
             if not any(pairs):
                 continue

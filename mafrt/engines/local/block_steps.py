@@ -61,8 +61,7 @@ class TorchSteps:
 
     def activated(self, block: DecoderBlock, gate_up: Tensor) -> Tensor:
         """act(gate) up `[rows, d]`, of gate and up side by side `[rows, 2 d]`."""
-        gate, up = gate_up.chunk(2, 1)
-        return block.act(gate).mul_(up)
+        return _activated(block, gate_up)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]`, in order; the prompts are told by the decoder."""
@@ -70,12 +69,16 @@ class TorchSteps:
             layer.keep(rows)
 
 
-class KernelSteps(TorchSteps):
-    """By the kernels in C; arguments as of `TorchSteps`, whose prompts have to be laid out `for_kernels`."""
+def _activated(block: DecoderBlock, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, 1)
+    return block.act(gate).mul_(up)
+
+
+class KernelSteps:
+    """By the kernels in C; methods as of `TorchSteps`, for prompts that are laid out `for_kernels`."""
 
     def __init__(self, model: LeanModel, prompts: SharedPrompts, kernels: DecodeKernels) -> None:
-        super().__init__(model, prompts)
-        self._kernels = kernels
+        self._model, self._prompts, self._kernels = model, prompts, kernels
         self._near = [NearKeys(len(prompts.owner), model.shape, model.dtype) for _ in model.blocks]
 
     @property
@@ -100,4 +103,4 @@ class KernelSteps(TorchSteps):
             layer.keep(rows)
 
     def activated(self, block: DecoderBlock, gate_up: Tensor) -> Tensor:
-        return self._kernels.silu_product(gate_up) if block.silu else super().activated(block, gate_up)
+        return self._kernels.silu_product(gate_up) if block.silu else _activated(block, gate_up)

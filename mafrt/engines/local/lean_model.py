@@ -24,7 +24,7 @@ from mafrt.engines.local.decoder_block import (
 )
 from mafrt.engines.local.widened_linear import NonFiniteAdapterError, Pairs, WidenedLinear, pays, pays_back, widen
 from mafrt.kernels.decode import Heads
-from mafrt.kernels.low_rank import Joined, join
+from mafrt.kernels.low_rank import Joined
 from mafrt.kernels.panels import Panels
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class LeanModel:
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}
         where = {module: path for path, module in base.model.named_modules()}
         self._source: list[Tensor] = []
+        norms = [module for module in inner.modules() if "RMSNorm" in type(module).__name__]
+        self._norms: list[Tensor] = [norm.weight for norm in norms if isinstance(norm.weight, Tensor)]
         size = sum(p.numel() * p.element_size() for p in inner.layers.parameters())
         self.blocks = [
             self._block(layer, where, size <= FUSE_BYTES, kind) for layer, kind in zip(inner.layers, kinds, strict=True)
@@ -152,7 +154,7 @@ class LeanModel:
 
     def _stamp(self) -> int:
         # Torch counts the writes to a tensor, so that a change shows without a comparison of weights.
-        return sum(weight._version for weight in self._source)
+        return sum(weight._version for weight in (*self._source, *self._norms))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -201,14 +203,10 @@ class LeanModel:
         """Per block and linear the adapters' weights, None where one does not target it; kept until one changes."""
         key = self._state(names)
         if self._joined is None or self._joined[0] != key:
-            adapters = self._pairs(names)
-            blocks = [[self._joined_linear(adapters, linear) for linear in block.linears] for block in self.blocks]
+            joined = self.base.joined_layers
+            blocks = [[joined(names, linear.paths) for linear in block.linears] for block in self.blocks]
             self._joined = (key, blocks)
         return self._joined[1]
-
-    def _joined_linear(self, adapters: Sequence[Pairs], linear: Linear) -> list[Joined | None]:
-        each = [[pairs.get(path) for path in linear.paths] for pairs in adapters]
-        return [join(pairs, linear.widths, self.dtype) if any(pairs) else None for pairs in each]
 
     def widened(self, rows: int, steps: int) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
         """Per block its linears with all adapters in them, and these adapters' names; None where that does not pay in
