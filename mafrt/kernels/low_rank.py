@@ -7,7 +7,7 @@ weight it is a pass of its own. Sums are float32, and a row's result does not de
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -160,39 +160,93 @@ class LowRank:
         Returns:
             Numbers `[rows, ..]` whose product with A is the inputs' gradient, and the adapters' own by their owners.
         """
-        sums: dict[int, Grads] = {}
-        for owner, own, want in zip(self.segments.owners, self.adapters, wanted, strict=True):
-            # Several runs of one adapter are summed into one place.
-            if want and own and owner not in sums:
-                sums[owner] = Grads(torch.zeros(own.down.shape), torch.zeros(own.up.shape))
-        places = [sums.get(owner) for owner in self.segments.owners]
+        # Several runs of one adapter are summed into one place.
+        learning = {
+            owner: own
+            for owner, own, want in zip(self.segments.owners, self.adapters, wanted, strict=True)
+            if want and own is not None
+        }
+        sums = _Sums(learning, self.widths, x.shape[1])
         none = (0.0,) * len(self.widths)
         scales = [scale for own in self.adapters for scale in (own.scales if own else none)]
         numbers = torch.empty_like(self.numbers)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
-        rows = (grad.data_ptr(), grad.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
         _call(
             "low_rank_backward",
             x.dtype,
-            *rows,
+            grad.data_ptr(),
+            grad.stride(0),
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[1],
             self.numbers.data_ptr(),
             self.numbers.stride(0),
             ctypes.byref(table),
             (ctypes.c_float * len(scales))(*scales),
-            _pointers([each.up if each else None for each in places]),
-            _pointers([each.down if each else None for each in places]),
+            _places([sums.ups.get(owner) for owner in self.segments.owners]),
+            _places([sums.downs.get(owner) for owner in self.segments.owners]),
         )
-        return numbers, sums
+        return numbers, sums.gradients()
 
 
 class Grads(NamedTuple):
-    """Gradients of one adapter, float32."""
+    """Gradients of one adapter, float32; None for a layer that it does not target."""
 
-    down: Tensor
-    """`[R, in]`"""
-    up: Tensor
-    """`[R, out of all]`: of each layer the block of its own ranks and outputs; its transpose is that of B"""
+    downs: list[Tensor | None]
+    """of A, `[r, in]` of each layer"""
+    ups: list[Tensor | None]
+    """of B, `[out, r]` of each layer"""
+
+
+class _Sums:
+    """The place of all adapters' gradients: one block of memory, since one for each would take longer to ask for.
+
+    Args:
+        adapters: by owner.
+        widths: outputs of each layer.
+        size: of the inputs.
+    """
+
+    def __init__(self, adapters: Mapping[int, Joined], widths: Sequence[int], size: int) -> None:
+        self._adapters, self._widths, self._size = adapters, widths, size
+        ranks = [sum(own.ranks) for own in adapters.values()]
+        self._turned = sum(rank * size for rank in ranks)
+        self._memory = torch.zeros(self._turned + sum(rank * sum(widths) for rank in ranks))
+        self.downs, self.ups = dict[int, int](), dict[int, int]()
+        """addresses, by owner: of `[R, in]`, and of `[R, out of all]`"""
+        down, up = self._memory.data_ptr(), self._memory.data_ptr() + 4 * self._turned
+        for owner, rank in zip(adapters, ranks, strict=True):
+            self.downs[owner], self.ups[owner] = down, up
+            down, up = down + 4 * rank * size, up + 4 * rank * sum(widths)
+
+    def gradients(self) -> dict[int, Grads]:
+        """Of each adapter, cut from the sums; those of B turned as B lies, which spares autograd a copy."""
+        if not self._adapters:
+            return {}
+        widths, owns = self._widths, list(self._adapters.values())
+        sizes = [r * width for own in owns for r, width in zip(own.ranks, widths, strict=True)]
+        ranks = [r for own in owns for r in (0, *accumulate(own.ranks))]
+        columns = (0, *accumulate(widths))
+        turned = torch.empty(sum(sizes))
+        starts = (0, *accumulate(sizes))[:: len(widths)]
+        _turn()(
+            len(owns),
+            len(widths),
+            (ctypes.c_int64 * len(ranks))(*ranks),
+            (ctypes.c_int64 * len(columns))(*columns),
+            _places(list(self.ups.values())),
+            _places([turned.data_ptr() + 4 * start for start in starts[:-1]]),
+        )
+        found, down, up = dict[int, Grads](), 0, 0
+        for owner, own in self._adapters.items():
+            downs, ups = list[Tensor | None](), list[Tensor | None]()
+            for rank, width in zip(own.ranks, widths, strict=True):
+                downs.append(self._memory.as_strided((rank, self._size), (self._size, 1), down) if rank else None)
+                ups.append(turned.as_strided((width, rank), (rank, 1), up) if rank else None)
+                down, up = down + rank * self._size, up + width * rank
+            found[owner] = Grads(downs, ups)
+        return found
 
 
 def columns_for(adapters: Iterable[Joined | None]) -> int:
@@ -215,7 +269,20 @@ class _Table(ctypes.Structure):
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+    return _places([None if t is None else t.data_ptr() for t in tensors])
+
+
+def _places(addresses: Sequence[int | None]) -> Any:
+    return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+@cache
+def _turn() -> Any:
+    lib = library()
+    assert lib is not None
+    function = lib.low_rank_turn
+    function.argtypes, function.restype = (_L, _L, _P, _P, _P, _P), None
+    return function
 
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int

@@ -8,7 +8,6 @@ to the order of sums and, in bfloat16, with fewer roundings.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -113,7 +112,7 @@ class _KernelSiblings(torch.autograd.Function):
             wanted = [any(want[a] for _, a, _ in run.pairs) for run in ctx.runs]
             low = LowRank(_rows(ctx.runs), adapters, widths, numbers, given=True, panels=False)
             onto, sums = low.backward(grad, x, wanted)
-            found = _by_pair(ctx.runs, ctx.joined, widths, sums, ctx.dtypes)
+            found = _by_pair(ctx.runs, sums, ctx.dtypes)
             if want_x:
                 each = [None if own is None else own.back for own in adapters]
                 back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
@@ -121,23 +120,14 @@ class _KernelSiblings(torch.autograd.Function):
         return grad_x, None, None, None, None, *found
 
 
-def _by_pair(
-    runs: Sequence[Run],
-    joined: Mapping[int, Joined],
-    widths: Sequence[int],
-    sums: Mapping[int, Grads],
-    dtypes: Sequence[torch.dtype],
-) -> list[Tensor | None]:
-    """The gradients of the adapters' pairs, cut from those of the joined ones."""
+def _by_pair(runs: Sequence[Run], sums: Mapping[int, Grads], dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
+    """The adapters' gradients in the order of their pairs."""
     found: list[Tensor | None] = [None] * len(dtypes)
-    columns = (0, *accumulate(widths))
-    for adapter, pairs in {run.adapter: run.pairs for run in runs}.items():
-        if adapter not in sums:
-            continue
-        down, up = sums[adapter]
-        ranks = (0, *accumulate(joined[adapter].ranks))
-        for layer, place, _ in pairs:
-            rows = slice(ranks[layer], ranks[layer + 1])
-            found[place] = down[rows].to(dtypes[place])
-            found[place + 1] = up[rows, columns[layer] : columns[layer + 1]].t().to(dtypes[place + 1])
-    return found
+    for run in runs:
+        if run.adapter in sums:
+            downs, ups = sums[run.adapter]
+            for layer, place, _ in run.pairs:
+                found[place], found[place + 1] = downs[layer], ups[layer]
+    # Adapters are float32 unless somebody has changed that.
+    pairs = zip(found, dtypes, strict=True)
+    return [each if each is None or each.dtype == dtype else each.to(dtype) for each, dtype in pairs]
