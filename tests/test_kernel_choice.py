@@ -21,7 +21,9 @@ from mafrt.scripts import train_math
 from mafrt.scripts.cli import loading
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+# One thread: their number is measured otherwise, and decides the last bits.
 SHORT = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "8", "--eval_episodes", "0"]
+SHORT += ["--threads", "1"]
 
 
 @pytest.fixture(autouse=True)

@@ -182,6 +182,22 @@ def test_results_depend_neither_on_the_threads_nor_on_other_rows(dtype):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_that_does_not_lie_row_by_row(dtype):
+    case = Case([[8], [5]], [(0, 40), (1, 7)], 64, (130,), dtype)
+    low = case.table(False)
+    low.add_to(torch.zeros_like(case.grad), case.x)
+
+    def results(grad):
+        onto, found = low.backward(grad, case.x, [True, True])
+        return onto[:40, :8], onto[40:, :5], *found[0].downs, *found[1].ups
+
+    turned = case.grad.t().contiguous().t()
+    assert all(map(torch.equal, results(turned), results(case.grad)))
+    one = torch.ones((), dtype=dtype).expand_as(case.grad)
+    assert all(map(torch.equal, results(one), results(one.contiguous())))
+
+
 def test_a_broken_adapter_spoils_its_own_rows_only():
     case = Case([[4], [4]], [(0, 3), (1, 2), (0, 4), (-1, 2)], 32, (48,), torch.float32)
     case.adapters[1].up[0, 0] = torch.nan

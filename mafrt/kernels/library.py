@@ -93,7 +93,9 @@ def _compiled(compiler: str) -> Path:
         out = Path(made) / "kernels.so"
         try:
             _build([compiler, *FLAGS, THREADS_FLAG], out)
-        except subprocess.CalledProcessError:  # a compiler without OpenMP
+            ctypes.CDLL(str(out))
+        except (subprocess.CalledProcessError, OSError):  # a compiler without OpenMP, or without its library
+            out.unlink(missing_ok=True)
             _build([compiler, *FLAGS], out)
         # By one rename: another process either finds nothing or all of it.
         os.replace(out, target)

@@ -86,10 +86,6 @@ class Segments:
         self.owners = tuple(owners)
         self.stops = (ctypes.c_int64 * len(stops))(*stops)
 
-    @property
-    def rows(self) -> int:
-        return int(self.stops[-1])
-
     def move(self, stops: Sequence[int]) -> None:
         """Rows were left out: the same runs end elsewhere, some of them without rows now."""
         for place, stop in enumerate(stops):
@@ -160,6 +156,8 @@ class LowRank:
         Returns:
             Numbers `[rows, ..]` whose product with A is the inputs' gradient, and the adapters' own by their owners.
         """
+        # A gradient may be one number that stands for all, as that of a sum is.
+        grad, x = (t if t.stride(1) == 1 else t.contiguous() for t in (grad, x))
         # Several runs of one adapter are summed into one place.
         learning = {
             owner: own

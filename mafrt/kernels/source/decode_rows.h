@@ -50,8 +50,8 @@ INLINE void OF(rotate)(const T *x, const float *factors, float eps, const T *cos
 }
 
 /* Keys, a column of `dim` numbers each, and values [.., dim]; those from `first` to `last` are read. Next to each other
- * lie a dimension's numbers of 16 keys; `stride` is the distance from one dimension to the next and `block` from 16 keys
- * to the next, which exist as a whole. */
+ * lie a dimension's numbers of 16 keys; `stride` is the distance from one dimension to the next, and `block` from 16
+ * keys to the next, which exist as a whole. */
 typedef struct {
     const T *keys, *values;
     long stride, block, first, last;
@@ -184,7 +184,8 @@ INLINE void OF(attend_of)(int group, const float *q, const OF(Part) *far, const 
             tops[g] = most;
         }
         OF(mix_of)(group, scores + far_skip, far->values + (f + far_skip) * dim, fars - far_skip, dim, sums);
-        OF(mix_of)(group, scores + split + near_skip, near->values + (n + near_skip) * dim, nears - near_skip, dim, sums);
+        OF(mix_of)(group, scores + split + near_skip, near->values + (n + near_skip) * dim, nears - near_skip, dim,
+                   sums);
         f += fars, n += nears;
     }
     for (int g = 0; g < group; g++) {
@@ -211,8 +212,9 @@ static void OF(attend_group)(int group, const float *q, const OF(Part) *far, con
  * qkv: [rows, (heads + 2 kv_heads) dim]; cosine, sine: [rows, dim]; norms: NULL, or factors [heads + kv_heads, dim] of
  * the queries and keys. far_k: [prompts, kv_heads, dim, room], far_v: [prompts, kv_heads, longest, dim], of which
  * lengths[prompt] are filled; owner: the prompt of each row. near_k: [rows, kv_heads, capacity / 16, dim, 16], near_v:
- * [rows, kv_heads, capacity, dim], of which `used` are filled before. Room and capacity are multiples of 16. window: tokens
- * that a query may attend to, itself included; 0: all. cap: bound of the scores; 0: none. out: [rows, heads dim]. */
+ * [rows, kv_heads, capacity, dim], of which `used` are filled before. Room and capacity are multiples of 16. window:
+ * tokens that a query may attend to, itself included; 0: all. cap: bound of the scores; 0: none. out: [rows, heads
+ * dim]. */
 void OF(attend)(const T *qkv, const T *cosine, const T *sine, const float *norms, float eps, long rows, long heads,
                 long kv_heads, long dim, const T *far_k, const T *far_v, long room, long longest,
                 const int64_t *lengths, const int64_t *owner, T *near_k, T *near_v, long capacity, long used,

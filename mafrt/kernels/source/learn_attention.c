@@ -133,7 +133,8 @@ static void mixed(const Scratch *s, float *to, const float *weights, long m, con
 static void spread(const Scratch *s, const float *weights, const float *rows, long m, const Keys *far,
                    const Keys *near, long seen, int values) {
     long split = in_lanes(far->tokens), width = near->width;
-    multiply(seen, width, m, weights + split, 1, s->ld, rows, width, TILE_WIDTH, values ? near->dv : near->dk, width, 1);
+    multiply(seen, width, m, weights + split, 1, s->ld, rows, width, TILE_WIDTH, values ? near->dv : near->dk, width,
+             1);
     if (far->tokens)
         multiply(far->tokens, width, m, weights, 1, s->ld, rows, width, TILE_WIDTH, values ? far->dv : far->dk, width,
                  1);

@@ -99,8 +99,9 @@ void learn_swiglu_backward(const void *gate, long ldg, const void *up, long ldu,
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
         void *dgate = (void *)at(both, 2 * i * size, half), *dup = (void *)at(both, (2 * i + 1) * size, half);
-        if (half) swiglu_backward_of(at(gate, i * ldg, 1), at(up, i * ldu, 1), at(grad, i * ldo, 1), dgate, dup, size, 1);
-        else swiglu_backward_of(at(gate, i * ldg, 0), at(up, i * ldu, 0), at(grad, i * ldo, 0), dgate, dup, size, 0);
+        const void *g = at(gate, i * ldg, half), *u = at(up, i * ldu, half), *onto = at(grad, i * ldo, half);
+        if (half) swiglu_backward_of(g, u, onto, dgate, dup, size, 1);
+        else swiglu_backward_of(g, u, onto, dgate, dup, size, 0);
     }
 }
 
@@ -177,7 +178,8 @@ void learn_softmax(void *rows, long n, long words, const long *targets, const fl
     for (long i = 0; i < n; i++) {
         void *row = (void *)at(rows, i * words, half);
         void *surprise = surprises ? (void *)at(surprises, i * words, half) : 0;
-        if (half) softmax_of(row, words, targets[i], scales[i], logprobs + i, entropies + i, h + i, surprise, probabilities, 1);
-        else softmax_of(row, words, targets[i], scales[i], logprobs + i, entropies + i, h + i, surprise, probabilities, 0);
+        float *logprob = logprobs + i, *entropy = entropies + i;
+        if (half) softmax_of(row, words, targets[i], scales[i], logprob, entropy, h + i, surprise, probabilities, 1);
+        else softmax_of(row, words, targets[i], scales[i], logprob, entropy, h + i, surprise, probabilities, 0);
     }
 }

@@ -2,9 +2,9 @@
 #pragma once
 #include "vectors.h"
 
-/* Rows stops[s - 1] to stops[s] are segment s, all of one adapter, or of none with 0 ranks. The outputs are those of one
- * or several layers that share their input: layer l has the outputs columns[l] to columns[l + 1] and, of the adapter of
- * segment s, the ranks ranks[s][l] to ranks[s][l + 1]. */
+/* Rows stops[s - 1] to stops[s] are segment s, all of one adapter, or of none with 0 ranks. The outputs are those of
+ * one or several layers that share their input: layer l has the outputs columns[l] to columns[l + 1] and, of the
+ * adapter of segment s, the ranks ranks[s][l] to ranks[s][l + 1]. */
 typedef struct {
     long segments, layers;
     const int64_t *stops;         /* [segments] */
