@@ -17,6 +17,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.fast_decoder import agrees
 from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import NonFiniteLogitsError
+from mafrt.kernels.library import library
 from mafrt.models.onednn import supported
 from mafrt.models.shared_base import SharedBase
 
@@ -181,8 +182,9 @@ def test_seeds_decide_the_samples():
     engine = LocalEngine(team_base())
     requests = [Request(prompt(8), "solver", SamplingParams(12), seed=seed) for seed in (1, 2, 3, 1, 2, 3)]
     found = engine.generate(requests)
-    # Without the kernels in C a row's last bits depend on its place in the batch.
     assert_same(found[:3], found[3:])
+    # Without the kernels in C a row's last bits depend on its place in the batch.
+    assert library() is None or found[:3] == found[3:]
     assert len({tuple(c.ids) for c in found[:3]}) == 3
     assert engine.generate(requests) == found
 

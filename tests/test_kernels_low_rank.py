@@ -129,6 +129,8 @@ def test_the_part_alone_and_its_gradients(case, how):
         low, out = case.table(False), case.grad.clone()
         low.add_to(out, case.x)
         close(out, case.grad.double() + case.added(), case.dtype)
+        for k, (start, stop) in zip(case.segments.owners, case.spans, strict=True):
+            assert k >= 0 or torch.equal(out[start:stop], case.grad[start:stop])
         onto, found = low.backward(case.grad, case.x, [k != 1 for k in case.segments.owners])
         assert set(found) == {k for k in case.segments.owners if k >= 0} - {1}
         for owner, grads in found.items():

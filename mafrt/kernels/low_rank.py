@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Joined:
     """of each layer; 0: the adapter does not target it"""
     scales: tuple[float, ...]
     """of each layer"""
-    _panels: dict[str, Tensor] = field(default_factory=dict)
+    _panels: Tensor | None = None
     _back: Joined | None = None
 
     @property
@@ -46,11 +46,12 @@ class Joined:
             self._back = Joined(self.up, self.down, (sum(self.ranks),), (1.0,))
         return self._back
 
-    def panels(self, name: str) -> Tensor:
-        """`down` or `up` in panels, made once."""
-        if name not in self._panels:
-            self._panels[name] = in_panels(getattr(self, name))
-        return self._panels[name]
+    @property
+    def panels(self) -> Tensor:
+        """`up` in panels, made once."""
+        if self._panels is None:
+            self._panels = in_panels(self.up)
+        return self._panels
 
 
 def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
@@ -71,7 +72,7 @@ def in_panels(up: Tensor) -> Tensor:
     """`[r, out]` as `[panels, r, 48]`, in bfloat16 `[panels, r / 2, 48, 2]`; zeros at the end and for an odd r."""
     step = 2 if up.dtype == torch.bfloat16 else 1
     whole = functional.pad(up, (0, -up.shape[1] % PANEL, 0, -len(up) % step))
-    return whole.view(len(whole) // step, step, -1, PANEL).permute(2, 0, 3, 1).contiguous()
+    return whole.reshape(len(whole) // step, step, -1, PANEL).permute(2, 0, 3, 1).contiguous()
 
 
 class Segments:
@@ -124,7 +125,7 @@ class LowRank:
             (ctypes.c_int64 * len(columns))(*columns),
             None if given else _pointers([own.down if own else None for own in adapters]),
             _pointers([own.up if own else None for own in adapters]),
-            _pointers([own.panels("up") if own else None for own in adapters]) if panels else None,
+            _pointers([own.panels if own else None for own in adapters]) if panels else None,
         )
         places = (None if array is None else ctypes.addressof(array) for array in self._held)
         stops = ctypes.addressof(segments.stops)

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mafrt.kernels.library import library
-from mafrt.kernels.low_rank import PANEL, LowRank
+from mafrt.kernels.low_rank import LowRank, in_panels
 
 _FUNCTIONS = {torch.float32: "gemm_f32", torch.bfloat16: "gemm_bf16"}
 
@@ -36,11 +35,7 @@ class Panels:
     @staticmethod
     def of(weight: Tensor) -> Panels:
         """Copy a weight into panels; `serves` tells for which that is possible."""
-        width, size = weight.shape
-        rows = functional.pad(weight, (0, 0, 0, -width % PANEL)).view(-1, PANEL, size)
-        if weight.dtype == torch.bfloat16:
-            rows = rows.view(-1, PANEL, size // 2, 2)
-        return Panels(rows.transpose(1, 2).contiguous(), width, size)
+        return Panels(in_panels(weight.t()), *weight.shape)
 
     def product(
         self,

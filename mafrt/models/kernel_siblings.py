@@ -35,7 +35,7 @@ def by_kernels(
 ) -> tuple[Tensor, ...]:
     """The layers' outputs; nothing is recorded. Arguments as of `lora_siblings.fixed_siblings`."""
     low = _low_rank(x, segments, joined, widths_of(layers), weight)
-    return _product(x, weight, bias_of(x, layers), low).split(widths_of(layers), 1)
+    return product(x, weight, bias_of(x, layers), low=low).split(widths_of(layers), 1)
 
 
 def recorded_by_kernels(
@@ -69,16 +69,6 @@ def _rows(segments: Sequence[Run | Segment]) -> Segments:
     return Segments([segment.stop for segment in segments], [segment.adapter for segment in segments])
 
 
-def _product(x: Tensor, weight: Tensor | Panels, bias: Tensor | None, low: LowRank | None) -> Tensor:
-    """`x W^T + b` plus what the adapters add."""
-    if isinstance(weight, Panels):
-        return weight.product(x, bias, low=low)
-    out = product(x, weight, bias)
-    if low is not None:
-        low.add_to(out, x)
-    return out
-
-
 class _KernelSiblings(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -94,7 +84,7 @@ class _KernelSiblings(torch.autograd.Function):
         weight = packed.of(*(layer.weight for layer in layers))
         assert weight is not None
         low = _low_rank(x, runs, joined, widths_of(layers), weight)
-        out = _product(x, weight, bias_of(x, layers), low)
+        out = product(x, weight, bias_of(x, layers), low=low)
         ctx.save_for_backward(x, None if low is None else low.numbers)
         ctx.layers, ctx.runs, ctx.joined, ctx.packed = layers, runs, joined, packed
         ctx.dtypes = [pair.dtype for pair in pairs]
@@ -116,7 +106,7 @@ class _KernelSiblings(torch.autograd.Function):
             if want_x:
                 each = [None if own is None else own.back for own in adapters]
                 back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
-        grad_x = _product(grad, weight, None, back) if want_x else None
+        grad_x = product(grad, weight, low=back) if want_x else None
         return grad_x, None, None, None, None, *found
 
 

@@ -15,19 +15,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mafrt.kernels import panels
+from mafrt.kernels.low_rank import LowRank
 from mafrt.kernels.panels import Panels
 
 _LEAST_NUMBERS = 2**17
 """numbers in the larger operand of a product of few rows, from which on it takes less time than MKL's"""
 
 
-def product(x: Tensor, weight: Tensor | Panels, bias: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+def product(
+    x: Tensor,
+    weight: Tensor | Panels,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    low: LowRank | None = None,
+) -> Tensor:
     """`x W^T + b`, plus `added` `[rows, out]`: `[rows, in]` -> `[rows, out]`. Records nothing for a backward pass.
 
-    `weight` is `[out, in]`, also a transposed view of `[in, out]`, or packed.
+    `weight` is `[out, in]`, also a transposed view of `[in, out]`, or packed; `low` is what the rows' adapters add.
     """
     if isinstance(weight, Panels):
-        return weight.product(x, bias, added)
+        return weight.product(x, bias, added, low)
+    out = _plain(x, weight, bias, added)
+    if low is not None:
+        low.add_to(out, x)
+    return out
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None) -> Tensor:
     if weight.is_mkldnn or serves(weight):
         if added is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, bias, "add")

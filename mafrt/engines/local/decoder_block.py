@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mafrt.kernels.low_rank import LowRank
 from mafrt.kernels.panels import Panels
 from mafrt.models.onednn import product
 
@@ -28,13 +29,15 @@ class Linear:
     packed: Tensor | Panels | None = None
     """All weights as one, in the layout of the CPU's kernels (`mafrt.models.packed_weights`)."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`[rows, in]` -> `[rows, out]`, plus `residual`."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None, low: LowRank | None = None) -> Tensor:
+        """`[rows, in]` -> `[rows, out]`, plus `residual` and what the rows' adapters add."""
         if self.packed is not None or len(self.weights) == 1:
-            return product(x, self.weights[0] if self.packed is None else self.packed, self.bias, residual)
+            return product(x, self.weights[0] if self.packed is None else self.packed, self.bias, residual, low)
         out = torch.cat([product(x, weight) for weight in self.weights], 1)
         for added in (self.bias, residual):
             out = out if added is None else out.add_(added)
+        if low is not None:
+            low.add_to(out, x)
         return out
 
 

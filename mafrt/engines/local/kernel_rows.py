@@ -52,10 +52,4 @@ class KernelRows:
 
     def product(self, block: int, linear: int, layer: Linear, x: Tensor, residual: Tensor | None) -> Tensor:
         """A linear layer with its adapters, plus `residual`: `[rows, in]` -> `[rows, out]`."""
-        low = self._tables[block][linear]
-        if low is not None and isinstance(layer.packed, Panels):
-            return layer.packed.product(x, layer.bias, residual, low)
-        out = layer(x, residual)
-        if low is not None:
-            low.add_to(out, x)
-        return out
+        return layer(x, residual, self._tables[block][linear])
