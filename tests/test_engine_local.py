@@ -632,6 +632,14 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
         assert not agrees(model)
 
 
+def test_a_write_to_a_norm_is_noticed():
+    model = LeanModel(deep_base(torch.float32))
+    assert not model.stale
+    with torch.no_grad():
+        model.base.inner.norm.weight.mul_(2.0)
+    assert model.stale
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_that_join_a_running_batch_get_the_answers_they_get_alone(kind):
     engine = LocalEngine(team_base(kind), decoding="lean", eos_ids=())

@@ -57,6 +57,16 @@ def test_the_switch_leaves_them_out(monkeypatch, tmp_path):
     assert not (tmp_path / "mafrt").exists()
 
 
+def test_a_compiler_without_the_library_of_threads(monkeypatch, tmp_path):
+    """It links what does not load, as clang does where libomp is missing."""
+    compiler = tmp_path / "cc"
+    spoil = 'case " $* " in *" -fopenmp "*) for out; do :; done; echo none > "$out"; exit;; esac\nexec cc "$@"\n'
+    compiler.write_text(f"#!/bin/sh\n{spoil}")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert hasattr(fresh_library(monkeypatch, tmp_path), "low_rank_turn")
+
+
 def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
     assert fresh_library(monkeypatch, tmp_path) is not None
     (made,) = (tmp_path / "mafrt" / "kernels").iterdir()
