@@ -19,14 +19,17 @@ from mafrt.kernels.library import library
 def serves(*tensors: Tensor) -> bool:
     """Whether this machine has the kernels for these tensors, all of one number format."""
     first = tensors[0].dtype
-    if first not in (torch.float32, torch.bfloat16) or any(t.dtype != first for t in tensors):
+    if first not in (torch.float32, torch.bfloat16) or _functions() is None:
         return False
-    return all(t.device.type == "cpu" for t in tensors) and _functions() is not None
+    for t in tensors:  # a loop, since a generator takes twice as long and this is asked for every operation
+        if t.dtype != first or t.device.type != "cpu":
+            return False
+    return True
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor, Tensor]:
     """RMS norm with the factors w, or 1 + w, and the rows' factors 1 / sqrt(mean(x^2) + eps), `[..., 1]` float32."""
-    out, r = _empty(x), x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
+    out, r = _empty(x), torch.empty((*x.shape[:-1], 1), dtype=torch.float32)
     rows = _grouped(x)
     args = rows.start, rows.step, rows.rows, rows.group, weight.contiguous().data_ptr(), out.data_ptr(), r.data_ptr()
     _call("learn_norm", *args, x.shape[-1], eps, int(plus_one), *_how(x))
@@ -122,11 +125,13 @@ class _Grouped(NamedTuple):
 
 def _grouped(x: Tensor) -> _Grouped:
     """The rows of the last dimension: heads of tokens may be a part of a wider matrix."""
-    heads = x[0] if x.dim() == 4 and len(x) == 1 else x
-    if heads.dim() == 3 and heads.stride()[1:] == (heads.shape[2], 1):
-        return _Grouped(heads, heads.data_ptr(), heads.stride(0), heads[..., 0].numel(), heads.shape[1])
+    shape, strides = x.shape, x.stride()
+    if len(shape) == 4 and shape[0] == 1:
+        shape, strides = shape[1:], strides[1:]
+    if len(shape) == 3 and strides[1:] == (shape[2], 1):
+        return _Grouped(x, x.data_ptr(), strides[0], shape[0] * shape[1], shape[1])
     rows = _rows(x)
-    return _Grouped(rows, rows.data_ptr(), rows.stride(0), len(rows), 1)
+    return _Grouped(rows, rows.data_ptr(), rows.stride(0), rows.shape[0], 1)
 
 
 def _how(x: Tensor) -> tuple[int, int]:

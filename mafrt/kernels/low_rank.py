@@ -7,17 +7,18 @@ weight it is a pass of its own. Sums are float32, and a row's result does not de
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mafrt.kernels.library import library
+from mafrt.kernels.low_rank_grads import Grads, plan_of
 
 PANEL = 48
 """outputs in a panel"""
@@ -115,14 +116,10 @@ class LowRank:
         given: bool = False,
         panels: bool,
     ) -> None:
-        self.segments, self.adapters, self.widths = segments, adapters, widths
+        self.segments, self.adapters, self.widths = segments, adapters, tuple(widths)
         self.numbers, self._given = numbers, given
-        none = (0,) * (len(widths) + 1)
-        ranks = [r for own in adapters for r in ((0, *accumulate(own.ranks)) if own else none)]
-        columns = (0, *accumulate(widths))
         self._held = (
-            (ctypes.c_int64 * len(ranks))(*ranks),
-            (ctypes.c_int64 * len(columns))(*columns),
+            *_starts(tuple(own and own.ranks for own in adapters), self.widths),
             None if given else _pointers([own.down if own else None for own in adapters]),
             _pointers([own.up if own else None for own in adapters]),
             _pointers([own.panels if own else None for own in adapters]) if panels else None,
@@ -159,15 +156,16 @@ class LowRank:
         """
         # A gradient may be one number that stands for all, as that of a sum is.
         grad, x = (t if t.stride(1) == 1 else t.contiguous() for t in (grad, x))
-        # Several runs of one adapter are summed into one place.
-        learning = {
-            owner: own
-            for owner, own, want in zip(self.segments.owners, self.adapters, wanted, strict=True)
-            if want and own is not None
-        }
-        sums = _Sums(learning, self.widths, x.shape[1])
-        none = (0.0,) * len(self.widths)
-        scales = [scale for own in self.adapters for scale in (own.scales if own else none)]
+        plan = plan_of(
+            self.segments.owners,
+            tuple(
+                own and (own.ranks, own.scales if want else None)
+                for own, want in zip(self.adapters, wanted, strict=True)
+            ),
+            self.widths,
+            x.shape[1],
+        )
+        sums = torch.empty(plan.size)
         numbers = torch.empty_like(self.numbers)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
@@ -182,70 +180,22 @@ class LowRank:
             self.numbers.data_ptr(),
             self.numbers.stride(0),
             ctypes.byref(table),
-            (ctypes.c_float * len(scales))(*scales),
-            _places([sums.ups.get(owner) for owner in self.segments.owners]),
-            _places([sums.downs.get(owner) for owner in self.segments.owners]),
+            plan.factors,
+            plan.fresh,
+            sums.data_ptr(),
+            plan.ups,
+            plan.downs,
         )
-        return numbers, sums.gradients()
+        return numbers, plan.cut(sums)
 
 
-class Grads(NamedTuple):
-    """Gradients of one adapter, float32; None for a layer that it does not target."""
-
-    downs: list[Tensor | None]
-    """of A, `[r, in]` of each layer"""
-    ups: list[Tensor | None]
-    """of B, `[out, r]` of each layer"""
-
-
-class _Sums:
-    """The place of all adapters' gradients: one block of memory, since one for each would take longer to ask for.
-
-    Args:
-        adapters: by owner.
-        widths: outputs of each layer.
-        size: of the inputs.
-    """
-
-    def __init__(self, adapters: Mapping[int, Joined], widths: Sequence[int], size: int) -> None:
-        self._adapters, self._widths, self._size = adapters, widths, size
-        ranks = [sum(own.ranks) for own in adapters.values()]
-        self._turned = sum(rank * size for rank in ranks)
-        self._memory = torch.zeros(self._turned + sum(rank * sum(widths) for rank in ranks))
-        self.downs, self.ups = dict[int, int](), dict[int, int]()
-        """addresses, by owner: of `[R, in]`, and of `[R, out of all]`"""
-        down, up = self._memory.data_ptr(), self._memory.data_ptr() + 4 * self._turned
-        for owner, rank in zip(adapters, ranks, strict=True):
-            self.downs[owner], self.ups[owner] = down, up
-            down, up = down + 4 * rank * size, up + 4 * rank * sum(widths)
-
-    def gradients(self) -> dict[int, Grads]:
-        """Of each adapter, cut from the sums; those of B turned as B lies, which spares autograd a copy."""
-        if not self._adapters:
-            return {}
-        widths, owns = self._widths, list(self._adapters.values())
-        sizes = [r * width for own in owns for r, width in zip(own.ranks, widths, strict=True)]
-        ranks = [r for own in owns for r in (0, *accumulate(own.ranks))]
-        columns = (0, *accumulate(widths))
-        turned = torch.empty(sum(sizes))
-        starts = (0, *accumulate(sizes))[:: len(widths)]
-        _turn()(
-            len(owns),
-            len(widths),
-            (ctypes.c_int64 * len(ranks))(*ranks),
-            (ctypes.c_int64 * len(columns))(*columns),
-            _places(list(self.ups.values())),
-            _places([turned.data_ptr() + 4 * start for start in starts[:-1]]),
-        )
-        found, down, up = dict[int, Grads](), 0, 0
-        for owner, own in self._adapters.items():
-            downs, ups = list[Tensor | None](), list[Tensor | None]()
-            for rank, width in zip(own.ranks, widths, strict=True):
-                downs.append(self._memory.as_strided((rank, self._size), (self._size, 1), down) if rank else None)
-                ups.append(turned.as_strided((width, rank), (rank, 1), up) if rank else None)
-                down, up = down + rank * self._size, up + width * rank
-            found[owner] = Grads(downs, ups)
-        return found
+@lru_cache(maxsize=1024)
+def _starts(adapters: tuple[tuple[int, ...] | None, ...], widths: tuple[int, ...]) -> tuple[Any, Any]:
+    """The first rank of each layer by segment, and the first output of each layer, as the kernels take them."""
+    none = (0,) * (len(widths) + 1)
+    ranks = [r for own in adapters for r in ((0, *accumulate(own)) if own else none)]
+    columns = (0, *accumulate(widths))
+    return (ctypes.c_int64 * len(ranks))(*ranks), (ctypes.c_int64 * len(columns))(*columns)
 
 
 def columns_for(adapters: Iterable[Joined | None]) -> int:
@@ -275,20 +225,11 @@ def _places(addresses: Sequence[int | None]) -> Any:
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
-@cache
-def _turn() -> Any:
-    lib = library()
-    assert lib is not None
-    function = lib.low_rank_turn
-    function.argtypes, function.restype = (_L, _L, _P, _P, _P, _P), None
-    return function
-
-
 _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
     "low_rank_down": (_P, _L, _L, _P, _I),
     "low_rank_up": (_P, _P, _L, _I),
-    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, _P, _P, _I),
+    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _I),
 }
 
 

@@ -34,8 +34,7 @@ def by_kernels(
     weight: Tensor | Panels,
 ) -> tuple[Tensor, ...]:
     """The layers' outputs; nothing is recorded. Arguments as of `lora_siblings.fixed_siblings`."""
-    low = _low_rank(x, segments, joined, widths_of(layers), weight)
-    return product(x, weight, bias_of(x, layers), low=low).split(widths_of(layers), 1)
+    return _outputs(x, layers, segments, joined, weight)[0]
 
 
 def recorded_by_kernels(
@@ -44,10 +43,28 @@ def recorded_by_kernels(
     runs: Sequence[Run],
     joined: Mapping[int, Joined],
     packed: PackedWeights,
+    weight: Tensor | Panels,
     pairs: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """The layers' outputs, with gradients for `x` and `pairs`. Arguments as of `lora_siblings.linear_siblings`."""
-    return _KernelSiblings.apply(x, layers, runs, joined, packed, *pairs)
+    """The layers' outputs, with gradients for `x` and `pairs`. Arguments as of `lora_siblings.linear_siblings`.
+
+    `weight`: that of the layers in `packed`.
+    """
+    return _KernelSiblings.apply(x, layers, runs, joined, packed, weight, *pairs)
+
+
+def _outputs(
+    x: Tensor,
+    layers: Sequence[Frozen],
+    segments: Sequence[Run | Segment],
+    joined: Mapping[int, Joined],
+    weight: Tensor | Panels,
+) -> tuple[tuple[Tensor, ...], LowRank | None]:
+    """The layers' outputs, and the table of the adapters that were added."""
+    widths, flat = widths_of(layers), x.reshape(-1, x.shape[-1])
+    low = _low_rank(flat, segments, joined, widths, weight)
+    out = product(flat, weight, bias_of(flat, layers), low=low)
+    return out.view(*x.shape[:-1], -1).split(widths, -1), low
 
 
 def _low_rank(
@@ -78,36 +95,32 @@ class _KernelSiblings(torch.autograd.Function):
         runs: Sequence[Run],
         joined: Mapping[int, Joined],
         packed: PackedWeights,
+        weight: Tensor | Panels,
         *pairs: Tensor,
     ) -> tuple[Tensor, ...]:
-        x = x if x.stride(1) == 1 else x.contiguous()
-        weight = packed.of(*(layer.weight for layer in layers))
-        assert weight is not None
-        low = _low_rank(x, runs, joined, widths_of(layers), weight)
-        out = product(x, weight, bias_of(x, layers), low=low)
-        ctx.save_for_backward(x, None if low is None else low.numbers)
-        ctx.layers, ctx.runs, ctx.joined, ctx.packed = layers, runs, joined, packed
+        outs, low = _outputs(x, layers, runs, joined, weight)
+        ctx.save_for_backward(x)
+        ctx.layers, ctx.runs, ctx.low, ctx.packed = layers, runs, low, packed
         ctx.dtypes = [pair.dtype for pair in pairs]
-        return out.split(widths_of(layers), 1)
+        return outs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, numbers = ctx.saved_tensors
-        want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[5:]
-        grad, back = side_by_side(grads), None
+        (given,), low = ctx.saved_tensors, ctx.low
+        x = given.reshape(-1, given.shape[-1])
+        want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
+        grad, back = side_by_side([grad.reshape(-1, grad.shape[-1]) for grad in grads]), None
         found: list[Tensor | None] = [None] * len(want)
         weight = ctx.packed.of(*(layer.weight for layer in ctx.layers), transposed=True)
-        if numbers is not None:
-            adapters, widths = [ctx.joined.get(run.adapter) for run in ctx.runs], widths_of(ctx.layers)
+        if low is not None:
             wanted = [any(want[a] for _, a, _ in run.pairs) for run in ctx.runs]
-            low = LowRank(_rows(ctx.runs), adapters, widths, numbers, given=True, panels=False)
             onto, sums = low.backward(grad, x, wanted)
             found = _by_pair(ctx.runs, sums, ctx.dtypes)
             if want_x:
-                each = [None if own is None else own.back for own in adapters]
+                each = [None if own is None else own.back for own in low.adapters]
                 back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
-        grad_x = product(grad, weight, low=back) if want_x else None
-        return grad_x, None, None, None, None, *found
+        grad_x = product(grad, weight, low=back).view(given.shape) if want_x else None
+        return grad_x, None, None, None, None, None, *found
 
 
 def _by_pair(runs: Sequence[Run], sums: Mapping[int, Grads], dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:

@@ -29,19 +29,22 @@ def linear_siblings(
     joined: Callable[[], Mapping[int, Joined]],
     packed: PackedWeights | None = None,
 ) -> tuple[Tensor, ...]:
-    """`x W^T + b` plus the adapters of every layer: `[tokens, in]` -> `[tokens, out]` each.
+    """`x W^T + b` plus the adapters of every layer: `[..., in]` -> `[..., out]` each.
 
     Args:
         x: the input that the layers share.
         layers: the frozen layers.
-        runs: cover all tokens in order.
+        runs: cover all tokens in order, which are all dimensions of `x` but the last.
         pairs: A `[r, in]` and B `[out, r]` in turn, of all layers and adapters; they and `x` get gradients.
         joined: gives the same weights of each adapter that targets any of the layers; asked where kernels need them.
         packed: copies of the layers' weights; None: there are none.
     """
-    if packed is not None and has_kernels(x) and packed.of(*(layer.weight for layer in layers)) is not None:
-        return recorded_by_kernels(x, layers, runs, joined(), packed, pairs)
-    return _LinearSiblings.apply(x, layers, runs, packed, *pairs)
+    if packed is not None and has_kernels(x):
+        weight = packed.of(*(layer.weight for layer in layers))
+        if weight is not None:
+            return recorded_by_kernels(x, layers, runs, joined(), packed, weight, pairs)
+    outs = _LinearSiblings.apply(x.reshape(-1, x.shape[-1]), layers, runs, packed, *pairs)
+    return tuple(out.view(*x.shape[:-1], -1) for out in outs)
 
 
 def fixed_siblings(
@@ -54,7 +57,7 @@ def fixed_siblings(
     """As `linear_siblings` where nothing is recorded, from weights that are kept joined until they change.
 
     Args:
-        x: `[tokens, in]`.
+        x: `[..., in]`.
         layers: the frozen layers.
         segments: cover all tokens in order.
         joined: of each adapter that targets any of the layers.
@@ -63,11 +66,12 @@ def fixed_siblings(
     if has_kernels(x):
         return by_kernels(x, layers, segments, joined, weight)
     # One product for all layers, zeros included: in bfloat16 its launch costs more than these.
-    out = product(x, weight, bias_of(x, layers))
+    flat = x.reshape(-1, x.shape[-1])
+    out = product(flat, weight, bias_of(flat, layers))
     for k, start, stop in segments:
         if k in joined:
-            out[start:stop].addmm_(few_rows(joined[k].down, x[start:stop].t()).t(), joined[k].up)
-    return out.split(widths_of(layers), 1)
+            out[start:stop].addmm_(few_rows(joined[k].down, flat[start:stop].t()).t(), joined[k].up)
+    return out.view(*x.shape[:-1], -1).split(widths_of(layers), -1)
 
 
 def _downs(run: Run, pairs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

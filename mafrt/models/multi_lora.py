@@ -233,24 +233,22 @@ class StackedLoRALinear(nn.Module):
         given, out = routing.ahead.pop(self, (None, None))
         if given is x and out is not None:
             return out
-        flat = x.reshape(-1, self.in_features)
-        _refuse_other_number(flat, routing)
+        _refuse_other_number(x, routing)
         frozen = [Frozen(layer.weight, layer.bias) for layer in self.siblings]
         packed, weight = self.context.packed, None
         if packed is not None and not torch.is_grad_enabled():
             weight = packed.of(*(layer.weight for layer in frozen))
         if weight is not None:
-            outs = fixed_siblings(flat, frozen, routing.segments, self.joined(routing.present, x.dtype), weight)
+            outs = fixed_siblings(x, frozen, routing.segments, self.joined(routing.present, x.dtype), weight)
         else:
-            outs = self._with_pairs(routing, flat, frozen)
-        whole = [out.view(*x.shape[:-1], layer.out_features) for layer, out in zip(self.siblings, outs, strict=True)]
-        for layer, result in zip(self.siblings, whole, strict=True):
+            outs = self._with_pairs(routing, x, frozen)
+        for layer, result in zip(self.siblings, outs, strict=True):
             if layer is not self:
                 routing.ahead[layer] = (x, result)
         # Its own is not looked up, since another thread that samples may use the same routing.
-        return whole[self.siblings.index(self)]
+        return outs[self.siblings.index(self)]
 
-    def _with_pairs(self, routing: AdapterRouting, flat: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
+    def _with_pairs(self, routing: AdapterRouting, x: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
         """The outputs of all siblings from the adapters as they are, also for a backward pass."""
         layouts = tuple(
             tuple((k, layer.ranks[k], layer.scalings[k]) for k in routing.present if k in layer.pairs)
@@ -265,11 +263,11 @@ class StackedLoRALinear(nn.Module):
             for p in layer.pairs[k]
         ]
         return linear_siblings(
-            flat,
+            x,
             frozen,
             routing.runs[layouts],
             pairs,
-            lambda: self.joined(routing.present, flat.dtype),
+            lambda: self.joined(routing.present, x.dtype),
             self.context.packed,
         )
 
@@ -323,9 +321,9 @@ class StackedLoRALinear(nn.Module):
         return [fused[1], fused[2]]
 
 
-def _refuse_other_number(flat: Tensor, routing: AdapterRouting) -> None:
-    if flat.shape[0] != routing.rows * routing.steps:
-        raise ValueError(f"found {flat.shape[0]} tokens in a layer, expected {routing.rows} x {routing.steps}")
+def _refuse_other_number(x: Tensor, routing: AdapterRouting) -> None:
+    if (tokens := x.shape[:-1].numel()) != routing.rows * routing.steps:
+        raise ValueError(f"found {tokens} tokens in a layer, expected {routing.rows} x {routing.steps}")
 
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -80,6 +80,7 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
  * Rows are taken by eight whatever adapters they have; of a panel an adapter has the ranks of those layers to which the
  * panel's outputs belong. */
 #define GEMM(T, NAME, STEP, DOWN, LOAD, STORE)                                                                         \
+    /* What the segments that begin in rows r to last add to panel p: sums (tile), or, without them, only fetched. */  \
     INLINE void adapted_##T(const LowRank *low, long s, long p, long r, long last, int columns, long from, long to,    \
                             float *tile) {                                                                             \
         for (long stop; r < last; s++, r = stop) {                                                                     \
@@ -87,11 +88,16 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
             const int64_t *ranks = low->ranks + s * (low->layers + 1);                                                 \
             long all = (ranks[low->layers] + STEP - 1) / STEP * STEP, begin = ranks[from] / STEP * STEP;               \
             long end = (ranks[to] + STEP - 1) / STEP * STEP;                                                           \
-            if (begin < end && r < stop)                                                                               \
-                tile_of_##T((int)(stop - r), columns, (const T *)low->numbers + r * low->ld + begin, low->ld,          \
-                            end - begin, (const T *)low->up_panels[s] + p * PANEL * all + begin * PANEL, 1, tile,      \
-                            NULL, 0);                                                                                  \
-            tile += (stop - r) * PANEL;                                                                                \
+            if (begin < end && r < stop) {                                                                             \
+                const T *up = (const T *)low->up_panels[s] + p * PANEL * all + begin * PANEL;                          \
+                if (tile)                                                                                              \
+                    tile_of_##T((int)(stop - r), columns, (const T *)low->numbers + r * low->ld + begin, low->ld,      \
+                                end - begin, up, 1, tile, NULL, 0);                                                    \
+                else                                                                                                   \
+                    for (const T *at = up; at < up + (end - begin) * PANEL; at += LINE / sizeof(T))                    \
+                        _mm_prefetch((const char *)at, _MM_HINT_T1);                                                   \
+            }                                                                                                          \
+            if (tile) tile += (stop - r) * PANEL;                                                                      \
         }                                                                                                              \
     }                                                                                                                  \
     void NAME(const T *x, long ldx, long rows, long size, const T *packed, long width, const T *bias, const T *added,  \
@@ -112,11 +118,12 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
                     float tile[ROWS * PANEL] __attribute__((aligned(64)));                                             \
                     int lines = p + 1 == panels || turn > 2 ? 0 : last - first <= ROWS ? 3 : 1;                        \
                     const T *next = w + PANEL * size + turn * (PANEL * size / 3);                                      \
-                    tile_of_##T(here, columns, x + r * ldx, ldx, size, w, 0, tile, (const char *)next, lines);         \
                     if (low) {                                                                                         \
                         while (low->stops[s] <= r) s++;                                                                \
-                        adapted_##T(low, s, p, r, r + here, columns, from, to, tile);                                  \
+                        adapted_##T(low, s, p, r, r + here, columns, from, to, NULL);                                  \
                     }                                                                                                  \
+                    tile_of_##T(here, columns, x + r * ldx, ldx, size, w, 0, tile, (const char *)next, lines);         \
+                    if (low) adapted_##T(low, s, p, r, r + here, columns, from, to, tile);                             \
                     for (int i = 0; i < here; i++)                                                                     \
                         for (long c = 0; c < left; c += LANES) {                                                       \
                             long n = left - c, at = column + c;                                                        \

@@ -67,39 +67,52 @@ void learn_norm_backward(const void *x, long ldx, long n, long group, const void
     }
 }
 
+/* Rows `ld` numbers apart. While one is computed the next one comes into the cache: these passes wait for memory, and
+ * a row is too short for the processor to foresee the next. */
+typedef struct {
+    const void *p;
+    long ld;
+} Rows;
+INLINE void fetch_next(Rows rows, long d, int half) { __builtin_prefetch(at(rows.p, rows.ld + d, half)); }
+INLINE Rows row_of(Rows rows, long i, int half) { return (Rows){at(rows.p, i * rows.ld, half), rows.ld}; }
+
 /* out = gate / (1 + e^-gate) up */
-INLINE void swiglu_of(const void *gate, const void *up, void *out, long size, int half) {
+INLINE void swiglu_of(Rows gate, Rows up, Rows out, long size, int half) {
     for (long d = 0; d < size; d += LANES) {
-        v16 g = load(gate, d, size - d, half);
-        store(out, d, g * logistic(g) * load(up, d, size - d, half), size - d, half);
+        fetch_next(gate, d, half), fetch_next(up, d, half), fetch_next(out, d, half);
+        v16 g = load(gate.p, d, size - d, half);
+        store((void *)out.p, d, g * logistic(g) * load(up.p, d, size - d, half), size - d, half);
     }
 }
 void learn_swiglu(const void *gate, long ldg, const void *up, long ldu, long n, long size, void *out, int half,
                   int threads) {
+    Rows gates = {gate, ldg}, ups = {up, ldu}, outs = {out, size};
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
-        void *to = (void *)at(out, i * size, half);
-        if (half) swiglu_of(at(gate, i * ldg, 1), at(up, i * ldu, 1), to, size, 1);
-        else swiglu_of(at(gate, i * ldg, 0), at(up, i * ldu, 0), to, size, 0);
+        Rows g = row_of(gates, i, half), u = row_of(ups, i, half), to = row_of(outs, i, half);
+        if (half) swiglu_of(g, u, to, size, 1);
+        else swiglu_of(g, u, to, size, 0);
     }
 }
 
 /* With s = 1 / (1 + e^-gate): d gate = grad up s (1 + gate (1 - s)), d up = grad gate s; one behind the other. */
-INLINE void swiglu_backward_of(const void *gate, const void *up, const void *grad, void *dgate, void *dup, long size,
-                               int half) {
+INLINE void swiglu_backward_of(Rows gate, Rows up, Rows grad, Rows dgate, Rows dup, long size, int half) {
     for (long d = 0; d < size; d += LANES) {
+        fetch_next(gate, d, half), fetch_next(up, d, half), fetch_next(grad, d, half);
+        fetch_next(dgate, d, half), fetch_next(dup, d, half);
         long n = size - d;
-        v16 g = load(gate, d, n, half), onto = load(grad, d, n, half), s = logistic(g);
-        store(dgate, d, onto * load(up, d, n, half) * s * (same(1) + g * (same(1) - s)), n, half);
-        store(dup, d, onto * g * s, n, half);
+        v16 g = load(gate.p, d, n, half), onto = load(grad.p, d, n, half), s = logistic(g);
+        store((void *)dgate.p, d, onto * load(up.p, d, n, half) * s * (same(1) + g * (same(1) - s)), n, half);
+        store((void *)dup.p, d, onto * g * s, n, half);
     }
 }
 void learn_swiglu_backward(const void *gate, long ldg, const void *up, long ldu, const void *grad, long ldo, long n,
                            long size, void *both, int half, int threads) {
+    Rows gates = {gate, ldg}, ups = {up, ldu}, grads = {grad, ldo}, outs = {both, 2 * size};
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (long i = 0; i < n; i++) {
-        void *dgate = (void *)at(both, 2 * i * size, half), *dup = (void *)at(both, (2 * i + 1) * size, half);
-        const void *g = at(gate, i * ldg, half), *u = at(up, i * ldu, half), *onto = at(grad, i * ldo, half);
+        Rows g = row_of(gates, i, half), u = row_of(ups, i, half), onto = row_of(grads, i, half);
+        Rows dgate = row_of(outs, i, half), dup = {at(dgate.p, size, half), dgate.ld};
         if (half) swiglu_backward_of(g, u, onto, dgate, dup, size, 1);
         else swiglu_backward_of(g, u, onto, dgate, dup, size, 0);
     }

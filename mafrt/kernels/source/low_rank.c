@@ -27,15 +27,15 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 #define OF(f) f##_bf16
 #include "low_rank_rows.h"
 
-/* Gradients of each layer's B [outputs][ranks], one layer behind the other, from those of B^T [ranks][outputs] of all
- * layers. ranks: [adapters][layers + 1]. */
-void low_rank_turn(long adapters, long layers, const int64_t *ranks, const int64_t *columns, const float *const *from,
-                   float *const *to) {
+/* Gradients of each layer's B [outputs][ranks], from those of B^T [ranks][outputs] of all layers. ranks: [adapters]
+ * [layers + 1]; ups: [adapters], where in `sums` an adapter's begin; places: [adapters][layers], where they go. */
+void low_rank_turn(long adapters, long layers, const int64_t *ranks, const int64_t *columns, const int64_t *ups,
+                   const int64_t *places, const float *sums, float *turned) {
     long width = columns[layers];
     for (long a = 0; a < adapters; a++, ranks += layers + 1) {
-        float *at = to[a];
         for (long l = 0; l < layers; l++) {
-            const float *row = from[a] + ranks[l] * width;
+            const float *row = sums + ups[a] + ranks[l] * width;
+            float *at = turned + places[a * layers + l];
             long n = ranks[l + 1] - ranks[l];
             for (long c = columns[l]; c < columns[l + 1]; c++, at += n)
                 for (long q = 0; q < n; q++) at[q] = row[q * width + c];

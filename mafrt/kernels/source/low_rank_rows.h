@@ -1,10 +1,12 @@
 /* Included once for each number format: T, and OF(name) for the functions of that format. */
 
-/* to[i][q] = sum over c < size of x[i][c] w[q][c], with a constant number of rows and ranks. */
-INLINE void OF(dots_tile)(int rows, int ranks, const T *x, long ldx, const T *w, long ldw, long size, T *to, long ld) {
+/* to[i][q] = sum over c < size of x[i][c] w[q][c], with a constant number of rows and ranks. What lies at `next` as the
+ * weights do comes into the cache; NULL: nothing. */
+INLINE void OF(dots_tile)(int rows, int ranks, const T *x, long ldx, const T *w, long ldw, long size, const T *next,
+                          T *to, long ld) {
     v16 acc[DOTS][DOTS];
 #pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
+    for (int i = 0; i < DOTS; i++)
 #pragma GCC unroll 4
         for (int q = 0; q < DOTS; q++) acc[i][q] = same(0);
     long c = 0;
@@ -13,8 +15,11 @@ INLINE void OF(dots_tile)(int rows, int ranks, const T *x, long ldx, const T *w,
 #pragma GCC unroll 4
         for (int q = 0; q < ranks; q++) right[q] = OF(load_wide)(w + q * ldw + c);
 #pragma GCC unroll 4
+        for (int q = 0; next && q < ranks; q++) __builtin_prefetch(next + q * ldw + c);
+#pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
             OF(wide) left = OF(load_wide)(x + i * ldx + c);
+            HOLD(left);
 #pragma GCC unroll 4
             for (int q = 0; q < ranks; q++) acc[i][q] = OF(add_products)(acc[i][q], left, right[q]);
         }
@@ -24,19 +29,21 @@ INLINE void OF(dots_tile)(int rows, int ranks, const T *x, long ldx, const T *w,
             v16 right = OF(load_some)(w + q * ldw + c, size - c);
             for (int i = 0; i < rows; i++) acc[i][q] += OF(load_some)(x + i * ldx + c, size - c) * right;
         }
+    T sums[LANES];
+    OF(store)(sums, sums_of_sixteen(acc));
 #pragma GCC unroll 4
-    for (int i = 0; i < rows; i++) {
-        v16 sums = sums_of_four(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
-        for (int q = 0; q < ranks; q++) to[i * ld + q] = OF(to)(sums[4 * q]);
-    }
+    for (int i = 0; i < rows; i++) memcpy(to + i * ld, sums + i * DOTS, ranks * sizeof(T));
 }
 
-/* The same for up to four rows and any number of ranks. */
-static void OF(dots)(long rows, long ranks, const T *x, long ldx, const T *w, long ldw, long size, T *to, long ld) {
+/* The same for up to four rows and any number of ranks. What is fetched is the weights of the next ranks, and `next`
+ * behind the last of them. */
+static void OF(dots)(long rows, long ranks, const T *x, long ldx, const T *w, long ldw, long size, const T *next, T *to,
+                     long ld) {
     for (long q = 0; q < ranks; q += DOTS) {
+        const T *then = next && q + DOTS < ranks ? w + (q + DOTS) * ldw : next;
 #define CASE(R, Q)                                                                                                     \
     case R * 8 + Q:                                                                                                    \
-        OF(dots_tile)(R, Q, x, ldx, w + q * ldw, ldw, size, to + q, ld);                                               \
+        OF(dots_tile)(R, Q, x, ldx, w + q * ldw, ldw, size, then, to + q, ld);                                         \
         break;
 #define CASES(R) CASE(R, 1) CASE(R, 2) CASE(R, 3) CASE(R, 4)
         switch (rows * 8 + least(ranks - q, DOTS)) { CASES(1) CASES(2) CASES(3) CASES(4) }
@@ -52,16 +59,22 @@ INLINE void OF(even)(const LowRank *low, long ranks, long first, long last) {
 
 /* numbers = x A^T. x: [rows][size]. */
 void OF(low_rank_down)(const T *x, long ldx, long size, const LowRank *low, int threads) {
-    long start = 0;
-    for (long s = 0; s < low->segments; start = low->stops[s++]) {
-        if (!ranks_of(low, s)) continue;
-        long last = low->stops[s];
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (long r = start; r < last; r += DOTS) {
-            T *to = (T *)low->numbers + r * low->ld;
-            long n = least(last - r, DOTS), ranks = ranks_of(low, s);
-            OF(dots)(n, ranks, x + r * ldx, ldx, low->down[s], size, size, to, low->ld);
-            OF(even)(low, ranks, r, r + n);
+    /* One region for all segments: to begin one takes as long as a segment of few rows. */
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        long start = 0;
+        for (long s = 0; s < low->segments; start = low->stops[s++]) {
+            long last = low->stops[s], ranks = ranks_of(low, s);
+            if (!ranks) continue;
+            /* With few rows an adapter the time goes by waiting for its weights, of which each is read once. */
+            const T *next = s + 1 < low->segments && ranks_of(low, s + 1) ? low->down[s + 1] : low->down[s];
+#pragma omp for nowait
+            for (long r = start; r < last; r += DOTS) {
+                T *to = (T *)low->numbers + r * low->ld;
+                long n = least(last - r, DOTS);
+                OF(dots)(n, ranks, x + r * ldx, ldx, low->down[s], size, size, r == start ? next : NULL, to, low->ld);
+                OF(even)(low, ranks, r, r + n);
+            }
         }
     }
 }
@@ -92,26 +105,29 @@ INLINE void OF(up_tile)(int rows, const LowRank *low, long s, long first, T *out
 
 /* out += numbers up, for products whose weights are not in panels. out: [rows][outputs]. */
 void OF(low_rank_up)(const LowRank *low, T *out, long ldo, int threads) {
-    long start = 0;
-    for (long s = 0; s < low->segments; start = low->stops[s++]) {
-        if (!ranks_of(low, s)) continue;
-        long last = low->stops[s];
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (long r = start; r < last; r += DOTS) {
-            switch (least(last - r, DOTS)) {
-                case 1: OF(up_tile)(1, low, s, r, out, ldo); break;
-                case 2: OF(up_tile)(2, low, s, r, out, ldo); break;
-                case 3: OF(up_tile)(3, low, s, r, out, ldo); break;
-                default: OF(up_tile)(4, low, s, r, out, ldo);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        long start = 0;
+        for (long s = 0; s < low->segments; start = low->stops[s++]) {
+            long last = low->stops[s];
+            if (!ranks_of(low, s)) continue;
+#pragma omp for nowait
+            for (long r = start; r < last; r += DOTS) {
+                switch (least(last - r, DOTS)) {
+                    case 1: OF(up_tile)(1, low, s, r, out, ldo); break;
+                    case 2: OF(up_tile)(2, low, s, r, out, ldo); break;
+                    case 3: OF(up_tile)(3, low, s, r, out, ldo); break;
+                    default: OF(up_tile)(4, low, s, r, out, ldo);
+                }
             }
         }
     }
 }
 
-/* to[q][c] += factor * sum over the rows of h[i][q] m[i][c], for some ranks and up to 16 SUM_VECTORS columns, of which
- * `left` exist. */
+/* to[q][c] = factor * sum over the rows of h[i][q] m[i][c], or += with `add`, for some ranks and up to 16 SUM_VECTORS
+ * columns, of which `left` exist. */
 INLINE void OF(sum_tile)(int ranks, int vectors, long rows, const T *h, long ldh, const T *m, long ldm, long left,
-                         float factor, float *to, long ldto) {
+                         float factor, int add, float *to, long ldto) {
     v16 acc[SUM_RANKS][SUM_VECTORS];
 #pragma GCC unroll 8
     for (int q = 0; q < ranks; q++)
@@ -121,6 +137,8 @@ INLINE void OF(sum_tile)(int ranks, int vectors, long rows, const T *h, long ldh
         v16 right[SUM_VECTORS];
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) right[v] = OF(load_some)(m + i * ldm + v * LANES, left - v * LANES);
+        /* The processor foresees rows, and this goes down columns: the next ones are fetched meanwhile. */
+        for (int v = 0; v < vectors; v++) __builtin_prefetch(m + i * ldm + (vectors + v) * LANES);
 #pragma GCC unroll 8
         for (int q = 0; q < ranks; q++) {
             v16 number = same(OF(from)(h[i * ldh + q]));
@@ -134,7 +152,8 @@ INLINE void OF(sum_tile)(int ranks, int vectors, long rows, const T *h, long ldh
         for (int v = 0; v < vectors; v++) {
             float *at = to + q * ldto + v * LANES;
             long n = left - v * LANES;
-            store_some_f32(at, load_some_f32(at, n) + acc[q][v] * same(factor), n);
+            v16 sums = acc[q][v] * same(factor);
+            store_some_f32(at, add ? load_some_f32(at, n) + sums : sums, n);
         }
 }
 
@@ -143,12 +162,13 @@ INLINE void OF(sum_tile)(int ranks, int vectors, long rows, const T *h, long ldh
 #define IN_PAIRS 1
 /* The same for 32 columns, two rows in one step: `pairs` has the numbers of rows 2 i and 2 i + 1 side by side. */
 INLINE void sum_pairs(int ranks, long rows, const int32_t *pairs, long ldp, const bf16 *m, long ldm, float factor,
-                      float *to, long ldto) {
+                      int add, float *to, long ldto) {
     __m512 acc[SUM_RANKS][2];
 #pragma GCC unroll 8
     for (int q = 0; q < ranks; q++) acc[q][0] = acc[q][1] = _mm512_setzero_ps();
     for (long i = 0; i < rows; i += 2, pairs += ldp) {
         __m512i a = _mm512_loadu_si512(m + i * ldm), b = _mm512_loadu_si512(m + (i + 1 < rows ? i + 1 : i) * ldm);
+        __builtin_prefetch(m + i * ldm + 2 * LANES), __builtin_prefetch(m + (i + 1) * ldm + 2 * LANES);
         __m512bh low = (__m512bh)_mm512_unpacklo_epi16(a, b), high = (__m512bh)_mm512_unpackhi_epi16(a, b);
 #pragma GCC unroll 8
         for (int q = 0; q < ranks; q++) {
@@ -163,8 +183,9 @@ INLINE void sum_pairs(int ranks, long rows, const int32_t *pairs, long ldp, cons
         float *at = to + q * ldto;
         v16 first = SHUFFLE(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         v16 second = SHUFFLE(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-        store_f32(at, load_f32(at) + first * same(factor));
-        store_f32(at + LANES, load_f32(at + LANES) + second * same(factor));
+        first *= same(factor), second *= same(factor);
+        store_f32(at, add ? load_f32(at) + first : first);
+        store_f32(at + LANES, add ? load_f32(at + LANES) + second : second);
     }
 }
 #endif
@@ -185,20 +206,20 @@ static void OF(pair)(long rows, long ranks, const T *h, long ldh, T *pairs) {
 
 /* The same for all ranks and up to STRIP columns. */
 static void OF(sum_strip)(long ranks, long rows, const T *h, long ldh, const T *pairs, long ldp, const T *m, long ldm,
-                          long left, float factor, float *to, long ldto) {
+                          long left, float factor, int add, float *to, long ldto) {
     for (long q = 0, here; q < ranks; q += here) {
         here = ranks - q >= 8 && SUM_RANKS == 8 ? 8 : ranks - q >= 4 ? 4 : ranks - q >= 2 ? 2 : 1;
 #ifdef IN_PAIRS
-#define WHOLE(N) sum_pairs(N, rows, (const int32_t *)pairs + q, ldp, m, ldm, factor, to + q * ldto, ldto)
+#define WHOLE(N) sum_pairs(N, rows, (const int32_t *)pairs + q, ldp, m, ldm, factor, add, to + q * ldto, ldto)
 #else
-#define WHOLE(N) OF(sum_tile)(N, SUM_VECTORS, rows, h + q, ldh, m, ldm, STRIP, factor, to + q * ldto, ldto)
+#define WHOLE(N) OF(sum_tile)(N, SUM_VECTORS, rows, h + q, ldh, m, ldm, STRIP, factor, add, to + q * ldto, ldto)
 #endif
 #define CASE(N)                                                                                                        \
     case N:                                                                                                            \
         if (left >= STRIP) WHOLE(N);                                                                                   \
         else                                                                                                           \
             for (long c = 0; c < left; c += LANES)                                                                     \
-                OF(sum_tile)(N, 1, rows, h + q, ldh, m + c, ldm, left - c, factor, to + q * ldto + c, ldto);           \
+                OF(sum_tile)(N, 1, rows, h + q, ldh, m + c, ldm, left - c, factor, add, to + q * ldto + c, ldto);      \
         break;
         switch (here) {
 #if SUM_RANKS == 8
@@ -213,14 +234,15 @@ static void OF(sum_strip)(long ranks, long rows, const T *h, long ldh, const T *
 
 /* The backward pass of out = ... + (x A^T) (s B)^T, all layers and segments:
  *
- *     numbers = grad (s B), up_grads += s (x A^T)^T grad, down_grads += numbers^T x
+ *     numbers = grad (s B), up_grads = s (x A^T)^T grad, down_grads = numbers^T x
  *
  * grad: [rows][outputs]; x: [rows][size]; kept: x A^T as the forward pass had it; low->up: (s B)^T; factors:
- * [segments][layers] s; up_grads, down_grads: [segments] [ranks][outputs] and [ranks][size], NULL where they are not
- * wanted. Of up_grads only the blocks of a layer's own ranks and outputs are written to. */
+ * [segments][layers] s; ups, downs: [segments], where in `sums` its up_grads [ranks][outputs] and down_grads
+ * [ranks][size] begin, -1 where they are not wanted. A segment that is fresh sets them, any other adds to them. Of
+ * up_grads only the blocks of a layer's own ranks and outputs are written to. */
 void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long size, const T *kept, long ldk,
-                           const LowRank *low, const float *factors, float *const *up_grads, float *const *down_grads,
-                           int threads) {
+                           const LowRank *low, const float *factors, const char *fresh, float *sums, const int64_t *ups,
+                           const int64_t *downs, int threads) {
     long layers = low->layers, width = low->columns[layers], ld = low->ld, most = 0;
     for (long s = 0; s < low->segments; s++)
         if (ranks_of(low, s) > most) most = ranks_of(low, s);
@@ -234,36 +256,38 @@ void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long s
             const int64_t *ranks = low->ranks + s * (layers + 1);
             long all = ranks[layers], last = low->stops[s];
             if (!all) continue;
-            for (long r = start; r < last; r += BLOCK) {
+            /* One without rows still sets its sums. */
+            for (long r = start; r < last || (r == start && fresh[s]); r += BLOCK) {
                 long n = least(BLOCK, last - r);
+                int add = r > start || !fresh[s];
                 T *numbers = (T *)low->numbers + r * ld;
 #pragma omp for
                 for (long i = 0; i < n; i += DOTS) {
                     for (long l = 0; l < layers; l++) {
                         long c = low->columns[l], q = ranks[l];
                         OF(dots)(least(n - i, DOTS), ranks[l + 1] - q, grad + (r + i) * ldg + c, ldg,
-                                 (const T *)low->up[s] + q * width + c, width, low->columns[l + 1] - c,
+                                 (const T *)low->up[s] + q * width + c, width, low->columns[l + 1] - c, NULL,
                                  numbers + i * ld + q, ld);
                     }
                     OF(even)(low, all, r + i, r + least(i + DOTS, n));
                 }
-                if (up_grads[s]) {
+                if (ups[s] >= 0) {
                     OF(pair)(n, all, kept + r * ldk, ldk, pairs);
                     for (long l = 0; l < layers; l++) {
                         long c = low->columns[l], end = low->columns[l + 1], q = ranks[l];
 #pragma omp for nowait
                         for (long at = c; at < end; at += STRIP)
                             OF(sum_strip)(ranks[l + 1] - q, n, kept + r * ldk + q, ldk, pairs + 2 * q, all,
-                                          grad + r * ldg + at, ldg, end - at, factors[s * layers + l],
-                                          up_grads[s] + q * width + at, width);
+                                          grad + r * ldg + at, ldg, end - at, factors[s * layers + l], add,
+                                          sums + ups[s] + q * width + at, width);
                     }
                 }
-                if (down_grads[s]) {
+                if (downs[s] >= 0) {
                     OF(pair)(n, all, numbers, ld, pairs);
 #pragma omp for nowait
                     for (long at = 0; at < size; at += STRIP)
-                        OF(sum_strip)(all, n, numbers, ld, pairs, all, x + r * ldx + at, ldx, size - at, 1,
-                                      down_grads[s] + at, size);
+                        OF(sum_strip)(all, n, numbers, ld, pairs, all, x + r * ldx + at, ldx, size - at, 1, add,
+                                      sums + downs[s] + at, size);
                 }
             }
         }

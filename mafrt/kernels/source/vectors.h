@@ -19,6 +19,13 @@ typedef uint16_t bf16; /* the upper half of a float */
 #define RARE static __attribute__((noinline, unused)) /* a copy at each use would take long to compile */
 #define LANES 16
 
+/* Keeps a vector in its register. GCC would rather read it again with each use, and 64 bytes take a cycle to read. */
+#ifdef __AVX512F__
+#define HOLD(v) __asm__("" : "+v"(v))
+#else
+#define HOLD(v)
+#endif
+
 INLINE v16 same(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 /* Lanes of a, and from 16 on of b. Clang, and GCC from 12 on, know the first form. */
@@ -35,16 +42,36 @@ INLINE float sum(v16 v) {
     return v[0] + v[1];
 }
 
-/* The sums of four vectors, in lanes 0, 4, 8 and 12. */
-INLINE v16 sums_of_four(v16 a, v16 b, v16 c, v16 d) {
+/* Four numbers each whose sums are those of four vectors, side by side. */
+INLINE v16 quarters(v16 a, v16 b, v16 c, v16 d) {
     v16 ab = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
              SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     v16 cd = SHUFFLE(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
              SHUFFLE(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    v16 v = SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-            SHUFFLE(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    return SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           SHUFFLE(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+
+/* The sums of four vectors, in lanes 0, 4, 8 and 12. */
+INLINE v16 sums_of_four(v16 a, v16 b, v16 c, v16 d) {
+    v16 v = quarters(a, b, c, d);
     v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     return v + SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+}
+
+/* The sums of two vectors' `quarters`, as pairs of numbers: of a and b in turn. */
+INLINE v16 pairs_of(v16 a, v16 b) {
+    return SHUFFLE(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+           SHUFFLE(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+
+/* The sums of 16 vectors, in their order; each is taken in the same order. */
+INLINE v16 sums_of_sixteen(v16 v[4][4]) {
+    v16 ab = pairs_of(quarters(v[0][0], v[0][1], v[0][2], v[0][3]), quarters(v[1][0], v[1][1], v[1][2], v[1][3]));
+    v16 cd = pairs_of(quarters(v[2][0], v[2][1], v[2][2], v[2][3]), quarters(v[3][0], v[3][1], v[3][2], v[3][3]));
+    v16 sums = SHUFFLE(ab, cd, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               SHUFFLE(ab, cd, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return SHUFFLE(sums, sums, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 
 /* The second of two where they do not compare. */
@@ -137,13 +164,20 @@ INLINE void store_some_bf16(bf16 *p, v16 v, long n) {
 
 /* e^x to about one unit in the last place (Cephes' polynomial); 0 below -87, infinity above 88.7, NaN of NaN. */
 INLINE v16 exponential(v16 x) {
-    v16 low = same(-87.0f), high = same(88.7f);
+    const float log2_e = 1.44269504088896341f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f, lowest = -87.0f;
+#ifdef __AVX512F__
+    __mmask16 above = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_NLT_UQ);
+    v16 clamped = (v16)_mm512_min_ps(_mm512_set1_ps(89.0f), (__m512)x); /* of NaN the second: it stays */
+    v16 whole = (v16)_mm512_roundscale_ps((__m512)(clamped * same(log2_e)), _MM_FROUND_TO_NEAREST_INT);
+#else
+    v16 low = same(lowest), high = same(88.7f);
     i16 below = x < low, above = x > high;
     v16 clamped = (v16)(((i16)x & ~below & ~above) | ((i16)low & below) | ((i16)high & above));
     v16 magic = same(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    v16 shifted = clamped * same(1.44269504088896341f) + magic;
+    v16 shifted = clamped * same(log2_e) + magic;
     v16 whole = shifted - magic;
-    v16 rest = clamped - whole * same(0.693359375f) + whole * same(2.12194440e-4f);
+#endif
+    v16 rest = clamped - whole * same(ln2_high) - whole * same(ln2_low);
     v16 p = same(1.9875691500e-4f);
     p = p * rest + same(1.3981999507e-3f);
     p = p * rest + same(8.3334519073e-3f);
@@ -151,9 +185,13 @@ INLINE v16 exponential(v16 x) {
     p = p * rest + same(1.6666665459e-1f);
     p = p * rest + same(5.0000001201e-1f);
     p = p * rest * rest + rest + same(1.0f);
+#ifdef __AVX512F__
+    return (v16)_mm512_maskz_scalef_ps(above, (__m512)p, (__m512)whole);
+#else
     i16 power = ((i16)shifted - (i16)magic + 127) << 23;
     v16 result = p * (v16)power;
     return (v16)(((i16)result & ~below & ~above) | ((i16)same(__builtin_inff()) & above));
+#endif
 }
 
 /* What a product of two rows takes in one step: 16 numbers, or 32 in bfloat16 where the processor multiplies pairs. */
