@@ -21,7 +21,8 @@ def serves(*tensors: Tensor) -> bool:
     first = tensors[0].dtype
     if first not in (torch.float32, torch.bfloat16) or _functions() is None:
         return False
-    for t in tensors:  # a loop, since a generator takes twice as long and this is asked for every operation
+    # A loop, since a generator takes twice as long and this is asked for every operation.
+    for t in tensors:  # noqa: SIM110
         if t.dtype != first or t.device.type != "cpu":
             return False
     return True
@@ -125,7 +126,7 @@ class _Grouped(NamedTuple):
 
 def _grouped(x: Tensor) -> _Grouped:
     """The rows of the last dimension: heads of tokens may be a part of a wider matrix."""
-    shape, strides = x.shape, x.stride()
+    shape, strides = tuple(x.shape), x.stride()
     if len(shape) == 4 and shape[0] == 1:
         shape, strides = shape[1:], strides[1:]
     if len(shape) == 3 and strides[1:] == (shape[2], 1):
