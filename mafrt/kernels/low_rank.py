@@ -165,7 +165,7 @@ class LowRank:
             self.widths,
             x.shape[1],
         )
-        sums = torch.empty(plan.size)
+        sums = plan.sums()
         numbers = torch.empty_like(self.numbers)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
@@ -182,8 +182,9 @@ class LowRank:
             ctypes.byref(table),
             plan.factors,
             plan.fresh,
-            sums.data_ptr(),
+            sums.turned_later.data_ptr(),
             plan.ups,
+            sums.kept.data_ptr(),
             plan.downs,
         )
         return numbers, plan.cut(sums)
@@ -229,7 +230,7 @@ _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
     "low_rank_down": (_P, _L, _L, _P, _I),
     "low_rank_up": (_P, _P, _L, _I),
-    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _I),
+    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _P, _I),
 }
 
 

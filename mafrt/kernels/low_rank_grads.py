@@ -1,7 +1,7 @@
-"""Where the gradients of adapters are summed (`LowRank.backward`), and how each is cut from there.
+"""Memory of the gradients of adapters in a backward pass (`LowRank.backward`), and each of them cut from it.
 
-A pass has them in one block of memory: a place of its own for each would take longer to ask for than to fill. Where
-which one lies is the same in every pass of a batch of the same shape, and is kept.
+A pass has those of all adapters side by side: a place of its own for each would take longer to ask for than to fill.
+Their places are the same in every pass of a batch of the same shape, and are kept.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ class Grads(NamedTuple):
     """of B, `[out, r]` of each layer"""
 
 
+class Sums(NamedTuple):
+    """Memory of one pass."""
+
+    kept: Tensor
+    """gradients, as long as any of them is there"""
+    turned_later: Tensor
+    """those of B^T, zeros included; given back at once"""
+
+
 class Plan:
-    """Where the gradients of a table's adapters lie, as the kernel takes it.
+    """Places of the gradients of a table's adapters, as the kernel takes them.
 
     Args:
         owners: of the segments.
@@ -55,19 +64,15 @@ class Plan:
         """scales, by segment and layer"""
         each = [sum(ranks) for ranks in self._ranks]
         downs = list(accumulate((rank * size for rank in each), initial=0))
-        ups = list(accumulate((rank * sum(widths) for rank in each), initial=downs[-1]))
-        self.size = ups[-1]
-        """numbers in the block of memory"""
-        place = dict(zip(self._owners, zip(downs, ups, strict=True), strict=False))
-        absent = (-1, -1)
-        self.downs = _integers([place.get(owner, absent)[0] for owner in owners])
-        """by segment, where its adapter's `[R, in]` begins; -1: no gradients are wanted"""
-        self.ups = _integers([place.get(owner, absent)[1] for owner in owners])
-        """the same of `[R, out of all]`"""
-        # B's gradients lie turned behind one another, layer by layer, so that those of one shape are one matrix.
+        ups = list(accumulate((rank * sum(widths) for rank in each), initial=0))
+        self.downs = _places(owners, self._owners, downs)
+        """by segment, where its adapter's `[R, in]` begins in `Sums.kept`; -1: no gradients are wanted"""
+        self.ups = _places(owners, self._owners, ups)
+        """the same of `[R, out of all]` in `Sums.turned_later`"""
+        # B's gradients lie behind those of A, layer by layer, so that those of one shape are one matrix.
         sizes = [ranks[layer] * width for layer, width in enumerate(widths) for ranks in self._ranks]
-        turned = list(accumulate(sizes, initial=0))
-        self._turned_size, count = turned[-1], len(learning)
+        turned, count = list(accumulate(sizes, initial=downs[-1])), len(learning)
+        self._kept, self._turned_later = turned[-1], ups[-1]
         self._layer_starts = turned[:-1:count] if count else []
         self._turn = (
             count,
@@ -78,15 +83,19 @@ class Plan:
             _integers([turned[layer * count + k] for k in range(count) for layer in range(len(widths))]),
         )
 
-    def cut(self, sums: Tensor) -> dict[int, Grads]:
-        """The gradients by owner, from the filled block of memory; those of B lie as B does: autograd need not copy."""
+    def sums(self) -> Sums:
+        """Memory for one pass, not filled."""
+        return Sums(torch.empty(self._kept), torch.empty(self._turned_later))
+
+    def cut(self, sums: Sums) -> dict[int, Grads]:
+        """The gradients by owner, from the filled memory; those of B lie as B does, so autograd need not copy them."""
         if not self._owners:
             return {}
-        layers, turned = len(self._widths), torch.empty(self._turned_size)
-        _turn()(*self._turn, sums.data_ptr(), turned.data_ptr())
-        downs = _matrices(sums, 0, [(rank, self._inputs) for ranks in self._ranks for rank in ranks])
+        kept, layers = sums.kept, len(self._widths)
+        _turn()(*self._turn, sums.turned_later.data_ptr(), kept.data_ptr())
+        downs = _matrices(kept, 0, [(rank, self._inputs) for ranks in self._ranks for rank in ranks])
         ups = [
-            _matrices(turned, start, [(width, ranks[layer]) for ranks in self._ranks])
+            _matrices(kept, start, [(width, ranks[layer]) for ranks in self._ranks])
             for layer, (start, width) in enumerate(zip(self._layer_starts, self._widths, strict=True))
         ]
         return {
@@ -102,6 +111,11 @@ class Plan:
 def plan_of(owners: tuple[int, ...], adapters: tuple[Shape | None, ...], widths: tuple[int, ...], size: int) -> Plan:
     """The plan of these arguments, made once."""
     return Plan(owners, adapters, widths, size)
+
+
+def _places(owners: Sequence[int], learning: Sequence[int], starts: Sequence[int]) -> Any:
+    found = dict(zip(learning, starts, strict=False))
+    return _integers([found.get(owner, -1) for owner in owners])
 
 
 def _matrices(memory: Tensor, start: int, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:

@@ -237,12 +237,12 @@ static void OF(sum_strip)(long ranks, long rows, const T *h, long ldh, const T *
  *     numbers = grad (s B), up_grads = s (x A^T)^T grad, down_grads = numbers^T x
  *
  * grad: [rows][outputs]; x: [rows][size]; kept: x A^T as the forward pass had it; low->up: (s B)^T; factors:
- * [segments][layers] s; ups, downs: [segments], where in `sums` its up_grads [ranks][outputs] and down_grads
- * [ranks][size] begin, -1 where they are not wanted. A segment that is fresh sets them, any other adds to them. Of
- * up_grads only the blocks of a layer's own ranks and outputs are written to. */
+ * [segments][layers] s; ups, downs: [segments], where in `up_sums` and `down_sums` its up_grads [ranks][outputs]
+ * and down_grads [ranks][size] begin, -1 where they are not wanted. A segment that is fresh sets them, any other adds
+ * to them. Of up_grads only the blocks of a layer's own ranks and outputs are written to. */
 void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long size, const T *kept, long ldk,
-                           const LowRank *low, const float *factors, const char *fresh, float *sums, const int64_t *ups,
-                           const int64_t *downs, int threads) {
+                           const LowRank *low, const float *factors, const char *fresh, float *up_sums,
+                           const int64_t *ups, float *down_sums, const int64_t *downs, int threads) {
     long layers = low->layers, width = low->columns[layers], ld = low->ld, most = 0;
     for (long s = 0; s < low->segments; s++)
         if (ranks_of(low, s) > most) most = ranks_of(low, s);
@@ -279,7 +279,7 @@ void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long s
                         for (long at = c; at < end; at += STRIP)
                             OF(sum_strip)(ranks[l + 1] - q, n, kept + r * ldk + q, ldk, pairs + 2 * q, all,
                                           grad + r * ldg + at, ldg, end - at, factors[s * layers + l], add,
-                                          sums + ups[s] + q * width + at, width);
+                                          up_sums + ups[s] + q * width + at, width);
                     }
                 }
                 if (downs[s] >= 0) {
@@ -287,7 +287,7 @@ void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long s
 #pragma omp for nowait
                     for (long at = 0; at < size; at += STRIP)
                         OF(sum_strip)(all, n, numbers, ld, pairs, all, x + r * ldx + at, ldx, size - at, 1, add,
-                                      sums + downs[s] + at, size);
+                                      down_sums + downs[s] + at, size);
                 }
             }
         }
