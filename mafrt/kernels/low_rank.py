@@ -117,7 +117,8 @@ class LowRank:
         panels: bool,
     ) -> None:
         self.segments, self.adapters, self.widths = segments, adapters, tuple(widths)
-        self.numbers, self._given = numbers, given
+        self._numbers: Tensor | None = numbers
+        self._given = given
         self._held = (
             *_starts(tuple(own and own.ranks for own in adapters), self.widths),
             None if given else _pointers([own.down if own else None for own in adapters]),
@@ -133,6 +134,12 @@ class LowRank:
         """The table as the kernels take it."""
         return ctypes.byref(self._table)
 
+    def release(self) -> Tensor:
+        """The numbers, no longer held by the table, which is good for `backward` alone from here on."""
+        numbers, self._numbers = self._numbers, None
+        assert numbers is not None
+        return numbers
+
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """Add to the outputs `[rows, out of all]` of a product whose weight is not in panels, in place.
 
@@ -143,12 +150,15 @@ class LowRank:
             _call("low_rank_down", x.dtype, x.data_ptr(), x.stride(0), x.shape[1], self.reference)
         _call("low_rank_up", out.dtype, self.reference, out.data_ptr(), out.stride(0))
 
-    def backward(self, grad: Tensor, x: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, dict[int, Grads]]:
+    def backward(
+        self, grad: Tensor, x: Tensor, kept: Tensor, wanted: Sequence[bool]
+    ) -> tuple[Tensor, dict[int, Grads]]:
         """The gradients, from that of the outputs `[rows, out of all]`.
 
         Args:
             grad: of the outputs.
             x: the inputs `[rows, in]`.
+            kept: the numbers, as the product had them.
             wanted: by segment, whether its adapter gets gradients.
 
         Returns:
@@ -166,7 +176,7 @@ class LowRank:
             x.shape[1],
         )
         sums = plan.sums()
-        numbers = torch.empty_like(self.numbers)
+        numbers = torch.empty_like(kept)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
         _call(
@@ -177,8 +187,8 @@ class LowRank:
             x.data_ptr(),
             x.stride(0),
             x.shape[1],
-            self.numbers.data_ptr(),
-            self.numbers.stride(0),
+            kept.data_ptr(),
+            kept.stride(0),
             ctypes.byref(table),
             plan.factors,
             plan.fresh,
@@ -200,7 +210,7 @@ def _starts(adapters: tuple[tuple[int, ...] | None, ...], widths: tuple[int, ...
 
 
 def columns_for(adapters: Iterable[Joined | None]) -> int:
-    """Columns of `LowRank.numbers`: the largest sum of ranks, made even for the products in pairs."""
+    """Columns of a table's numbers: the largest sum of ranks, made even for the products in pairs."""
     most = max((sum(own.ranks) for own in adapters if own), default=0)
     return most + most % 2
 

@@ -99,14 +99,15 @@ class _KernelSiblings(torch.autograd.Function):
         *pairs: Tensor,
     ) -> tuple[Tensor, ...]:
         outs, low = _outputs(x, layers, runs, joined, weight)
-        ctx.save_for_backward(x)
+        # Given to autograd, which frees them behind the backward pass; the table lives as long as the graph.
+        ctx.save_for_backward(x, None if low is None else low.release())
         ctx.layers, ctx.runs, ctx.low, ctx.packed = layers, runs, low, packed
         ctx.dtypes = [pair.dtype for pair in pairs]
         return outs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (given,), low = ctx.saved_tensors, ctx.low
+        (given, numbers), low = ctx.saved_tensors, ctx.low
         x = given.reshape(-1, given.shape[-1])
         want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
         grad, back = side_by_side([grad.reshape(-1, grad.shape[-1]) for grad in grads]), None
@@ -114,7 +115,7 @@ class _KernelSiblings(torch.autograd.Function):
         weight = ctx.packed.of(*(layer.weight for layer in ctx.layers), transposed=True)
         if low is not None:
             wanted = [any(want[a] for _, a, _ in run.pairs) for run in ctx.runs]
-            onto, sums = low.backward(grad, x, wanted)
+            onto, sums = low.backward(grad, x, numbers, wanted)
             found = _by_pair(ctx.runs, sums, ctx.dtypes)
             if want_x:
                 each = [None if own is None else own.back for own in low.adapters]
