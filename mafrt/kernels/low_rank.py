@@ -175,7 +175,7 @@ class LowRank:
             self.widths,
             x.shape[1],
         )
-        sums = plan.sums()
+        grads = torch.empty(plan.size)
         numbers = torch.empty_like(kept)
         table = _Table.from_buffer_copy(self._table)
         table.numbers = numbers.data_ptr()
@@ -192,12 +192,13 @@ class LowRank:
             ctypes.byref(table),
             plan.factors,
             plan.fresh,
-            sums.turned_later.data_ptr(),
-            plan.ups,
-            sums.kept.data_ptr(),
+            grads.data_ptr(),
             plan.downs,
+            plan.ups,
+            plan.parts,
+            plan.room,
         )
-        return numbers, plan.cut(sums)
+        return numbers, plan.cut(grads)
 
 
 @lru_cache(maxsize=1024)
@@ -240,7 +241,7 @@ _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
     "low_rank_down": (_P, _L, _L, _P, _I),
     "low_rank_up": (_P, _P, _L, _I),
-    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _P, _I),
+    "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _P, _L, _I),
 }
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-
-from mafrt.kernels.library import library
 
 Shape = tuple[tuple[int, ...], tuple[float, ...] | None]
 """An adapter's ranks by layer, and its scales; None: it gets no gradients."""
@@ -28,15 +25,6 @@ class Grads(NamedTuple):
     """of A, `[r, in]` of each layer"""
     ups: list[Tensor | None]
     """of B, `[out, r]` of each layer"""
-
-
-class Sums(NamedTuple):
-    """Memory of one pass."""
-
-    kept: Tensor
-    """gradients, as long as any of them is there"""
-    turned_later: Tensor
-    """those of B^T, zeros included; given back at once"""
 
 
 class Plan:
@@ -56,46 +44,40 @@ class Plan:
         learning = {
             owner: own[0] for owner, own in zip(owners, adapters, strict=True) if own is not None and own[1] is not None
         }
+        number, count, layers = {owner: k for k, owner in enumerate(learning)}, len(learning), range(len(widths))
         self._owners, self._ranks, self._widths, self._inputs = tuple(learning), tuple(learning.values()), widths, size
         self.fresh = bytes(owner not in owners[:place] for place, owner in enumerate(owners))
         """by segment, whether it is its adapter's first"""
         none = (0.0,) * len(widths)
-        self.factors = _floats([scale for own in adapters for scale in ((own and own[1]) or none)])
+        self.factors = (ctypes.c_float * (len(owners) * len(widths)))(
+            *(scale for own in adapters for scale in ((own and own[1]) or none))
+        )
         """scales, by segment and layer"""
         each = [sum(ranks) for ranks in self._ranks]
         downs = list(accumulate((rank * size for rank in each), initial=0))
-        ups = list(accumulate((rank * sum(widths) for rank in each), initial=0))
-        self.downs = _places(owners, self._owners, downs)
-        """by segment, where its adapter's `[R, in]` begins in `Sums.kept`; -1: no gradients are wanted"""
-        self.ups = _places(owners, self._owners, ups)
-        """the same of `[R, out of all]` in `Sums.turned_later`"""
-        # B's gradients lie behind those of A, layer by layer, so that those of one shape are one matrix.
-        sizes = [ranks[layer] * width for layer, width in enumerate(widths) for ranks in self._ranks]
-        turned, count = list(accumulate(sizes, initial=downs[-1])), len(learning)
-        self._kept, self._turned_later = turned[-1], ups[-1]
-        self._layer_starts = turned[:-1:count] if count else []
-        self._turn = (
-            count,
-            len(widths),
-            _integers([r for ranks in self._ranks for r in (0, *accumulate(ranks))]),
-            _integers([0, *accumulate(widths)]),
-            _integers(ups[:-1]),
-            _integers([turned[layer * count + k] for k in range(count) for layer in range(len(widths))]),
-        )
+        # Those of B behind those of A, layer by layer: matrices of one shape side by side are cut by one call.
+        sizes = [ranks[layer] * widths[layer] for layer in layers for ranks in self._ranks]
+        ups = list(accumulate(sizes, initial=downs[-1]))
+        parts = list(accumulate((rank * sum(widths) for rank in each), initial=0))
+        self.size, self.room = ups[-1], parts[-1]
+        """numbers of the gradients, and those that the kernel needs in between"""
+        self._layer_starts = ups[:-1:count] if count else []
+        places = [number.get(owner) for owner in owners]
+        self.downs = _integers([-1 if k is None else downs[k] for k in places])
+        """by segment, the place of its adapter's A `[R, in]`"""
+        self.ups = _integers([-1 if k is None else ups[layer * count + k] for k in places for layer in layers])
+        """by segment and layer, the place of its adapter's B `[out, r]`"""
+        self.parts = _integers([-1 if k is None else parts[k] for k in places])
+        """by segment, the place of its adapter's B^T `[R, out of all]` in the room in between; -1: it does not learn"""
 
-    def sums(self) -> Sums:
-        """Memory for one pass, not filled."""
-        return Sums(torch.empty(self._kept), torch.empty(self._turned_later))
-
-    def cut(self, sums: Sums) -> dict[int, Grads]:
-        """The gradients by owner, from the filled memory; those of B lie as B does, so autograd need not copy them."""
+    def cut(self, memory: Tensor) -> dict[int, Grads]:
+        """The gradients by owner, from the filled memory `[size]`; each lies as its parameter: autograd copies none."""
         if not self._owners:
             return {}
-        kept, layers = sums.kept, len(self._widths)
-        _turn()(*self._turn, sums.turned_later.data_ptr(), kept.data_ptr())
-        downs = _matrices(kept, 0, [(rank, self._inputs) for ranks in self._ranks for rank in ranks])
+        layers = len(self._widths)
+        downs = _matrices(memory, 0, [(rank, self._inputs) for ranks in self._ranks for rank in ranks])
         ups = [
-            _matrices(kept, start, [(width, ranks[layer]) for ranks in self._ranks])
+            _matrices(memory, start, [(width, ranks[layer]) for ranks in self._ranks])
             for layer, (start, width) in enumerate(zip(self._layer_starts, self._widths, strict=True))
         ]
         return {
@@ -113,11 +95,6 @@ def plan_of(owners: tuple[int, ...], adapters: tuple[Shape | None, ...], widths:
     return Plan(owners, adapters, widths, size)
 
 
-def _places(owners: Sequence[int], learning: Sequence[int], starts: Sequence[int]) -> Any:
-    found = dict(zip(learning, starts, strict=False))
-    return _integers([found.get(owner, -1) for owner in owners])
-
-
 def _matrices(memory: Tensor, start: int, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
     """Matrices that lie one behind the other in memory, from `start` on."""
     rows, columns = shapes[0]
@@ -129,16 +106,3 @@ def _matrices(memory: Tensor, start: int, shapes: Sequence[tuple[int, int]]) -> 
 
 def _integers(numbers: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-def _floats(numbers: Sequence[float]) -> Any:
-    return (ctypes.c_float * len(numbers))(*numbers)
-
-
-@cache
-def _turn() -> Any:
-    lib = library()
-    assert lib is not None
-    function, pointer = lib.low_rank_turn, ctypes.c_void_p
-    function.argtypes, function.restype = (ctypes.c_long, ctypes.c_long, *[pointer] * 6), None
-    return function

@@ -16,6 +16,20 @@
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 
+/* The gradients of each layer's B [outputs][ranks] from those of B^T [ranks][outputs] of all layers of one adapter;
+ * places: [layers], where they begin in `grads`. */
+static void turn(long layers, const int64_t *ranks, const int64_t *columns, const float *from, const int64_t *places,
+                 float *grads) {
+    long width = columns[layers];
+    for (long l = 0; l < layers; l++) {
+        const float *row = from + ranks[l] * width;
+        float *at = grads + places[l];
+        long n = ranks[l + 1] - ranks[l];
+        for (long c = columns[l]; c < columns[l + 1]; c++, at += n)
+            for (long q = 0; q < n; q++) at[q] = row[q * width + c];
+    }
+}
+
 #define PAIRED_f32 0
 #define PAIRED_bf16 1
 #define T float
@@ -26,19 +40,3 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 #define T bf16
 #define OF(f) f##_bf16
 #include "low_rank_rows.h"
-
-/* Gradients of each layer's B [outputs][ranks], from those of B^T [ranks][outputs] of all layers. ranks: [adapters]
- * [layers + 1]; ups: [adapters], where in `sums` an adapter's begin; places: [adapters][layers], where they go. */
-void low_rank_turn(long adapters, long layers, const int64_t *ranks, const int64_t *columns, const int64_t *ups,
-                   const int64_t *places, const float *sums, float *turned) {
-    long width = columns[layers];
-    for (long a = 0; a < adapters; a++, ranks += layers + 1) {
-        for (long l = 0; l < layers; l++) {
-            const float *row = sums + ups[a] + ranks[l] * width;
-            float *at = turned + places[a * layers + l];
-            long n = ranks[l + 1] - ranks[l];
-            for (long c = columns[l]; c < columns[l + 1]; c++, at += n)
-                for (long q = 0; q < n; q++) at[q] = row[q * width + c];
-        }
-    }
-}

@@ -234,19 +234,22 @@ static void OF(sum_strip)(long ranks, long rows, const T *h, long ldh, const T *
 
 /* The backward pass of out = ... + (x A^T) (s B)^T, all layers and segments:
  *
- *     numbers = grad (s B), up_grads = s (x A^T)^T grad, down_grads = numbers^T x
+ *     numbers = grad (s B), gradient of B^T = s (x A^T)^T grad, gradient of A = numbers^T x
  *
  * grad: [rows][outputs]; x: [rows][size]; kept: x A^T as the forward pass had it; low->up: (s B)^T; factors:
- * [segments][layers] s; ups, downs: [segments], where in `up_sums` and `down_sums` its up_grads [ranks][outputs]
- * and down_grads [ranks][size] begin, -1 where they are not wanted. A segment that is fresh sets them, any other adds
- * to them. Of up_grads only the blocks of a layer's own ranks and outputs are written to. */
+ * [segments][layers] s. Several segments of one adapter are summed: the first of them, which is fresh, sets the sums
+ * and the others add to them. downs, ups: [segments] and [segments][layers], where in `grads` an adapter's A
+ * [ranks][size] and each layer's B [outputs][ranks] begin. B^T [ranks][outputs] comes first, in `room` numbers that are
+ * given back; parts: [segments], where in them an adapter's begins, -1 where no gradients are wanted. */
 void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long size, const T *kept, long ldk,
-                           const LowRank *low, const float *factors, const char *fresh, float *up_sums,
-                           const int64_t *ups, float *down_sums, const int64_t *downs, int threads) {
+                           const LowRank *low, const float *factors, const char *fresh, float *grads,
+                           const int64_t *downs, const int64_t *ups, const int64_t *parts, long room, int threads) {
     long layers = low->layers, width = low->columns[layers], ld = low->ld, most = 0;
     for (long s = 0; s < low->segments; s++)
         if (ranks_of(low, s) > most) most = ranks_of(low, s);
     if (!most) return;
+    float *sums = malloc((room ? room : 1) * sizeof(float));
+    if (!sums) abort();
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         T *pairs = malloc(BLOCK * most * sizeof(T));
@@ -271,26 +274,27 @@ void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long s
                     }
                     OF(even)(low, all, r + i, r + least(i + DOTS, n));
                 }
-                if (ups[s] >= 0) {
-                    OF(pair)(n, all, kept + r * ldk, ldk, pairs);
-                    for (long l = 0; l < layers; l++) {
-                        long c = low->columns[l], end = low->columns[l + 1], q = ranks[l];
+                if (parts[s] < 0) continue;
+                OF(pair)(n, all, kept + r * ldk, ldk, pairs);
+                for (long l = 0; l < layers; l++) {
+                    long c = low->columns[l], end = low->columns[l + 1], q = ranks[l];
 #pragma omp for nowait
-                        for (long at = c; at < end; at += STRIP)
-                            OF(sum_strip)(ranks[l + 1] - q, n, kept + r * ldk + q, ldk, pairs + 2 * q, all,
-                                          grad + r * ldg + at, ldg, end - at, factors[s * layers + l], add,
-                                          up_sums + ups[s] + q * width + at, width);
-                    }
+                    for (long at = c; at < end; at += STRIP)
+                        OF(sum_strip)(ranks[l + 1] - q, n, kept + r * ldk + q, ldk, pairs + 2 * q, all,
+                                      grad + r * ldg + at, ldg, end - at, factors[s * layers + l], add,
+                                      sums + parts[s] + q * width + at, width);
                 }
-                if (downs[s] >= 0) {
-                    OF(pair)(n, all, numbers, ld, pairs);
+                OF(pair)(n, all, numbers, ld, pairs);
 #pragma omp for nowait
-                    for (long at = 0; at < size; at += STRIP)
-                        OF(sum_strip)(all, n, numbers, ld, pairs, all, x + r * ldx + at, ldx, size - at, 1, add,
-                                      down_sums + downs[s] + at, size);
-                }
+                for (long at = 0; at < size; at += STRIP)
+                    OF(sum_strip)(all, n, numbers, ld, pairs, all, x + r * ldx + at, ldx, size - at, 1, add,
+                                  grads + downs[s] + at, size);
             }
         }
         free(pairs);
     }
+    for (long s = 0; s < low->segments; s++)
+        if (fresh[s] && parts[s] >= 0)
+            turn(layers, low->ranks + s * (layers + 1), low->columns, sums + parts[s], ups + s * layers, grads);
+    free(sums);
 }
