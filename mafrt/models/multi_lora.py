@@ -16,14 +16,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mafrt.kernels.low_rank import Joined, join
-from mafrt.models.adapter_routing import AdapterRouting, LoraContext, Piece, runs_of
+from mafrt.models.adapter_routing import AdapterRouting, Layout, LoraContext, Piece, runs_of
 from mafrt.models.frozen_layers import Frozen
 from mafrt.models.lora_siblings import fixed_siblings, linear_siblings
 from mafrt.models.onednn import few_rows, product
@@ -144,6 +144,17 @@ def _like(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tens
     return [g if g is None or g.dtype == p.dtype else g.to(p.dtype) for g, p in zip(grads, params, strict=True)]
 
 
+class _Targets(NamedTuple):
+    """The adapters of a batch in layers that share their input."""
+
+    layouts: tuple[Layout, ...]
+    """of each layer"""
+    owners: list[int]
+    """of each of the pairs' tensors"""
+    pairs: list[nn.Parameter]
+    """A and B in turn, layer by layer"""
+
+
 class StackedLoRALinear(nn.Module):
     """A frozen linear layer and the LoRA pairs of all adapters that target it.
 
@@ -163,6 +174,7 @@ class StackedLoRALinear(nn.Module):
         self.scalings: dict[int, float] = {}
         self._fused: tuple[tuple[object, ...], Tensor, Tensor] | None = None
         self._joined: dict[tuple[int, torch.dtype], tuple[int, Joined]] = {}
+        self._targets: tuple[tuple[tuple[int, ...], int], _Targets] | None = None
         self.siblings: tuple[StackedLoRALinear, ...] = (self,)
         """layers that the model gives the same input, this one among them"""
 
@@ -250,18 +262,13 @@ class StackedLoRALinear(nn.Module):
 
     def _with_pairs(self, routing: AdapterRouting, x: Tensor, frozen: Sequence[Frozen]) -> tuple[Tensor, ...]:
         """The outputs of all siblings from the adapters as they are, also for a backward pass."""
-        layouts = tuple(
-            tuple((k, layer.ranks[k], layer.scalings[k]) for k in routing.present if k in layer.pairs)
-            for layer in self.siblings
-        )
+        targets = self._targets_of(routing.present)
+        layouts, pairs = targets.layouts, list[Tensor](targets.pairs)
         if layouts not in routing.runs:
             routing.runs[layouts] = runs_of(routing.segments, layouts)
-        pairs = [
-            p if routing.learns(k) else p.detach()
-            for layer, layout in zip(self.siblings, layouts, strict=True)
-            for k, _, _ in layout
-            for p in layer.pairs[k]
-        ]
+        if not all(map(routing.learns, routing.present)):
+            owners = zip(targets.owners, pairs, strict=True)
+            pairs = [p if routing.learns(k) else p.detach() for k, p in owners]
         return linear_siblings(
             x,
             frozen,
@@ -270,6 +277,24 @@ class StackedLoRALinear(nn.Module):
             lambda: self.joined(routing.present, x.dtype),
             self.context.packed,
         )
+
+    def _targets_of(self, present: tuple[int, ...]) -> _Targets:
+        """Which of a batch's adapters target the siblings; kept, since adapters come seldom and none goes."""
+        key = (present, sum(len(layer.pairs) for layer in self.siblings))
+        kept = self._targets  # a local reference: another thread may replace it at any moment
+        if kept is None or kept[0] != key:
+            layouts = tuple(
+                tuple((k, layer.ranks[k], layer.scalings[k]) for k in present if k in layer.pairs)
+                for layer in self.siblings
+            )
+            pairs = [
+                (k, p)
+                for layer, layout in zip(self.siblings, layouts, strict=True)
+                for k, _, _ in layout
+                for p in layer.pairs[k]
+            ]
+            self._targets = kept = (key, _Targets(layouts, [k for k, _ in pairs], [p for _, p in pairs]))
+        return kept[1]
 
     def joined(self, adapters: Iterable[int], dtype: torch.dtype) -> dict[int, Joined]:
         """By adapter: its weights in all siblings, where it targets any of them; kept until they change."""
