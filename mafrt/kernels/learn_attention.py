@@ -77,7 +77,8 @@ class _RowsAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value, lse, *past = ctx.saved_tensors
         grad = _side_by_side(grads[0]).transpose(0, 1)
-        dq, dk, dv = (torch.empty_like(t) for t in (query, key, value))
+        # Heads of a token side by side, as the layers before had them: their way back needs no copy then.
+        dq, dk, dv = (t.new_empty(t.shape[1], t.shape[0], t.shape[2]).transpose(0, 1) for t in (query, key, value))
         kept = (past[0], past[1]) if past else None
         _run(True, query, key, value, ctx.rows, ctx.scale, kept, lse, grad=grad, dq=dq, dk=dk, dv=dv)
         return dq, dk, dv, None, None, None

@@ -81,7 +81,9 @@ def packed_attention(
         earlier = None
         if packing.past is not None and tokens is not None:
             earlier = (packing.past[layer][0][:, tokens], packing.past[layer][1][:, tokens])
-        return rows_attention(query[0], key[0], value[0], rows, scale, earlier).unsqueeze(0), None
+        # Not `[0]`, whose way back fills a tensor of zeros and copies the gradient into it.
+        parts = (t.squeeze(0) for t in (query, key, value))
+        return rows_attention(*parts, rows, scale, earlier).unsqueeze(0), None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
@@ -93,7 +95,7 @@ def packed_attention(
         return sdpa_attention_forward(module, q.to(exact), k.to(exact), v.to(exact), mask, **kwargs)[0].to(q.dtype)
 
     out = []
-    for block, *parts in zip(packing.blocks, *(t[0].split(sizes, 1) for t in (query, key, value)), strict=True):
+    for block, *parts in zip(packing.blocks, *(t.squeeze(0).split(sizes, 1) for t in (query, key, value)), strict=True):
         if block.family is not None:
             kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
             if direct and not _hides(window, _longest(block)):

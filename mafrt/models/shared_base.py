@@ -288,7 +288,7 @@ class SharedBase(AdaptedModel):
                     ).last_hidden_state
                 )
             )
-        return hidden.index_copy(0, packing.places, packed[0][packing.source])
+        return hidden.index_copy(0, packing.places, packed.squeeze(0)[packing.source])
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""
