@@ -82,8 +82,9 @@ def packed_attention(
         if packing.past is not None and tokens is not None:
             earlier = (packing.past[layer][0][:, tokens], packing.past[layer][1][:, tokens])
         # Not `[0]`, whose way back fills a tensor of zeros and copies the gradient into it.
-        parts = (t.squeeze(0) for t in (query, key, value))
-        return rows_attention(*parts, rows, scale, earlier).unsqueeze(0), None
+        return rows_attention(query.squeeze(0), key.squeeze(0), value.squeeze(0), rows, scale, earlier).unsqueeze(
+            0
+        ), None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
