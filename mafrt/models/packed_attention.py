@@ -82,9 +82,8 @@ def packed_attention(
         if packing.past is not None and tokens is not None:
             earlier = (packing.past[layer][0][:, tokens], packing.past[layer][1][:, tokens])
         # Not `[0]`, whose way back fills a tensor of zeros and copies the gradient into it.
-        return rows_attention(query.squeeze(0), key.squeeze(0), value.squeeze(0), rows, scale, earlier).unsqueeze(
-            0
-        ), None
+        out = rows_attention(query.squeeze(0), key.squeeze(0), value.squeeze(0), rows, scale, earlier)
+        return out.unsqueeze(0), None
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         mask = None if mask is None else mask[None, None]
@@ -95,19 +94,19 @@ def packed_attention(
         exact = exact_dtype(q)
         return sdpa_attention_forward(module, q.to(exact), k.to(exact), v.to(exact), mask, **kwargs)[0].to(q.dtype)
 
-    out = []
+    done = []
     for block, *parts in zip(packing.blocks, *(t.squeeze(0).split(sizes, 1) for t in (query, key, value)), strict=True):
         if block.family is not None:
             kept = packing.past[layer] if packing.past is not None and block.family.past is not None else None
             if direct and not _hides(window, _longest(block)):
                 past = None if kept is None else (kept[0][:, block.family.past], kept[1][:, block.family.past])
-                out.append(family_attention(parts[0], parts[1], parts[2], block.family, scale, past))
+                done.append(family_attention(parts[0], parts[1], parts[2], block.family, scale, past))
             else:
-                out.append(_within_family(block.family, parts, attend, kept, window))
+                done.append(_within_family(block.family, parts, attend, kept, window))
             continue
         q, k, v = (part.unflatten(1, (block.rows, block.length)).transpose(0, 1) for part in parts)
-        out.append(attend(q, k, v, _within_window(window, block.length, 0, q.device)).flatten(0, 1))
-    return torch.cat(out).unsqueeze(0), None
+        done.append(attend(q, k, v, _within_window(window, block.length, 0, q.device)).flatten(0, 1))
+    return torch.cat(done).unsqueeze(0), None
 
 
 def _hides(window: int | None, length: int) -> bool:
