@@ -64,7 +64,7 @@ def test_a_compiler_without_the_library_of_threads(monkeypatch, tmp_path):
     compiler.write_text(f"#!/bin/sh\n{spoil}")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert hasattr(fresh_library(monkeypatch, tmp_path), "low_rank_turn")
+    assert hasattr(fresh_library(monkeypatch, tmp_path), "low_rank_backward_f32")
 
 
 def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
