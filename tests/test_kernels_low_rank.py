@@ -92,6 +92,16 @@ class Case:
             exact[rows] += self.grad[rows].double() @ up.t() @ down
         return exact
 
+    def gradients(self, low, numbers, learning):
+        """What `backward` finds: the numbers for the inputs, and by owner the gradients of A and of B of each layer."""
+        count, targets = 2 * len(self.widths), []
+        for owner in self.segments.owners:
+            places = [(n, owner * count + 2 * n, self.scale) for n in range(len(self.widths))]
+            targets.append(tuple(t for t in places if self.adapters[owner].ranks[t[0]]) if owner in learning else None)
+        onto, found = low.backward(self.grad, self.x, numbers, targets, count * len(self.adapters))
+        each = {owner: found[owner * count : (owner + 1) * count] for owner in range(len(self.adapters))}
+        return onto, {k: (own[0::2], own[1::2]) for k, own in each.items() if any(g is not None for g in own)}
+
     def onto_adapter(self, owner):
         """Gradients of A and, in the block of each layer, of B."""
         downs, ups = torch.zeros(()), torch.zeros(())
@@ -131,14 +141,12 @@ def test_the_part_alone_and_its_gradients(case, how):
         close(out, case.grad.double() + case.added(), case.dtype)
         for k, (start, stop) in zip(case.segments.owners, case.spans, strict=True):
             assert k >= 0 or torch.equal(out[start:stop], case.grad[start:stop])
-        onto, found = low.backward(case.grad, case.x, low.release(), [k != 1 for k in case.segments.owners])
+        onto, found = case.gradients(low, low.release(), {0, 2, 3})
         assert set(found) == {k for k in case.segments.owners if k >= 0} - {1}
-        for owner, grads in found.items():
+        for owner, (of_a, of_b) in found.items():
             downs, ups = case.onto_adapter(owner)
             row = column = 0
-            for rank, width, down, up in zip(
-                case.adapters[owner].ranks, case.widths, grads.downs, grads.ups, strict=True
-            ):
+            for rank, width, down, up in zip(case.adapters[owner].ranks, case.widths, of_a, of_b, strict=True):
                 assert (down is None) == (up is None) == (rank == 0)
                 if rank:
                     close(down, downs[row : row + rank], case.dtype)
@@ -157,7 +165,7 @@ def test_the_inputs_gradient_is_one_product_with_the_transposed_weight(dtype):
         pytest.skip("no product in panels here")
     low = case.table(True)
     Panels.of(case.weight).product(case.x, low=low)
-    onto, _ = low.backward(case.grad, case.x, low.release(), [True] * 4)
+    onto, _ = case.gradients(low, low.release(), {0, 1})
     back = LowRank(low.segments, [own and own.back for own in low.adapters], [34], onto, given=True, panels=True)
     found = Panels.of(case.weight.t().contiguous()).product(case.grad, low=back)
     close(found, case.grad.double() @ case.weight.double() + case.onto_inputs(), dtype)
@@ -172,8 +180,8 @@ def test_results_depend_neither_on_the_threads_nor_on_other_rows(dtype):
     def results(case):
         low, out = case.table(False), case.grad.clone()
         low.add_to(out, case.x)
-        onto, found = low.backward(case.grad, case.x, low.release(), [True] * len(low.adapters))
-        return out[:200], onto[:200, :8], *found[0].downs, *found[0].ups
+        onto, found = case.gradients(low, low.release(), {0, 1})
+        return out[:200], onto[:200, :8], *found[0][0], *found[0][1]
 
     whole = results(case)
     assert all(map(torch.equal, whole, results(alone)))
@@ -192,11 +200,12 @@ def test_a_gradient_that_does_not_lie_row_by_row(dtype):
     numbers = low.release()
 
     def results(grad):
-        onto, found = low.backward(grad, case.x, numbers, [True, True])
-        return onto[:40, :8], onto[40:, :5], *found[0].downs, *found[1].ups
+        case.grad = grad
+        onto, found = case.gradients(low, numbers, {0, 1})
+        return onto[:40, :8], onto[40:, :5], *found[0][0], *found[1][1]
 
     turned = case.grad.t().contiguous().t()
-    assert all(map(torch.equal, results(turned), results(case.grad)))
+    assert all(map(torch.equal, results(turned), results(turned.contiguous())))
     one = torch.ones((), dtype=dtype).expand_as(case.grad)
     assert all(map(torch.equal, results(one), results(one.contiguous())))
 
@@ -230,6 +239,6 @@ def test_an_adapter_whose_rows_have_all_left_gets_gradients_of_zero(dtype):
     low.add_to(torch.zeros_like(case.grad), case.x)
     case.segments.move([15, 15])
     torch.full((10_000,), torch.nan)  # likely to be the memory of the sums
-    _, found = low.backward(case.grad, case.x, low.release(), [True, True])
-    assert all(bool((grad == 0).all()) for grad in (*found[1].downs, *found[1].ups))
-    assert all(bool(grad.isfinite().all()) and bool(grad.any()) for grad in (*found[0].downs, *found[0].ups))
+    _, found = case.gradients(low, low.release(), {0, 1})
+    assert all(bool((grad == 0).all()) for each in found[1] for grad in each)
+    assert all(bool(grad.isfinite().all()) and bool(grad.any()) for each in found[0] for grad in each)

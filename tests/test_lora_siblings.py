@@ -82,3 +82,34 @@ def test_a_pass_that_records_nothing_follows_every_change_of_the_weights(kind):
             seen.append(base.forward(ids, None, index))
         torch.testing.assert_close(seen[-1], recorded, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(seen[0], seen[1]) and not torch.allclose(seen[1], seen[2])
+
+
+@pytest.mark.parametrize("still", ["lora_A", "lora_B"])
+def test_one_half_of_an_adapter_may_be_frozen(still):
+    base, index = tiny_base(), torch.tensor([0, 1, 0])
+    base.form = "grouped"
+    add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
+    add_random_adapter(base, "bob", 3, 4.0, ALL, seed=1)
+    _, expected = grads(base, None, index)
+    for n, parameter in enumerate(base.adapter_parameters("ann")):
+        parameter.requires_grad_((n % 2 == 1) == (still == "lora_A"))
+    _, found = grads(base, None, index)
+    learns = [p.requires_grad for name in base.adapters for p in base.adapter_parameters(name)]
+    assert [grad is not None for grad in found] == learns and not all(learns)
+    for own, theirs in zip(found, expected, strict=True):
+        if own is not None:
+            torch.testing.assert_close(own, theirs)
+
+
+def test_adapters_of_another_format_get_gradients_of_theirs():
+    base, index = tiny_base(), torch.tensor([0, 0])
+    base.form = "grouped"
+    add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
+    _, exact = grads(base, None, index)
+    for parameter in base.adapter_parameters("ann"):
+        parameter.data = parameter.data.to(torch.bfloat16)
+    base.bump("ann")
+    _, found = grads(base, None, index)
+    assert {grad.dtype for grad in found} == {torch.bfloat16}
+    for own, theirs in zip(found, exact, strict=True):
+        assert torch.cosine_similarity(own.float().flatten(), theirs.flatten(), dim=0) > 0.99

@@ -94,6 +94,7 @@ def test_a_beginning_is_computed_once():
     assert sorted(family.real.sum(1).tolist()) == [1, 2]
     # The first token of a rest sees the beginning and itself, the second one the first too.
     assert family.mask.sum(1).tolist() == [21, 22]
+    assert not found.in_order and pack(real.bool(), torch.zeros(4, dtype=torch.long), torch.device("cpu")).in_order
     back = ids.flatten()[found.take][found.source]
     assert torch.equal(back, ids.flatten()[found.places]) and len(found.places) == int(real.sum())
 

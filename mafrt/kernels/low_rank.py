@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mafrt.kernels.library import library
-from mafrt.kernels.low_rank_grads import Grads, plan_of
+from mafrt.kernels.low_rank_grads import Targets, plan_of
 
 PANEL = 48
 """outputs in a panel"""
@@ -35,8 +35,6 @@ class Joined:
     """`[R, out of all]`: B of each, scaled and transposed, as a block of its own among zeros"""
     ranks: tuple[int, ...]
     """of each layer; 0: the adapter does not target it"""
-    scales: tuple[float, ...]
-    """of each layer"""
     _panels: Tensor | None = None
     _back: Joined | None = None
 
@@ -44,7 +42,7 @@ class Joined:
     def back(self) -> Joined:
         """The adapter as the inputs' gradient is computed by it: from numbers B^T g by A, as one layer."""
         if self._back is None:
-            self._back = Joined(self.up, self.down, (sum(self.ranks),), (1.0,))
+            self._back = Joined(self.up, self.down, (sum(self.ranks),))
         return self._back
 
     @property
@@ -66,7 +64,7 @@ def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[
             torch.mul(pair[1].detach().t(), pair[2], out=up[row : row + rank, column : column + width])
         row += rank
         column += width
-    return Joined(down, up, tuple(ranks), tuple(0.0 if pair is None else pair[2] for pair in pairs))
+    return Joined(down, up, tuple(ranks))
 
 
 def in_panels(up: Tensor) -> Tensor:
@@ -122,7 +120,8 @@ class LowRank:
         self._held = (
             *_starts(tuple(own and own.ranks for own in adapters), self.widths),
             None if given else _pointers([own.down if own else None for own in adapters]),
-            _pointers([own.up if own else None for own in adapters]),
+            # Products in panels do not read it, and gradients are taken of what was not given.
+            None if given and panels else _pointers([own.up if own else None for own in adapters]),
             _pointers([own.panels if own else None for own in adapters]) if panels else None,
         )
         places = (None if array is None else ctypes.addressof(array) for array in self._held)
@@ -151,30 +150,25 @@ class LowRank:
         _call("low_rank_up", out.dtype, self.reference, out.data_ptr(), out.stride(0))
 
     def backward(
-        self, grad: Tensor, x: Tensor, kept: Tensor, wanted: Sequence[bool]
-    ) -> tuple[Tensor, dict[int, Grads]]:
+        self, grad: Tensor, x: Tensor, kept: Tensor, targets: Sequence[Targets | None], count: int
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """The gradients, from that of the outputs `[rows, out of all]`.
 
         Args:
             grad: of the outputs.
             x: the inputs `[rows, in]`.
             kept: the numbers, as the product had them.
-            wanted: by segment, whether its adapter gets gradients.
+            targets: of each segment's adapter; None: it gets no gradients.
+            count: of the places that targets name.
 
         Returns:
-            Numbers `[rows, ..]` whose product with A is the inputs' gradient, and the adapters' own by their owners.
+            Numbers `[rows, ..]` whose product with A is the inputs' gradient, and by place the gradients of A `[r, in]`
+            and B `[out, r]`, float32; None for places that no target names.
         """
         # A gradient may be one number that stands for all, as that of a sum is.
         grad, x = (t if t.stride(1) == 1 else t.contiguous() for t in (grad, x))
-        plan = plan_of(
-            self.segments.owners,
-            tuple(
-                own and (own.ranks, own.scales if want else None)
-                for own, want in zip(self.adapters, wanted, strict=True)
-            ),
-            self.widths,
-            x.shape[1],
-        )
+        shapes = tuple(own and (own.ranks, each) for own, each in zip(self.adapters, targets, strict=True))
+        plan = plan_of(self.segments.owners, shapes, self.widths, x.shape[1], count)
         grads = torch.empty(plan.size)
         numbers = torch.empty_like(kept)
         table = _Table.from_buffer_copy(self._table)

@@ -30,10 +30,12 @@ def bias_of(x: Tensor, layers: Sequence[Frozen]) -> Tensor | None:
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """Matrices as one, `[tokens, sum of widths]`: a view where they are parts of one matrix, otherwise a copy."""
+    if len(parts) == 1:
+        return parts[0]
     first, width, at = parts[0], sum(part.shape[1] for part in parts), parts[0].storage_offset()
     for part in parts:
         own = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
         if not own or part.stride() != (width, 1) or part.storage_offset() != at:
-            return first if len(parts) == 1 else torch.cat(list(parts), 1)
+            return torch.cat(list(parts), 1)
         at += part.shape[1]
     return first.as_strided((len(first), width), (width, 1))

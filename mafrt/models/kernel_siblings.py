@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.kernels.low_rank import Grads, Joined, LowRank, Segments, columns_for, serves
+from mafrt.kernels.low_rank import Joined, LowRank, Segments, columns_for, serves
 from mafrt.kernels.panels import Panels
 from mafrt.models.adapter_routing import Run, Segment
 from mafrt.models.frozen_layers import Frozen, bias_of, side_by_side, widths_of
@@ -102,36 +102,23 @@ class _KernelSiblings(torch.autograd.Function):
         # Given to autograd, which frees them behind the backward pass; the table lives as long as the graph.
         ctx.save_for_backward(x, None if low is None else low.release())
         ctx.layers, ctx.runs, ctx.low, ctx.packed = layers, runs, low, packed
-        ctx.dtypes = [pair.dtype for pair in pairs]
         return outs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (given, numbers), low = ctx.saved_tensors, ctx.low
         x = given.reshape(-1, given.shape[-1])
-        want_x, want = ctx.needs_input_grad[0], ctx.needs_input_grad[6:]
+        needed = ctx.needs_input_grad
+        want_x, want = needed[0], needed[6:]
         grad, back = side_by_side([grad.reshape(-1, grad.shape[-1]) for grad in grads]), None
         found: list[Tensor | None] = [None] * len(want)
         weight = ctx.packed.of(*(layer.weight for layer in ctx.layers), transposed=True)
         if low is not None:
-            wanted = [any(want[a] for _, a, _ in run.pairs) for run in ctx.runs]
-            onto, sums = low.backward(grad, x, numbers, wanted)
-            found = _by_pair(ctx.runs, sums, ctx.dtypes)
+            targets = [run.pairs if any(want[a] or want[a + 1] for _, a, _ in run.pairs) else None for run in ctx.runs]
+            # They are float32; autograd gives them another format where somebody has given an adapter one.
+            onto, found = low.backward(grad, x, numbers, targets, len(want))
             if want_x:
                 each = [None if own is None else own.back for own in low.adapters]
                 back = LowRank(low.segments, each, [x.shape[1]], onto, given=True, panels=isinstance(weight, Panels))
         grad_x = product(grad, weight, low=back).view(given.shape) if want_x else None
         return grad_x, None, None, None, None, None, *found
-
-
-def _by_pair(runs: Sequence[Run], sums: Mapping[int, Grads], dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
-    """The adapters' gradients in the order of their pairs."""
-    found: list[Tensor | None] = [None] * len(dtypes)
-    for run in runs:
-        if run.adapter in sums:
-            downs, ups = sums[run.adapter]
-            for layer, place, _ in run.pairs:
-                found[place], found[place + 1] = downs[layer], ups[layer]
-    # Adapters are float32 unless somebody has changed that.
-    pairs = zip(found, dtypes, strict=True)
-    return [each if each is None or each.dtype == dtype else each.to(dtype) for each, dtype in pairs]

@@ -85,6 +85,8 @@ class Packing:
     """`[M]`: the real positions of the flattened batch"""
     source: Tensor
     """`[M]`: the token whose hidden state each of them takes"""
+    in_order: bool = False
+    """whether these are all tokens, one after the other"""
     kept: KeptKV | None = None
     """filled by the pass with its keys and values; None: they are not kept"""
     past: KeptKV | None = None
@@ -132,7 +134,7 @@ class Beginnings:
         of_row = {row: token[own * steps + columns[own]] for row, own in same.items()}
         places = torch.cat([row * steps + columns[row] for row in rows]).to(device)
         source = torch.cat([of_row[row] for row in rows]).to(device)
-        return cls(replace(packing, places=places, source=source, kept={}), of_row, real & ~fixed)
+        return cls(replace(packing, places=places, source=source, in_order=False, kept={}), of_row, real & ~fixed)
 
 
 def pack(
@@ -196,6 +198,7 @@ def pack(
         tuple(blocks),
         integers(places).to(device),
         integers(source).to(device),
+        len(source) == len(take),  # only a shared beginning is taken more than once
         past=None if beginnings is None else beginnings.packing.kept,
     )
 

@@ -271,7 +271,7 @@ class SharedBase(AdaptedModel):
     def _packed_pass(
         self, packing: Packing, flat: tuple[Tensor, Tensor], learn: frozenset[int] | None, hidden: Tensor
     ) -> Tensor:
-        """`hidden` `[B*T, d]` with the states of the packed tokens; `flat`: ids and positions `[B*T]` of the batch."""
+        """`hidden` `[B*T, d]`, now with the states of the packed tokens; `flat`: ids and positions of the batch."""
         if not packing.blocks:
             return hidden
         ids, positions = (part[packing.take].unsqueeze(0) for part in flat)
@@ -288,7 +288,8 @@ class SharedBase(AdaptedModel):
                     ).last_hidden_state
                 )
             )
-        return hidden.index_copy(0, packing.places, packed.squeeze(0)[packing.source])
+        packed = packed.squeeze(0)
+        return hidden.index_copy_(0, packing.places, packed if packing.in_order else packed[packing.source])
 
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""
