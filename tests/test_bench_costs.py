@@ -47,7 +47,7 @@ def test_memory_is_that_of_the_adapters_and_flat_beside_them(capsys):
         "rest at the largest K <= 1.15 of the smallest": many["rest"] <= 1.15 * one["rest"],
         "chunked <= .3 of full at the largest vocabulary": True,
     }
-    assert "| 30000 | 1024 |" in capsys.readouterr().out
+    assert "| 30,000 | 1,024 |" in capsys.readouterr().out
 
 
 def test_the_peak_of_a_call_is_counted():

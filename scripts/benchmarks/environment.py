@@ -13,7 +13,7 @@ from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
-from mafrt.scripts.benchmarks._measure import positive
+from mafrt.scripts.benchmarks._measure import machine, positive
 
 
 class Trivial(Env):
@@ -33,21 +33,26 @@ class Trivial(Env):
 
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
-    """Print the table; returns milliseconds per step by way and number of environments."""
+    """Print the table; returns milliseconds per step by way and number of environments, as JSON-able numbers."""
     parser = argparse.ArgumentParser(prog="mafrt bench environment", description=__doc__)
     parser.add_argument("--steps", type=positive, default=500, help="steps of each environment")
     parser.add_argument("--envs", type=positive, nargs="+", default=[1, 32], help="environments side by side")
     parser.add_argument("--characters", type=positive, default=1000, help="length of observations and actions")
     args = parser.parse_args(argv)
-    results: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
     print("| environments | in process, ms a step | in workers, ms a step | more |\n|---|---|---|---|")
     for count in args.envs:
         local = _measure([Session(Trivial(args.characters)) for _ in range(count)], args)
         first = guarded(Trivial(args.characters), 60.0)
         remote = _measure([first, *(first.spawn() for _ in range(count - 1))], args)
-        results[str(count)] = {"process_ms": local, "worker_ms": remote}
+        rows.append({"environments": count, "process_ms": local, "worker_ms": remote, "more_ms": remote - local})
         print(f"| {count} | {local:.3f} | {remote:.3f} | {remote - local:.3f} |")
-    return results
+    return {
+        "bench": "environment",
+        "machine": machine(),
+        "rows": rows,
+        "bars": {"at most 1 ms more a step": all(row["more_ms"] <= 1.0 for row in rows)},
+    }
 
 
 def _measure(sessions: Sequence[Session], args: argparse.Namespace) -> float:

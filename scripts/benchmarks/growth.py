@@ -37,9 +37,10 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.kv_cache import KVCache
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
-from mafrt.scripts.benchmarks._growth_fits import AxisFit, figure, fit_axis, table
+from mafrt.scripts.benchmarks._growth_fits import AxisFit, figure, fit_axis
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
+from mafrt.scripts.benchmarks._tables import table
 from mafrt.scripts.benchmarks.memory import MIXED_RANKS
 from mafrt.scripts.reproduce._figure import need_matplotlib
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
@@ -84,7 +85,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         for part in PARTS:
             fits.append(_measure_axis(args, base, steps, axis, part, works))
             print(fits[-1].line(), flush=True)
-    print("\n" + table(fits))
+    records = [fit.record() for fit in fits]
+    print("\n" + table([("", {"bench": "growth", "fits": records})]))
     if args.figure is not None:
         args.figure.write_text(figure(fits), encoding="utf-8")
         print(f"\nfigure: {args.figure}")
@@ -94,7 +96,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "clock": args.clock,
         "machine": _measure.machine(),
         "parity": worst,
-        "fits": [fit.record() for fit in fits],
+        "fits": records,
     }
 
 

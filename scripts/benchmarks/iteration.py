@@ -61,7 +61,22 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         rows.append(_measure_one(args, count))
         print(_line(rows[-1]), flush=True)
     shape = {k: getattr(args, k) for k in ("model", "prompts", "samples", "tokens", "rank", "dtype", "device")}
-    return {"bench": "iteration", "shape": shape, "clock": args.clock, "machine": _measure.machine(), "rows": rows}
+    return {
+        "bench": "iteration",
+        "shape": shape,
+        "clock": args.clock,
+        "machine": _measure.machine(),
+        "rows": rows,
+        "bars": _bars(args, rows),
+    }
+
+
+def _bars(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+    least = 4.0 if args.model == "teaching-base" else 2.5 if args.dtype == "float32" else 5.0
+    return {
+        f"K={row['K']}: TRL / ours per agent at least {least:g}": row["trl/ours per agent"]["median"] >= least
+        for row in rows
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

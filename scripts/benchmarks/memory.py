@@ -1,8 +1,8 @@
 """Memory of an update: over the number of adapters, and over the size of the vocabulary.
 
 `adapters`: one optimizer step of K adapters of mixed ranks on the same tokens, whatever K is. Its bytes are those of
-the base, of adapters with gradients and optimizer states, and of the rest: all that is allocated beside them at the
-peak. The rest must not grow with K.
+the base, of adapters with gradients and optimizer states, of the kernels' copies of the adapters, and of the rest: all
+that is allocated beside them at the peak. The rest must not grow with K.
 
 `vocabulary`: log-probabilities and their gradient for N tokens, over heads of V tokens. `full` holds the logits of all
 tokens, `chunked` is the library's. Its bytes are the peak beside hidden states and head.
@@ -30,6 +30,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
+from mafrt.scripts.benchmarks._tables import table
 
 MIXED_RANKS = (8, 2, 16, 4)
 """of the adapters in turn; one alone has about the mean"""
@@ -54,7 +55,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for size in args.vocabularies:
         vocabularies.append(_measure_vocabulary(args, size))
         print(_vocabulary_line(vocabularies[-1]), flush=True)
-    print("\n" + tables(adapters, vocabularies))
+    measured = {"bench": "memory", "adapters": adapters, "vocabularies": vocabularies}
+    print("\n" + table([("", measured)]) + "\n\n" + table([("", measured)], "vocabulary"))
     grown = adapters[-1]["rest"] / adapters[0]["rest"]
     return {
         "bench": "memory",
@@ -129,6 +131,8 @@ def _measure_adapters(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
     update()  # allocates gradients and optimizer states
     rest = peak_bytes(update, args.device)
+    # Every step changes the weights, so an update makes the copies again and they are among its bytes.
+    copies = _copies(base)
     times = _measure.interleave({"update": update}, rounds=args.rounds, clock=args.clock, device=args.device)
     parameters = [p for name in names for p in base.adapter_parameters(name)]
     states = [t for o in optimizers for state in o.state.values() for t in state.values() if isinstance(t, Tensor)]
@@ -139,9 +143,22 @@ def _measure_adapters(args: argparse.Namespace, count: int) -> dict[str, Any]:
         "parity": worst,
         "base": _bytes([p for p in base.model.parameters() if not p.requires_grad]),
         "held": _bytes([*parameters, *(p.grad for p in parameters if p.grad is not None), *states]),
-        "rest": rest,
+        "copies": copies,
+        "rest": rest - copies,
         "update_s": _measure.quartiles(times["update"]),
     }
+
+
+def _copies(base: SharedBase) -> int:
+    """Bytes of the adapters' weights once more, as the kernels read them."""
+    found: dict[int, Tensor] = {}
+    for layer in base._layers.values():
+        for _, joined in layer._joined.values():
+            for own in (joined, joined._back):
+                for t in () if own is None else (own.down, own.up, own._panels):
+                    if t is not None:
+                        found[t.data_ptr()] = t
+    return _bytes(list(found.values()))
 
 
 def _loss(base: SharedBase, ids: Tensor, owner: Tensor) -> Tensor:
@@ -212,44 +229,6 @@ def _backward(hidden: Tensor, logprobs: Tensor) -> Tensor:
     logprobs.sum().backward()
     assert hidden.grad is not None
     return hidden.grad
-
-
-def tables(adapters: Sequence[Mapping[str, Any]], vocabularies: Sequence[Mapping[str, Any]]) -> str:
-    """Both tables as Markdown, in MiB."""
-
-    def mib(row: Mapping[str, Any], *names: str, digits: int = 0) -> list[str]:
-        return [f"{row[name] / MIB:.{digits}f}" for name in names]
-
-    def spread(quartiles: Mapping[str, float], factor: float, digits: int) -> str:
-        median, q1, q3 = (f"{quartiles[name] * factor:.{digits}f}" for name in ("median", "q1", "q3"))
-        return f"{median} ({q1} to {q3})"
-
-    first = _measure.markdown(
-        ["K", "ranks", "base", "adapters, gradients, optimizers", "rest at the peak", "update, ms"],
-        [
-            [
-                row["K"],
-                ", ".join(map(str, row["ranks"])),
-                *mib(row, "base", "held", "rest", digits=1),
-                spread(row["update_s"], 1e3, 0),
-            ]
-            for row in adapters
-        ],
-    )
-    second = _measure.markdown(
-        ["V", "tokens", "full", "chunked", "chunked / full", "seconds, chunked / full"],
-        [
-            [
-                row["V"],
-                row["tokens"],
-                *mib(row, "full", "chunked"),
-                row["share"],
-                spread(row["chunked/full seconds"], 1.0, 2),
-            ]
-            for row in vocabularies
-        ],
-    )
-    return f"{first}\n\n{second}"
 
 
 def _adapters_line(row: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
+from mafrt.scripts.benchmarks._tables import table
 
 AGENT = "agent0"
 UPDATES = ("shared", "unshared", "rows", "action")
@@ -47,7 +48,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             rows.append({"part": part, "n": count} | measure(base, args, count))
             print(_line(rows[-1]), flush=True)
     slopes = {part: _slopes([row for row in rows if row["part"] == part]) for part in ("update", "rollout")}
-    print("\n" + table(rows))
+    print("\n" + table([("", {"bench": "prefix", "rows": rows})]))
     for part, slope in slopes.items():
         each = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in slope.items())
         if slope:
@@ -174,26 +175,6 @@ def _slopes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {
         name: statistics.linear_regression(counts, [row[f"{name}_s"]["median"] for row in rows]).slope for name in names
     }
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown; milliseconds are medians, ratios have quartiles."""
-
-    def ms(row: Mapping[str, Any], name: str) -> str:
-        return f"{row[f'{name}_s']['median'] * 1e3:.0f}" if f"{name}_s" in row else "-"
-
-    def times(row: Mapping[str, Any], name: str) -> str:
-        return "{median:.2f} ({q1:.2f} to {q3:.2f})".format(**row[name]) if name in row else "-"
-
-    head = ["part", "n", *(f"{name}, ms" for name in UPDATES), "rows / shared", "unshared / shared", "rows / action"]
-    ratios = ("rows/shared", "unshared/shared", "rows/action")
-    return _measure.markdown(
-        head,
-        [
-            [row["part"], row["n"], *(ms(row, name) for name in UPDATES), *(times(row, name) for name in ratios)]
-            for row in rows
-        ],
-    )
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
+from mafrt.scripts.benchmarks._tables import table
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 from mafrt.storage import checkpoint, load_path
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
@@ -49,7 +50,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             rows.append(_measure_one(args, count, Path(folder)))
         print(_line(rows[-1]), flush=True)
-    print("\n" + table(rows))
+    print("\n" + table([("", {"bench": "resume", "rows": rows})]))
     return {
         "bench": "resume",
         "shape": {k: getattr(args, k) for k in ("model", "rank", "rows", "tokens")},
@@ -189,25 +190,6 @@ def _check(args: argparse.Namespace, training: _Training, saved: Path) -> None:
 def _same(name: str, ours: _Training, theirs: _Training) -> None:
     for mine, other in zip(ours.tensors(), theirs.tensors(), strict=True):
         _measure.agree(name, mine.float(), other.float(), tolerance=0.0)
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown: medians and quartiles of seconds and ratios."""
-    parts = ("load_base", "resume", "save", "hand_over", "iteration")
-
-    def ms(row: Mapping[str, Any], name: str) -> str:
-        median, q1, q3 = (f"{row[f'{name}_s'][q] * 1e3:.0f}" for q in ("median", "q1", "q3"))
-        return f"{median} ({q1} to {q3})"
-
-    head = ["K", "checkpoint, MiB", *(f"`{name}`, ms" for name in parts), "resume / load_base", "hand_over / iteration"]
-    ratios = ("resume/load_base", "hand_over/iteration")
-    return _measure.markdown(
-        head,
-        [
-            [row["K"], row["checkpoint_mib"], *(ms(row, part) for part in parts), *(row[r]["median"] for r in ratios)]
-            for row in rows
-        ],
-    )
 
 
 def _line(row: Mapping[str, Any]) -> str:
