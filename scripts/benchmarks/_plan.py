@@ -38,7 +38,7 @@ LARGE = "--width 1024 --mlp 3072 --layers 28 --vocab 151936"
 PLAN = (
     Planned("update", "random model", "update"),
     Planned("rollout", "random model, float32", "rollout", "--adapters 4 16 --rounds 5"),
-    Planned("rollout_bfloat16", "bfloat16", "rollout", "--adapters 4 16 --rounds 5 --dtype bfloat16"),
+    Planned("rollout_bfloat16", "random model, bfloat16", "rollout", "--adapters 4 16 --rounds 5 --dtype bfloat16"),
     Planned(
         "iteration_smollm2_bfloat16",
         "SmolLM2-135M, bfloat16",
@@ -72,10 +72,15 @@ PLAN = (
     ),
     Planned("update_qwen3", "dimensions of Qwen3-0.6B", "update", f"{LARGE} --adapters 1 4 --rounds 3"),
     Planned("turns", "random model", "turns", "--rounds 5"),
-    Planned("rollout_engines", "float32", "rollout", "--adapters 4 16 --rounds 3 --engines vllm llama.cpp --draws 512"),
+    Planned(
+        "rollout_engines",
+        "random model, float32",
+        "rollout",
+        "--adapters 4 16 --rounds 3 --engines vllm llama.cpp --draws 512",
+    ),
     Planned(
         "rollout_engines_bfloat16",
-        "bfloat16",
+        "random model, bfloat16",
         "rollout",
         "--adapters 4 16 --rounds 3 --engines vllm llama.cpp --draws 512 --dtype bfloat16",
     ),
