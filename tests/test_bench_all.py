@@ -40,7 +40,7 @@ After, <!-- a comment -->.
 def update(bars=None, **row):
     ratio = {"median": 2.0512, "q1": 2.04, "q3": 2.06}
     own = {"K": 4, "rows": 7, "tokens": 1262, "update_s": 0.0525, "update/forward": ratio, "update/no_grad": ratio}
-    result = {"bench": "update", "machine": MACHINE, "rows": [own | row], "bars": bars or {}}
+    result = {"bench": "update", "machine": MACHINE, "shape": {}, "rows": [own | row], "bars": bars or {}}
     return {"command": "mafrt bench update", "date": "2026-11-25", "seconds": 3, "result": result}
 
 
@@ -109,7 +109,7 @@ def small_plan(monkeypatch):
     )
     monkeypatch.setattr(_plan, "PLAN", plan)
     monkeypatch.setattr(bench_all, "PLAN", plan)
-    monkeypatch.setattr(_page, "_TITLES", {planned.name: planned.title for planned in plan})
+    monkeypatch.setattr(_page, "TITLES", {planned.name: planned.title for planned in plan})
 
 
 def test_measurements_are_kept_and_failures_are_told(small_plan, tmp_path, capsys):

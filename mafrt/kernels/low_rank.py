@@ -52,6 +52,11 @@ class Joined:
             self._panels = in_panels(self.up)
         return self._panels
 
+    def tensors(self) -> list[Tensor]:
+        """All that it holds, in whichever order kernels read it."""
+        back = None if self._back is None else self._back._panels
+        return [t for t in (self.down, self.up, self._panels, back) if t is not None]
+
 
 def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
     """From A `[r, in]`, B `[out, r]` and the scaling of each layer; None: the adapter does not target it."""

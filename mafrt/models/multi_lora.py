@@ -296,6 +296,10 @@ class StackedLoRALinear(nn.Module):
             self._targets = kept = (key, _Targets(layouts, [k for k, _ in pairs], [p for _, p in pairs]))
         return kept[1]
 
+    def copies(self) -> list[Tensor]:
+        """The weights that are kept joined, beside the adapters' own."""
+        return [t for _, joined in self._joined.values() for t in joined.tensors()]
+
     def joined(self, adapters: Iterable[int], dtype: torch.dtype) -> dict[int, Joined]:
         """By adapter: its weights in all siblings, where it targets any of them; kept until they change."""
         kept, joined = self._joined, dict[int, Joined]()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mafrt.scripts.benchmarks._bars import ADAPTER_NAMES, BARE_SHARE, NO_GRAD, over_trl
 from mafrt.scripts.benchmarks._growth_fits import AxisFit, figure
-from mafrt.scripts.benchmarks._plan import PLAN
-from mafrt.scripts.reproduce._figure import COLOURS
+from mafrt.scripts.benchmarks._plan import TITLES
+from mafrt.scripts.reproduce._figure import COLOURS, svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
-_TITLES = {planned.name: planned.title for planned in PLAN}
 
 
 class Panel(NamedTuple):
@@ -19,41 +21,28 @@ class Panel(NamedTuple):
 
     title: str
     key: str
-    bars: Mapping[str, Mapping[int, float]]
-    """by measurement, the bar by K; without one there is no mark"""
+    names: tuple[str, ...]
+    bar: Callable[[Mapping[str, Any], int], float | None]
+    """from a measurement's shape and K; None: there is none"""
     least: bool = True
     """whether the ratio is to be at least the bar, or at most"""
 
 
-_AT_MOST = dict.fromkeys((1, 2, 4, 8, 16), 2.1)
+ROLLOUTS = ("rollout", "rollout_bfloat16", "rollout_smollm2_bfloat16")
 PANELS = (
     Panel(
         "One iteration: TRL / ours per agent",
         "trl/ours per agent",
-        {
-            "iteration_smollm2_bfloat16": {1: 5.0, 4: 5.0},
-            "iteration_smollm2": {1: 2.5, 4: 2.5},
-            "iteration": {1: 4.0, 4: 4.0},
-        },
+        ("iteration_smollm2_bfloat16", "iteration_smollm2", "iteration"),
+        lambda shape, _: over_trl(shape["model"], shape["dtype"]),
     ),
-    Panel(
-        "Rollout: share of the bare base",
-        "bare/ours",
-        {
-            "rollout": {4: 0.85, 16: 0.8},
-            "rollout_bfloat16": {4: 0.85, 16: 0.75},
-            "rollout_smollm2_bfloat16": {4: 0.85, 16: 0.75},
-        },
-    ),
-    Panel(
-        "Rollout: PEFT's adapter_names / ours",
-        "names_loop/ours",
-        {name: {4: 2.0, 16: 3.0} for name in ("rollout", "rollout_bfloat16", "rollout_smollm2_bfloat16")},
-    ),
+    Panel("Rollout: share of the bare base", "bare/ours", ROLLOUTS, lambda shape, k: BARE_SHARE[shape["dtype"]].get(k)),
+    Panel("Rollout: PEFT's adapter_names / ours", "names_loop/ours", ROLLOUTS, lambda _, k: ADAPTER_NAMES.get(k)),
     Panel(
         "Update / a forward that records nothing",
         "update/no_grad",
-        dict.fromkeys(("update", "update_smollm2", "update_smollm2_bfloat16", "update_qwen3"), _AT_MOST),
+        ("update", "update_smollm2", "update_smollm2_bfloat16", "update_qwen3"),
+        lambda *_: NO_GRAD,
         least=False,
     ),
 )
@@ -64,16 +53,11 @@ def ratios(records: Mapping[str, Record]) -> str | None:
     panels = [(panel, points) for panel in PANELS if (points := list(_points(panel, records)))]
     if not panels:
         return None
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     tallest = max(len(points) for _, points in panels)
-    # Text stays text and ids stay the same from one drawing to the next: small files, readable differences.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mafrt", "font.family": "sans-serif"}):
-        drawing = Figure(figsize=(11.0, (0.7 + 0.24 * tallest) * ((len(panels) + 1) // 2)), layout="constrained")
-        FigureCanvasSVG(drawing)
-        places = drawing.subplots((len(panels) + 1) // 2, 2, squeeze=False).flatten()
+    lines = (len(panels) + 1) // 2
+
+    def draw(drawing: Figure) -> None:
+        places = drawing.subplots(lines, 2, squeeze=False).flatten()
         for axes in places[len(panels) :]:
             axes.remove()
         for axes, (panel, points) in zip(places, panels, strict=False):
@@ -93,9 +77,8 @@ def ratios(records: Mapping[str, Record]) -> str | None:
             axes.grid(axis="x", color="#dddddd")
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
-        buffer = io.StringIO()
-        drawing.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+
+    return svg(11.0, (0.7 + 0.24 * tallest) * lines, draw)
 
 
 def growth(records: Mapping[str, Record]) -> str | None:
@@ -107,8 +90,10 @@ def growth(records: Mapping[str, Record]) -> str | None:
 
 def _points(panel: Panel, records: Mapping[str, Record]) -> Iterator[tuple[str, Mapping[str, float], float | None]]:
     """Label, ratio and bar of each row."""
-    for name, own in panel.bars.items():
-        rows: Sequence[Mapping[str, Any]] = records[name]["result"]["rows"] if name in records else ()
-        for row in rows:
+    for name in panel.names:
+        if name not in records:
+            continue
+        result = records[name]["result"]
+        for row in result["rows"]:
             each = f", {row['rows_per_adapter']} rows each" if "rows_per_adapter" in row else ""
-            yield f"{_TITLES[name]}, K={row['K']}{each}", row[panel.key], own.get(row["K"])
+            yield f"{TITLES[name]}, K={row['K']}{each}", row[panel.key], panel.bar(result["shape"], row["K"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.reproduce._figure import COLOURS, svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 UNITS = {"agents": "K", "agents, same work": "K", "answers": "n", "context": "c"}
 """axis -> letter of its x"""
@@ -74,18 +77,11 @@ def fit_axis(axis: str, part: str, xs: Sequence[int], times: Sequence[Sequence[f
 
 def figure(fits: Sequence[AxisFit]) -> str:
     """An SVG chart: a panel for each axis with the medians of play and update, and their lines a + b x (dashed)."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
-    from mafrt.scripts.reproduce._figure import COLOURS
-
     axes_names = list(dict.fromkeys(fit.axis for fit in fits))
-    # Text stays text and ids stay the same from one drawing to the next: small files, readable differences.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mafrt", "font.family": "sans-serif"}):
-        drawing = Figure(figsize=(3.0 * len(axes_names), 3.4), layout="constrained")
-        FigureCanvasSVG(drawing)
+
+    def draw(drawing: Figure) -> None:
         for axes, name in zip(drawing.subplots(1, len(axes_names), squeeze=False)[0], axes_names, strict=True):
             for fit, colour in zip([fit for fit in fits if fit.axis == name], COLOURS, strict=False):
                 axes.plot(fit.xs, [1e3 * s for s in fit.seconds], "o-", color=colour, markersize=4, label=fit.part)
@@ -107,6 +103,5 @@ def figure(fits: Sequence[AxisFit]) -> str:
         first = drawing.axes[0]
         first.set_ylabel("milliseconds")
         first.legend(frameon=False)
-        buffer = io.StringIO()
-        drawing.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+
+    return svg(3.0 * len(axes_names), 3.4, draw)

@@ -16,13 +16,12 @@ from datetime import date
 from typing import Any
 
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.benchmarks._plan import PLAN
+from mafrt.scripts.benchmarks._plan import TITLES
 from mafrt.scripts.benchmarks._tables import bars, table
 
 Record = Mapping[str, Any]
 _BLOCK = re.compile(r"(?P<mark><!-- measured: (?P<names>[^>]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 MACHINE = ("processor", "GPU", "instructions")
-_TITLES = {planned.name: planned.title for planned in PLAN}
 
 
 def fill(page: str, records: Mapping[str, Record]) -> str:
@@ -42,15 +41,15 @@ def _part(found: re.Match[str], records: Mapping[str, Record]) -> str:
     if names == ["machine"]:
         return f"{found['mark']}{_machines(records)}\n{found['end']}" if records else found[0]
     for name in names:
-        if name.split(":")[0] not in _TITLES:
-            raise ConfigError(f"the page names a measurement {name!r}; expected one of: {', '.join(_TITLES)}.")
+        if name.split(":")[0] not in TITLES:
+            raise ConfigError(f"the page names a measurement {name!r}; expected one of: {', '.join(TITLES)}.")
     parts = {name.partition(":")[2] for name in names}
     if len(parts) > 1:
         raise ConfigError(f"one table of the page has different parts of results: {' '.join(names)}.")
     known = [name for name in (name.split(":")[0] for name in names) if name in records]
     if not known:
         return found[0]
-    results = [(_TITLES[name], records[name]["result"]) for name in known]
+    results = [(TITLES[name], records[name]["result"]) for name in known]
     part = parts.pop() or None
     body = [_commands([records[name] for name in known]), table(results, part), "" if part else bars(results)]
     return found["mark"] + "\n\n".join(text for text in body if text) + "\n" + found["end"]

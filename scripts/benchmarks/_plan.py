@@ -92,6 +92,9 @@ PLAN = (
 )
 
 
+TITLES = {planned.name: planned.title for planned in PLAN}
+
+
 def measure(planned: Planned, folder: Path) -> str | None:
     """Run one and keep its result in `folder`; returns why there is none, in a line."""
     print(f"\n{planned.name}: {planned.command}", flush=True)

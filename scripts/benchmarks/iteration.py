@@ -32,6 +32,7 @@ from mafrt.models.memory_estimate import shape_of
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._bars import over_trl
 from mafrt.scripts.benchmarks._gpu import roofline
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._trl import Trl, Work
@@ -72,7 +73,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _bars(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    least = 4.0 if args.model == "teaching-base" else 2.5 if args.dtype == "float32" else 5.0
+    least = over_trl(args.model, args.dtype)
     return {
         f"K={row['K']}: TRL / ours per agent at least {least:g}": row["trl/ours per agent"]["median"] >= least
         for row in rows

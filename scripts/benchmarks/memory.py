@@ -151,14 +151,7 @@ def _measure_adapters(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 def _copies(base: SharedBase) -> int:
     """Bytes of the adapters' weights once more, as the kernels read them."""
-    found: dict[int, Tensor] = {}
-    for layer in base._layers.values():
-        for _, joined in layer._joined.values():
-            for own in (joined, joined._back):
-                for t in () if own is None else (own.down, own.up, own._panels):
-                    if t is not None:
-                        found[t.data_ptr()] = t
-    return _bytes(list(found.values()))
+    return _bytes([t for layer in base._layers.values() for t in layer.copies()])
 
 
 def _loss(base: SharedBase, ids: Tensor, owner: Tensor) -> Tensor:

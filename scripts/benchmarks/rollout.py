@@ -37,6 +37,7 @@ from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.scripts.benchmarks import _measure
+from mafrt.scripts.benchmarks._bars import ADAPTER_NAMES, BARE_SHARE
 from mafrt.scripts.benchmarks._distribution import check_distribution
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import Rivals, build_rivals, cast, sharpen
@@ -241,13 +242,13 @@ def _time_bare(args: argparse.Namespace, models: Rivals, others: Mapping[str, En
 def _bars(measured: list[dict[str, Any]], dtype: str) -> dict[str, bool]:
     """Which bars hold, of those whose K and rows were measured. A rival in several versions counts as its fastest."""
     names = ("names", "names_loop")
-    share = 0.75 if dtype == "bfloat16" else 0.8
+    share = BARE_SHARE[dtype]
     bars = (
-        ("K=4: >=2x adapter_names", 4, names, 2.0),
+        ("K=4: >=2x adapter_names", 4, names, ADAPTER_NAMES[4]),
         ("K=4: >=2x switching", 4, ("switching",), 2.0),
-        ("K=4: >=.85 of the bare base", 4, ("bare",), 0.85),
-        ("K=16: >=3x adapter_names", 16, names, 3.0),
-        (f"K=16: >={share:.2g} of the bare base".replace("0.", "."), 16, ("bare",), share),
+        ("K=4: >=.85 of the bare base", 4, ("bare",), share[4]),
+        ("K=16: >=3x adapter_names", 16, names, ADAPTER_NAMES[16]),
+        (f"K=16: >={share[16]:.2g} of the bare base".replace("0.", "."), 16, ("bare",), share[16]),
         ("K=1: no slower than PEFT", 1, ("switching", *names), 1.0),
     )
     passed: dict[str, bool] = {}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mafrt.core.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0f6f95", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d", "#495057", "#e8a100")
 A_LINE = 4
@@ -24,6 +28,21 @@ def need_matplotlib() -> None:
         ) from error
 
 
+def svg(width: float, height: float, draw: Callable[[Figure], None]) -> str:
+    """An SVG chart of so many inches. Text stays text and ids stay the same from one drawing to the next."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mafrt", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
 def curves(
     title: str,
     arms: Mapping[str, Sequence[Sequence[float]]],
@@ -36,15 +55,9 @@ def curves(
     The vertical axis begins at 0 over iterations, and below the curves where `steps` are given.
     """
     need_matplotlib()
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    # Text stays text and ids stay the same from one drawing to the next: small files, readable differences.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mafrt", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(7.5, 4.0), layout="constrained")
-        FigureCanvasSVG(figure)
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for colour, (name, runs) in zip(itertools.cycle(COLOURS), arms.items(), strict=False):
             for run in runs:
@@ -65,6 +78,5 @@ def curves(
         figure.legend(
             *axes.get_legend_handles_labels(), loc="outside upper right", ncols=min(len(arms), A_LINE), frameon=False
         )
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+
+    return svg(7.5, 4.0, draw)
