@@ -212,6 +212,8 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
         fsdp: shard the base with FSDP2.
     """
     base.processes, base.zero = processes, zero
+    if processes.size > 1:
+        base.packed.beside_others()
     if zero is not None and zero["zero_optimization"]["stage"] == 3:
         base.shard(lambda: Zero3(base.model, base.head, processes.device, zero))
     elif fsdp:

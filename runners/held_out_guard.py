@@ -163,15 +163,16 @@ class HeldOutGuard:
                 return
         except (OSError, ValueError):
             pass  # none yet, or one that is damaged
-        from mafrt.models import peft_format
+        from mafrt.models.peft_format import PeftFiles, keys
 
         fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
         try:
             for name, state in self.weights.items():
                 base = self.base.of_adapter(name)
                 record = base.records[name]
-                layers: Any = {path: tuple(state[key] for key in peft_format.keys(path)) for path in record.layers}
-                peft_format.save(fresh / name, record, layers, base_name=base.name, linear_paths=base.linear_paths())
+                layers: Any = {path: tuple(state[key] for key in keys(path)) for path in record.layers}
+                files = PeftFiles.of(record, layers, base_name=base.name, linear_paths=base.linear_paths())
+                files.save(fresh / name)
             (fresh / BEST_SCORE).write_text(json.dumps(best) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
             old = run_dir / f".{BEST}-old"

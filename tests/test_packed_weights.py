@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers_models import ALL, add_random_adapter, random_ids, tiny_base
@@ -56,14 +58,27 @@ def test_a_weight_is_packed_once_and_again_when_it_changes():
     assert packed.of(weight) is None
 
 
-def test_a_model_that_is_large_for_the_memory_is_not_packed():
+def test_the_larger_a_model_is_for_the_memory_the_fewer_copies_it_has():
     model = layers()
     size = sum(4 * p.numel() for p in model.parameters())
-    assert PackedWeights(model, size).of(model[0].weight) is not None
-    assert PackedWeights(model, size - 1).of(model[0].weight) is None
-    base = 1e6
-    assert [memory_estimate.packed(base, Use(bits=bits, on_cpu=True)) / base for bits in (32, 16, 8)] == [3, 3, 0]
-    assert memory_estimate.packed(memory_estimate.memory_bytes(), Use(on_cpu=True)) == 0
+    small, middle, large = (PackedWeights(model, memory) for memory in (16 * size, 8 * size, 8 * size - 1))
+    assert [packed.of(model[0].weight) is not None for packed in (small, middle, large)] == [True, True, False]
+    assert [packed.with_adapters for packed in (small, middle, large)] == [True, False, False]
+    for packed in (small, middle):
+        packed.beside_others()
+    assert [packed.of(model[0].weight) is not None for packed in (small, middle)] == [True, False]
+
+
+def test_the_estimate_of_a_runs_memory_counts_these_copies():
+    memory = memory_estimate.memory_bytes()
+
+    def copies(share: float, **settings: Any) -> float:
+        base = share * memory
+        return memory_estimate.packed(base, Use(on_cpu=True, **settings)) / base
+
+    assert [copies(1e-4, bits=bits) for bits in (32, 16, 8)] == [3, 3, 0]
+    assert [copies(share) for share in (1 / 16, 0.12, 0.13, 1.0)] == [3, 2, 0, 0]
+    assert [copies(share, processes=2) for share in (1 / 16, 0.12)] == [3, 0]
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])

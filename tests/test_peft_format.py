@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
+from safetensors.torch import save
 from toy import make
 
 from mafrt.config.agent import LoraSpec
@@ -47,3 +48,27 @@ def test_weights_that_are_not_finite_are_found_when_a_base_is_loaded(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="damaged: found NaN or infinity in"):
         SharedBase.load(str(tmp_path))
+
+
+def test_a_folder_holds_the_bytes_that_safetensors_writes_of_the_weights_as_they_are_now(tmp_path):
+    base = tiny_base()
+    base.add_adapter("first", LoraSpec(3, 7.0, ("q_proj", "v_proj", "down_proj")), seed=5)
+    for step in range(2):
+        with torch.no_grad():
+            for parameter in base.adapter_parameters("first"):
+                parameter.add_(0.5)
+        base.save_adapter("first", tmp_path / "first")
+        written = {file.name: file.read_bytes() for file in (tmp_path / "first").iterdir()}
+        expected = save(base.adapter_state("first"), metadata={"format": "pt"})
+        assert written["adapter_model.safetensors"] == expected, step
+        assert base.adapter_files("first") == written
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_found(value):
+    base = tiny_base()
+    base.add_adapter("first", LoraSpec(3, 7.0, ("q_proj", "v_proj")), seed=5)
+    assert base.finite("first")
+    with torch.no_grad():
+        base.adapter_parameters("first")[2][1, 1] = value
+    assert not base.finite("first")

@@ -16,7 +16,7 @@ from mafrt.models import peft_format
 from mafrt.models.adapter_routing import LoraContext
 from mafrt.models.invocation import active_from, invocation_of
 from mafrt.models.multi_lora import StackedLoRALinear, link_siblings
-from mafrt.models.peft_format import AdapterShape, matches
+from mafrt.models.peft_format import AdapterShape, PeftFiles, matches
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class AdaptedModel:
         self.versions: dict[str, int] = {}
         """adapter -> number of changes of its weights"""
         self._layers: dict[str, StackedLoRALinear] = {}
+        self._files: dict[str, PeftFiles] = {}
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
         self._linear_paths: dict[str, tuple[int, int]] | None = None
@@ -197,13 +198,23 @@ class AdaptedModel:
 
     def save_adapter(self, name: str, folder: str | Path) -> None:
         """Write the adapter as a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`)."""
-        peft_format.save(
-            Path(folder),
-            self._record(name),
-            self.adapter_layers(name),
-            base_name=self.name,
-            linear_paths=self.linear_paths(),
-        )
+        self._peft_files(name).save(Path(folder))
+
+    def adapter_files(self, name: str) -> dict[str, bytes]:
+        """What `save_adapter` writes: the content of each file, by its name."""
+        return self._peft_files(name).contents()
+
+    def _peft_files(self, name: str) -> PeftFiles:
+        if name not in self._files:
+            record, layers = self._record(name), self.adapter_layers(name)
+            self._files[name] = PeftFiles.of(record, layers, base_name=self.name, linear_paths=self.linear_paths())
+        return self._files[name]
+
+    def finite(self, name: str) -> bool:
+        """Whether all weights of an adapter are finite."""
+        # Both extremes are NaN where any weight is.
+        low, high = peft_format.flat(self.adapter_parameters(name)).aminmax()
+        return bool(low.isfinite() & high.isfinite())
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.

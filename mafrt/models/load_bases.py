@@ -85,4 +85,6 @@ def load_bases(team: Team, model: str, **settings: Any) -> Bases:
     parts = {name: SharedBase.load(name, **settings) for name in names}
     if len(parts) == 1:
         return parts[names[0]]
+    for part in parts.values():
+        part.packed.beside_others()
     return SeveralBases(parts, {agent.name: models[agent.adapter] for agent in team.agents}, models)

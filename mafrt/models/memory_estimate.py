@@ -24,8 +24,9 @@ from mafrt.core.errors import ConfigError
 
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
-PACKED_SHARE = 1 / 16
-"""largest model that is packed for a CPU's kernels (`mafrt.models.packed_weights`), as a share of the memory"""
+PACKED_SHARE, PACKED_ALONE = 1 / 16, 1 / 8
+"""largest models that are packed for a CPU's kernels (`mafrt.models.packed_weights`), as a share of the memory: with a
+copy that holds the adapters, and without it, where no other base and no other process has a part of that memory"""
 QUANTISED = {8: 1.0, 4: 0.516}
 """bytes a weight; nf4 keeps a scale for 64 weights in 8 bits, and one in 32 bits for 256 of those"""
 
@@ -176,11 +177,14 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
 def packed(base: float, use: Use) -> float:
     """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes.
 
-    One for play and for the way forward, one for the way back, and one with the adapters in it, for small batches.
+    One for play and for the way forward, one for the way back, and of a small base one with the adapters in it, for
+    small batches.
     """
-    if not use.on_cpu or use.bits < 16 or base > PACKED_SHARE * memory_bytes():
+    if not use.on_cpu or use.bits < 16:
         return 0.0
-    return base * 3
+    if base <= PACKED_SHARE * memory_bytes():
+        return base * 3
+    return base * 2 if use.processes == 1 and base <= PACKED_ALONE * memory_bytes() else 0.0
 
 
 def memory_bytes() -> int:

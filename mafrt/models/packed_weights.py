@@ -7,7 +7,7 @@ those of the kernels in C, differ by the order of sums.
 
 A copy takes the memory of the weights again (in learning twice, since gradients go back through another one; and once
 more where decoding has one with the adapters in it), so a model is packed only if it is small for the machine's memory.
-That depends on nothing else, so a resumed run computes the same.
+That depends on nothing but the numbers of bases and processes, so a resumed run computes the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.kernels.panels import Panels
-from mafrt.models.memory_estimate import PACKED_SHARE, memory_bytes
+from mafrt.models.memory_estimate import PACKED_ALONE, PACKED_SHARE, memory_bytes
 from mafrt.models.onednn import can_pack, pack
 
 
@@ -28,14 +28,20 @@ class PackedWeights:
 
     Args:
         model: the frozen model; a weight that is written to later is packed again.
-        most_bytes: of a model that is packed; None: `PACKED_SHARE` of the machine's memory.
+        memory: of the machine, in bytes; None: this one's.
     """
 
-    def __init__(self, model: nn.Module, most_bytes: float | None = None) -> None:
-        most = PACKED_SHARE * memory_bytes() if most_bytes is None else most_bytes
-        self.enabled = sum(p.numel() * p.element_size() for p in model.parameters()) <= most
+    def __init__(self, model: nn.Module, memory: int | None = None) -> None:
+        self._share = sum(p.numel() * p.element_size() for p in model.parameters()) / (memory or memory_bytes())
+        self.enabled = self._share <= PACKED_ALONE
         """whether weights are packed at all"""
+        self.with_adapters = self._share <= PACKED_SHARE
+        """whether decoding may have a copy more, with the adapters in it"""
         self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor | Panels]] = {}
+
+    def beside_others(self) -> None:
+        """Further bases, or further processes with this one, take their parts of the machine's memory."""
+        self.enabled = self.enabled and self.with_adapters
 
     def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | Panels | None:
         """The weights `[out, in]` one below the other, packed for `onednn.product`; None: use them as they are.

@@ -12,16 +12,18 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import save as save_bytes
 from safetensors.torch import load as load_bytes
-from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 
 from mafrt.core.errors import CheckpointError
 from mafrt.core.reading import parse_json, read_text
@@ -124,16 +126,56 @@ def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where:
             parameter.copy_(state[key])
 
 
-def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, linear_paths: LinearPaths) -> None:
-    """Write a PEFT folder. Each of its two files appears by one rename.
+@dataclass(frozen=True)
+class PeftFiles:
+    """The two files of one adapter's PEFT folder. Only its weights change, so all else is made once."""
 
-    Args:
-        folder: made if it does not exist.
-        shape: of the adapter.
-        layers: its parameters.
-        base_name: name or path of the base, recorded in the configuration.
-        linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
-    """
+    config: bytes
+    header: bytes
+    """the part of the safetensors file before the weights"""
+    parameters: tuple[Tensor, ...]
+    """in the order of that file"""
+
+    @classmethod
+    def of(cls, shape: AdapterShape, layers: Layers, *, base_name: str, linear_paths: LinearPaths) -> PeftFiles:
+        """Of one adapter.
+
+        Args:
+            shape: of the adapter.
+            layers: its parameters, in float32; they stay the same objects.
+            base_name: name or path of the base, recorded in the configuration.
+            linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
+        """
+        own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+        empty = {key: np.zeros(tuple(p.shape), np.float32) for key, p in own.items()}
+        content = save_bytes(empty, metadata={"format": "pt"})
+        # The format: the header's length in 8 bytes, the header in JSON, and the weights in the order it tells.
+        begin = 8 + int.from_bytes(content[:8], "little")
+        entries = json.loads(content[8:begin])
+        order = sorted(own, key=lambda key: int(entries[key]["data_offsets"][0]))
+        return cls(_config(shape, base_name, linear_paths), content[:begin], tuple(own[key] for key in order))
+
+    def contents(self) -> dict[str, bytes]:
+        """Each file by its name, with the weights as they are now."""
+        weights = flat(self.parameters).cpu().numpy()
+        return {WEIGHTS: b"".join((self.header, weights.data)), CONFIG: self.config}
+
+    def save(self, folder: Path) -> None:
+        """Write the folder, made if it does not exist. Each file appears by one rename."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.contents().items():
+            temporary = folder / f"{name}.tmp"
+            temporary.write_bytes(content)
+            os.replace(temporary, folder / name)
+
+
+def flat(parameters: Iterable[Tensor]) -> Tensor:
+    """A copy of all weights in one row."""
+    # Torch's own, since a call for each of some hundred small tensors takes longer than their bytes.
+    return _flatten_dense_tensors([p.detach() for p in parameters])
+
+
+def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths) -> bytes:
     ranks = {path: rank for path, (rank, _) in shape.layers.items()}
     alphas = {path: scaling * ranks[path] for path, (_, scaling) in shape.layers.items()}
     config = {
@@ -157,9 +199,7 @@ def save(folder: Path, shape: AdapterShape, layers: Layers, *, base_name: str, l
         "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
         "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / WEIGHTS, lambda path: save_file(state_of(layers), path, metadata={"format": "pt"}))
-    _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n"))
+    return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFolder:
@@ -217,12 +257,6 @@ def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:
 def _whole(value: float) -> float | int:
     """PEFT and vLLM expect whole alphas to be written as integers."""
     return int(value) if float(value).is_integer() else value
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    os.replace(temporary, path)
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -135,6 +135,9 @@ class SeveralBases:
     def save_adapter(self, name: str, folder: str | Path) -> None:
         self.of_adapter(name).save_adapter(name, folder)
 
+    def finite(self, name: str) -> bool:
+        return self.of_adapter(name).finite(name)
+
     def load_adapter(self, name: str, folder: str | Path) -> None:
         self.of_adapter(name).load_adapter(name, folder)
 

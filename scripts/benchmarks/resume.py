@@ -3,7 +3,8 @@
 - `load_base`: the base and fresh adapters, as a new run begins;
 - `resume`: the same, then a checkpoint's adapters and optimizer states, all files verified by their hashes;
 - `save`: a checkpoint of all adapters and optimizer states, written durably;
-- `hand_over`: changed adapters as PEFT folders in memory, as vLLM gets them after every update;
+- `hand_over`: changed adapters as PEFT folders in memory, as vLLM gets them after every update, and the end of those
+  that they replace;
 - `iteration`: sampling, a gradient and an optimizer step, as the measure for the hand-over.
 
 Before timing, a resumed run's weights and optimizer states, and its weights after one more step, must equal those of
@@ -141,8 +142,11 @@ def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str
 
     def hand_over() -> None:
         for name in training.names:
-            training.base.bump(name)  # announces a change, as an update does
-        handover.parcels(training.names)
+            with torch.no_grad():
+                training.base.adapter_parameters(name)[0].mul_(1.0001)  # other bytes, as after an update
+            training.base.bump(name)
+        for old in handover.parcels(training.names)[1]:
+            handover.forget(old)
 
     rivals: dict[str, Callable[[], object]] = {
         "load_base": lambda: _Training(args, count),

@@ -179,7 +179,7 @@ class LocalEngine:
         Where several adapters share a matrix product, one that is NaN spoils the rows of all.
         """
         names = dict.fromkeys(group.adapter for group in batch if group.adapter is not None)
-        sick = [n for n in names if not all(bool(p.isfinite().all()) for p in self.base.adapter_parameters(n))]
+        sick = [name for name in names if not self.base.finite(name)]
         return NonFiniteLogitsError(sick) if sick else error
 
 

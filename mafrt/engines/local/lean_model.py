@@ -215,6 +215,8 @@ class LeanModel:
         Neither depends on earlier batches, since a resumed run must compute what the whole one did to the last bit:
         all adapters of the base are among them, and layers that are there already count like those to be made.
         """
+        if not self.base.packed.with_adapters:
+            return None
         among = sorted(self.base.records)
         adapters = self._pairs(among)
         linears = [linear for block in self.blocks for linear in block.linears]

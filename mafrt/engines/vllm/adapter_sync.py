@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,29 +133,30 @@ class Handover:
         return self.base.versions[name], sum(p._version for p in self.base.adapter_parameters(name))
 
     def _write(self, name: str | None) -> Parcel:
-        scratch = Path(tempfile.mkdtemp(dir=self.folder))
-        (self._write_bare if name is None else self._writer(name))(scratch)
+        files = self._bare_files() if name is None else self._files(name)
         digest = hashlib.sha256(f"{name}\x1f".encode())
         # Named by their content: an engine that caches by name can then never answer from another version.
         for file in (CONFIG, WEIGHTS):
-            digest.update((scratch / file).read_bytes())
+            digest.update(files[file])
         self._count += 1
         full = f"{BARE if name is None else name}-{self.run}-{digest.hexdigest()[:16]}"
         path = self.folder / full
-        if path.exists():
-            shutil.rmtree(scratch)  # equal bytes, by its name
-        else:
+        if not path.exists():
+            # Another process of this run may look for the same version, so it appears whole.
+            scratch = Path(tempfile.mkdtemp(dir=self.folder))
+            for file, content in files.items():
+                (scratch / file).write_bytes(content)
             # Temporary folders are private, but a server may run as another user.
             scratch.chmod(0o755)
             scratch.rename(path)
         return Parcel(full, self._count, path, 0 if name is None else self.base.versions[name])
 
-    def _writer(self, name: str) -> Callable[[Path], None]:
-        if not all(bool(p.isfinite().all()) for p in self.base.adapter_parameters(name)):
+    def _files(self, name: str) -> dict[str, bytes]:
+        if not self.base.finite(name):
             raise NonFiniteLogitsError([name])
-        return lambda folder: self.base.save_adapter(name, folder)
+        return self.base.adapter_files(name)
 
-    def _write_bare(self, folder: Path) -> None:
+    def _bare_files(self) -> dict[str, bytes]:
         path, (width, out) = next(iter(self.base.linear_paths().items()))
         key_a, key_b = keys(path)
         weights = {key_a: torch.zeros(1, width), key_b: torch.zeros(out, 1)}
@@ -168,5 +169,4 @@ class Handover:
             "target_modules": [path],
             "bias": "none",
         }
-        (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
-        (folder / CONFIG).write_text(json.dumps(config) + "\n", encoding="utf-8")
+        return {WEIGHTS: save(weights, metadata={"format": "pt"}), CONFIG: (json.dumps(config) + "\n").encode()}
