@@ -22,10 +22,20 @@ def test_they_are_listed():
 def test_prefix_agrees_with_row_by_row_and_fits_a_slope(capsys):
     found = prefix.run(["--answers", "1", "8", "--prompt", "20", "--answer", "3", *TINY])
     assert [(row["part"], row["n"]) for row in found["rows"]] == [
-        (part, n) for part in ("update", "rollout") for n in (1, 8)
+        ("update", 1),
+        ("update", 8),
+        ("turns", 8),
+        ("rollout", 1),
+        ("rollout", 8),
     ]
     assert all(0.0 <= row["parity"] <= 1e-4 for row in found["rows"])
-    assert set(found["bars"]) == {f"{part} at n=8: rows / shared >= 2.5" for part in ("update", "rollout")}
+    assert set(found["bars"]) == {
+        *(f"{part} at n=8: rows / shared >= 2.5" for part in ("update", "rollout")),
+        *(f"{part}: rows / shared >= .8 of the tokens saved" for part in ("update", "turns")),
+    }
+    turns = found["rows"][2]
+    # Prompts of 20 tokens, and 3 for every answer before.
+    assert (turns["tokens"], turns["computed"]) == (8 * 20 + 3 * 36, 20 + 8 * 3)
     assert set(found["seconds_per_answer"]["update"]) == set(prefix.UPDATES)
     assert capsys.readouterr().out.count("\n| update |") == 2
 
@@ -63,7 +73,7 @@ def test_resume_is_checked_before_it_is_timed(monkeypatch, tmp_path, capsys):
     arguments = ["--adapters", "2", "--rank", "2", "--rows", "2", "--tokens", "3", "--rounds", "1"]
     found = resume.run([*arguments, "--folder", str(tmp_path)])
     (row,) = found["rows"]
-    assert row["checkpoint_mib"] > 0 and row["resume_s"]["median"] > 0
+    assert row["checkpoint_mib"] > 0 and row["resume_s"]["median"] > 0 and row["cold_resume_s"]["median"] > 1.0
     assert list(tmp_path.iterdir()) == [] and "| 2 |" in capsys.readouterr().out
     monkeypatch.setattr(resume._Training, "restore", lambda self, path: None)
     with pytest.raises(_measure.Disagreement, match="resumed"):

@@ -284,15 +284,15 @@ def test_split_of_packed_turns_counts_a_prompt_once():
         return sum(own.values()) + sum(len(turns[row].action_ids) for row in group)
 
     first, second = [1] * 40, [2] * 40
-    turns = [turn(prompt, [7] * n, agent) for n in (9, 3, 5) for prompt in (second, first) for agent in ("ann", "bob")]
+    turns = [turn(prompt, [n] * n, agent) for n in (9, 3, 5) for prompt in (second, first) for agent in ("ann", "bob")]
     groups = split(turns, 120, packs=True)
     assert sorted(row for group in groups for row in group) == list(range(12))
     assert [tokens(group) for group in groups] == [114, 114]
     assert [{turns[row].prompt_ids[0] for row in group} for group in groups] == [{1}, {2}]
     # Long answers do not share a short prompt, and padding has a bound of its own.
-    alone = [turn([1] * 20, [7] * 30) for _ in range(4)]
+    alone = [turn([1] * 20, [7 + n] * 30) for n in range(4)]
     assert [len(group) for group in split(alone, 100, packs=True)] == [2, 2]
-    assert max(map(len, split([turn(first, [7])] * 99, 60, packs=True))) == 5
+    assert max(map(len, split([turn(first, [7 + n]) for n in range(99)], 60, packs=True))) == 5
 
 
 def test_gather_and_scatter_are_inverse():

@@ -149,8 +149,7 @@ class PeftFiles:
         own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
         empty = {key: np.zeros(tuple(p.shape), np.float32) for key, p in own.items()}
         content = save_bytes(empty, metadata={"format": "pt"})
-        # The format: the header's length in 8 bytes, the header in JSON, and the weights in the order it tells.
-        begin = 8 + int.from_bytes(content[:8], "little")
+        begin = _weights_begin(content)
         entries = json.loads(content[8:begin])
         order = sorted(own, key=lambda key: int(entries[key]["data_offsets"][0]))
         return cls(_config(shape, base_name, linear_paths), content[:begin], tuple(own[key] for key in order))
@@ -173,6 +172,17 @@ def flat(parameters: Iterable[Tensor]) -> Tensor:
     """A copy of all weights in one row."""
     # Torch's own, since a call for each of some hundred small tensors takes longer than their bytes.
     return _flatten_dense_tensors([p.detach() for p in parameters])
+
+
+def finite(files: Mapping[str, bytes]) -> bool:
+    """Whether all weights in the files of a folder (`PeftFiles.contents`) are finite."""
+    begin = _weights_begin(files[WEIGHTS])
+    return bool(np.isfinite(np.frombuffer(files[WEIGHTS], np.float32, offset=begin)).all())
+
+
+def _weights_begin(content: bytes) -> int:
+    # The format: the header's length in 8 bytes, the header in JSON, and the weights in the order it tells.
+    return 8 + int.from_bytes(content[:8], "little")
 
 
 def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths) -> bytes:

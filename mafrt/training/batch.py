@@ -1,8 +1,9 @@
 """Collation of turns into padded batches. The only module that turns `Turn`s into tensors.
 
-A row is a turn: its prompt, then its action. Rows are padded on the right: under a causal mask real tokens never attend
-to the padding, so no attention mask is needed. The hidden state that predicts action token t is at position t - 1;
-`Batch.predict` holds these positions of all rows as flat indices.
+A row is a turn: its prompt, then its action; turns that begin a longer one are read off its row (`joined_turns.py`).
+Rows are padded on the right: under a causal mask real tokens never attend to the padding, so no attention mask is
+needed. The hidden state that predicts action token t is at position t - 1; `Batch.predict` holds these positions of all
+turns as flat indices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from mafrt.core.types import Turn
 from mafrt.models.packing import LEAST_SHARED
 from mafrt.models.tensors import floats, integers
+from mafrt.training.joined_turns import join
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -30,7 +32,7 @@ MOST_PADDED = 4
 class Batch:
     """Some turns, padded to one length.
 
-    `B` rows, `T` positions, `N` action tokens of all rows, in row order.
+    `B` rows, at most as many as turns, `T` positions, `N` action tokens of all turns, in their order.
     """
 
     turns: Sequence[Turn]
@@ -44,8 +46,8 @@ class Batch:
     """[N] int64: index into the flattened [B*T] positions of the hidden state that predicts each action token"""
     targets: Tensor
     """[N] int64: the action tokens"""
-    row: Tensor
-    """[N] int64: row of each action token"""
+    turn: Tensor
+    """[N] int64: turn of each action token"""
 
     def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
         """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
@@ -71,29 +73,35 @@ def collate(
 
     `active_from` gives the position of the first token on which a turn's adapter acts (`SharedBase.active_from`).
     """
-    lengths = [len(turn.prompt_ids) + len(turn.action_ids) for turn in turns]
+    starts = {id(turn): active_from(turn) for turn in turns}
+    joined = join(turns, lambda turn: (adapter_index(turn), starts[id(turn)]))
+    lengths = [_length(turns[own[-1]]) for own in joined]
     width = max(lengths)
+    row_of = {turn: row for row, own in enumerate(joined) for turn in own}
     # As plain lists, each made into a tensor once: small tensor operations for every turn would take longer.
-    ids, predict, targets, row = list[int](), list[int](), list[int](), list[int]()
+    ids, predict, targets, number = list[int](), list[int](), list[int](), list[int]()
+    for own in joined:
+        longest = turns[own[-1]]
+        ids += [*longest.prompt_ids, *longest.action_ids, *[pad_id] * (width - _length(longest))]
     for index, turn in enumerate(turns):
-        ids += [*turn.prompt_ids, *turn.action_ids, *[pad_id] * (width - lengths[index])]
         # The hidden state at the last prompt token predicts the first action token.
-        first = index * width + len(turn.prompt_ids) - 1
+        first = row_of[index] * width + len(turn.prompt_ids) - 1
         predict += range(first, first + len(turn.action_ids))
         targets += turn.action_ids
-        row += [index] * len(turn.action_ids)
-    owners = torch.tensor([adapter_index(turn) for turn in turns])
-    starts = torch.tensor([active_from(turn) for turn in turns])
-    if bool(starts.any()):
-        owners = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, owners.unsqueeze(1))
+        number += [index] * len(turn.action_ids)
+    rows = [turns[own[-1]] for own in joined]
+    owners = torch.tensor([adapter_index(turn) for turn in rows])
+    first_active = torch.tensor([starts[id(turn)] for turn in rows])
+    if bool(first_active.any()):
+        owners = torch.where(torch.arange(width) < first_active.unsqueeze(1), -1, owners.unsqueeze(1))
     return Batch(
         turns=list(turns),
-        input_ids=integers(ids).view(len(turns), width).to(device),
+        input_ids=integers(ids).view(len(rows), width).to(device),
         attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
         adapter_index=owners,
         predict=integers(predict).to(device),
         targets=integers(targets).to(device),
-        row=integers(row).to(device),
+        turn=integers(number).to(device),
     )
 
 
@@ -107,57 +115,74 @@ class MicroBatch(NamedTuple):
 
 
 def split(
-    turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None = None, *, packs: bool = False
+    turns: Sequence[Turn],
+    max_tokens: int,
+    rows: Iterable[int] | None = None,
+    *,
+    packs: bool = False,
+    joins: bool = True,
 ) -> list[list[int]]:
-    """Group turns, at most `max_tokens` (or a single turn) per group.
+    """Group turns, at most `max_tokens` (or a single row) per group.
 
     Args:
         turns: the batch.
         max_tokens: that are computed for a group.
         rows: indices of the turns to group; None: all.
-        packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every turn
+        packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every row
             counts as long as the longest of its group.
+        joins: whether turns of an agent that continue one another are one row (`joined_turns.py`).
 
     Returns:
-        Groups of indices into `turns`: those of one prompt follow one another, or the shortest turns come first.
+        Groups of indices into `turns`: those of one prompt follow one another, or the shortest rows come first.
     """
-    return _by_prompt(turns, max_tokens, rows) if packs else _by_width(turns, max_tokens, rows)
+    own = _rows(turns, rows, joins)
+    return _by_prompt(turns, max_tokens, own) if packs else _by_width(turns, max_tokens, own)
 
 
-def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None) -> list[list[int]]:
+def _rows(turns: Sequence[Turn], rows: Iterable[int] | None, joins: bool) -> list[list[int]]:
+    if joins:
+        return join(turns, lambda turn: turn.agent, rows)
+    return [[row] for row in (range(len(turns)) if rows is None else rows)]
+
+
+def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
     groups: list[list[int]] = []
+    count = 0
     for row in by_length(turns, rows):
-        width = _length(turns[row])
-        # Shortest first, so the turn that joins is the longest of its group and sets the padded width.
-        if groups and (len(groups[-1]) + 1) * width <= max_tokens:
-            groups[-1].append(row)
+        width = _length(turns[row[-1]])
+        # Shortest first, so the row that joins is the longest of its group and sets the padded width.
+        if groups and (count + 1) * width <= max_tokens:
+            groups[-1] += row
+            count += 1
         else:
-            groups.append([row])
+            groups.append(list(row))
+            count = 1
     return groups
 
 
-def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Iterable[int] | None) -> list[list[int]]:
-    def place(row: int) -> tuple[object, ...]:
-        turn = turns[row]
+def _by_prompt(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
+    def place(row: list[int]) -> tuple[object, ...]:
+        turn = turns[row[0]]
         # The prompt before the agent, since agents of scope `action` share what all of them read.
-        return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row
+        return len(turn.prompt_ids), turn.prompt_ids, turn.agent, len(turn.action_ids), row[0]
 
     groups: list[list[int]] = []
-    size = width = 0
-    for row in sorted(range(len(turns)) if rows is None else rows, key=place):
-        turn, length = turns[row], _length(turns[row])
-        last = turns[groups[-1][-1]] if groups else None
+    size = width = count = 0
+    last: Turn | None = None
+    for row in sorted(rows, key=place):
+        turn, length = turns[row[0]], _length(turns[row[-1]])
         again = last is not None and last.agent == turn.agent and last.prompt_ids == turn.prompt_ids
         # What `mafrt.models.packing` shares at least.
         shared = len(turn.prompt_ids) if again and len(turn.prompt_ids) >= max(LEAST_SHARED, length / 2) else 0
         fits = groups and size + length - shared <= max_tokens
         # Hidden states are laid out with padding in the end, one vector a position.
-        if fits and (len(groups[-1]) + 1) * max(width, length) <= MOST_PADDED * max_tokens:
-            groups[-1].append(row)
-            size, width = size + length - shared, max(width, length)
+        if fits and (count + 1) * max(width, length) <= MOST_PADDED * max_tokens:
+            groups[-1] += row
+            size, width, count = size + length - shared, max(width, length), count + 1
         else:
-            groups.append([row])
-            size = width = length
+            groups.append(list(row))
+            size, width, count = length, length, 1
+        last = turn
     return groups
 
 
@@ -165,10 +190,9 @@ def _length(turn: Turn) -> int:
     return len(turn.prompt_ids) + len(turn.action_ids)
 
 
-def by_length(turns: Sequence[Turn], rows: Iterable[int] | None = None) -> list[int]:
-    """Indices of the turns (None: of all), sorted by length, shortest first."""
-    rows = range(len(turns)) if rows is None else rows
-    return sorted(rows, key=lambda row: (_length(turns[row]), row))
+def by_length(turns: Sequence[Turn], rows: Iterable[list[int]]) -> list[list[int]]:
+    """Rows (indices of their turns, of which the last has all tokens), the shortest first."""
+    return sorted(rows, key=lambda row: (_length(turns[row[-1]]), row[-1]))
 
 
 def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> list[MicroBatch]:
@@ -177,8 +201,12 @@ def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> l
     A forward of a sharded base is collective, so all processes must run equally many: those with fewer micro-batches
     append dummy ones.
     """
-    own = None if base.processes.size == 1 else base.processes.share(by_length(turns))
-    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own, packs=base.packs)]
+    # An adapter of scope `action` has read each turn's prompt as the base does, its own earlier answers too.
+    joins = not base.activated
+    own = None
+    if base.processes.size > 1:
+        own = [turn for row in base.processes.share(by_length(turns, _rows(turns, None, joins))) for turn in row]
+    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own, packs=base.packs, joins=joins)]
     if base.sharded and turns:
         parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
     return parts

@@ -202,7 +202,7 @@ class MixerCritic:
         for indices, batch, states in base_pass(self.base, rows, self.learn.micro_batch_tokens, temperatures):
             lengths = torch.tensor([len(turn.action_ids) for turn in batch.turns], device=states.device)
             before = states[batch.predict[lengths.cumsum(0) - lengths]].float()
-            action = torch.zeros_like(before).index_add(0, batch.row, states[batch.predict + 1].float())
+            action = torch.zeros_like(before).index_add(0, batch.turn, states[batch.predict + 1].float())
             both = torch.cat([_normalised(before), _normalised(action / lengths[:, None])], -1)
             features[indices] = both.cpu()
             own += indices

@@ -119,20 +119,20 @@ class PolicyLoss:
         if part.weights is not None:
             weights = batch.gather([[w] * len(t.action_ids) for w, t in zip(part.weights, turns, strict=True)])
         engine = self._engine(turns, batch, old)
-        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.row]
+        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.turn]
         total = logprobs.new_zeros(())
         # One term per adapter with its own denominator, so one agent's length does not scale another's loss.
         for name in adapters:
             settings = self.objective.of(name)
             own_rows = torch.tensor([owner == name for owner in part.owners], device=old.device)
-            at, count = own_rows[batch.row].nonzero().squeeze(-1), part.denominators[name]
+            at, count = own_rows[batch.turn].nonzero().squeeze(-1), part.denominators[name]
             factors = None if weights is None else weights[at]
             if engine is not None and settings.importance_cap is not None:
                 trust, stats = truncated_importance_weights(
                     old[at],
                     engine[at],
                     cap=settings.importance_cap,
-                    turn=batch.row[at] if settings.level == "action" else None,
+                    turn=batch.turn[at] if settings.level == "action" else None,
                 )
                 part.metrics.add(name, "importance", stats)
                 factors = trust if factors is None else trust * factors
@@ -142,7 +142,7 @@ class PolicyLoss:
                     old[at],
                     advantages[at],
                     denominator=count.policy,
-                    turn=batch.row[at],
+                    turn=batch.turn[at],
                     words=words[at],
                     weights=factors,
                     ref_logprobs=None if reference is None else reference[at],
@@ -178,5 +178,5 @@ class PolicyLoss:
             return None
         if not any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns):
             return None
-        own = torch.tensor([turn.agent in cut for turn in turns], device=old.device)[batch.row]
+        own = torch.tensor([turn.agent in cut for turn in turns], device=old.device)[batch.turn]
         return torch.where(own, old, batch.gather([turn.logprobs for turn in turns]))

@@ -29,13 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.core.types import Completion, Request, SamplingParams
+from mafrt.core.types import Completion, Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._models import build_base
 from mafrt.scripts.benchmarks._tables import table
+from mafrt.training.batch import collate
 
 AGENT = "agent0"
 UPDATES = ("shared", "unshared", "rows", "action")
@@ -135,15 +136,31 @@ def _measure_update(base: SharedBase, args: argparse.Namespace, count: int) -> d
 
 
 def _measure_turns(base: SharedBase, args: argparse.Namespace, count: int) -> dict[str, Any]:
-    """An agent's turns, each after all that was said before: the last row holds all the others."""
+    """An agent's turns, each after all that was said before: `shared` reads all of them off the last row."""
     generator = torch.Generator().manual_seed(count)
     whole = torch.randint(5, args.vocab, (1, args.prompt + count * args.answer), generator=generator)
     lengths = args.prompt + args.answer * torch.arange(1, count + 1)
-    row = _measure_work(base, args, _Work(whole.expand(count, -1), lengths, args.answer), action=False)
+    spoken = []
+    for place, length in enumerate(lengths.tolist()):
+        ids, said = whole[0, :length].tolist(), length - args.answer
+        spoken.append(Turn(AGENT, ids[:said], ids[said:], [0.0] * args.answer, "length", "", place, place, 0))
+
+    def joined() -> tuple[Tensor, Tensor]:
+        batch = collate(spoken, lambda _: 0, 0, torch.device(args.device))
+        hidden = base.forward(batch.input_ids, batch.attention_mask, batch.adapter_index)
+        return base.token_logprobs(hidden.flatten(0, 1)[batch.predict], batch.targets)
+
+    row = _measure_work(base, args, _Work(whole.expand(count, -1), lengths, args.answer), joined)
     return row | {"tokens": int(lengths.sum()), "computed": int(lengths[-1])}
 
 
-def _measure_work(base: SharedBase, args: argparse.Namespace, work: _Work, *, action: bool = True) -> dict[str, Any]:
+def _measure_work(
+    base: SharedBase,
+    args: argparse.Namespace,
+    work: _Work,
+    joined: Callable[[], tuple[Tensor, Tensor]] | None = None,
+) -> dict[str, Any]:
+    """`joined`: log-probs and entropies of all rows' tokens in a pass that shares, if not by `base.forward` alone."""
     count = len(work.ids)
     owner = torch.zeros(count, dtype=torch.long)
     # `action`: the adapter acts where there is a loss, and on nothing before.
@@ -157,26 +174,35 @@ def _measure_work(base: SharedBase, args: argparse.Namespace, work: _Work, *, ac
         mask = None if part.mask is None else part.mask.to(args.device)
         own = index[rows] if index.dim() == 1 else index[rows, : ids.shape[1]]
         hidden = base.forward(ids, mask, own, position_ids=None if counted else positions[rows, : ids.shape[1]])
-        logprobs, entropy = base.token_logprobs(hidden[:, :-1][actions[:, 1:]], ids[actions])
+        return learn(rows, *base.token_logprobs(hidden[:, :-1][actions[:, 1:]], ids[actions]))
+
+    def learn(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
         loss = -(logprobs * advantage[rows].expand(-1, work.said).flatten()).sum() - 0.01 * entropy.sum()
         loss.backward()
         return loss.detach()
 
-    def update(index: Tensor, parts: Sequence[slice], counted: bool = True) -> Tensor:
+    def clear() -> None:
         for parameter in base.adapter_parameters(AGENT):
             parameter.grad = None
+
+    def all_joined(forward: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        clear()
+        return learn(slice(None), *forward())
+
+    def update(index: Tensor, parts: Sequence[slice], counted: bool = True) -> Tensor:
+        clear()
         return torch.stack([one(index, part, counted) for part in parts]).sum()
 
     everything, each = [slice(None)], [slice(row, row + 1) for row in range(count)]
     rivals: dict[str, Callable[[], Tensor]] = {
-        "shared": lambda: update(owner, everything),
+        "shared": lambda: update(owner, everything) if joined is None else all_joined(joined),
         # Equal beginnings are computed once only where positions are counted and not given.
         "unshared": lambda: update(owner, everything, False),
         "rows": lambda: update(owner, each),
     }
     expected = _gradient(base, rivals["rows"])
     worst = max(_agree(base, name, rivals[name], expected) for name in ("shared", "unshared"))
-    if action:
+    if joined is None:
         rivals["action"] = lambda: update(late, everything)
         worst = max(worst, _agree(base, "action", rivals["action"], _gradient(base, lambda: update(late, each))))
     times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock, device=args.device)

@@ -6,6 +6,7 @@ cannot serve the next.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ from safetensors.torch import save
 
 from mafrt.core.errors import ConfigError
 from mafrt.engines.local.sampler import NonFiniteLogitsError
-from mafrt.models.peft_format import CONFIG, WEIGHTS, keys
+from mafrt.models.peft_format import CONFIG, WEIGHTS, finite, keys
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -119,8 +120,11 @@ class Handover:
 
     def forget(self, parcel: Parcel) -> None:
         """Remove the folder of a version that no engine holds any more."""
-        if all(parcel.path != current.path for _, current in self._current.values()):
-            shutil.rmtree(parcel.path, ignore_errors=True)
+        if all(parcel.name != current.name for _, current in self._current.values()):
+            with contextlib.suppress(OSError):
+                for file in (CONFIG, WEIGHTS):
+                    (parcel.path / file).unlink(missing_ok=True)
+                parcel.path.rmdir()
 
     def close(self) -> None:
         """Remove everything that was written."""
@@ -142,7 +146,7 @@ class Handover:
         full = f"{BARE if name is None else name}-{self.run}-{digest.hexdigest()[:16]}"
         path = self.folder / full
         if not path.exists():
-            # Another process of this run may look for the same version, so it appears whole.
+            # Whole or not at all, since a folder that is there is not written again.
             scratch = Path(tempfile.mkdtemp(dir=self.folder))
             for file, content in files.items():
                 (scratch / file).write_bytes(content)
@@ -152,9 +156,10 @@ class Handover:
         return Parcel(full, self._count, path, 0 if name is None else self.base.versions[name])
 
     def _files(self, name: str) -> dict[str, bytes]:
-        if not self.base.finite(name):
+        files = self.base.adapter_files(name)
+        if not finite(files):
             raise NonFiniteLogitsError([name])
-        return self.base.adapter_files(name)
+        return files
 
     def _bare_files(self) -> dict[str, bytes]:
         path, (width, out) = next(iter(self.base.linear_paths().items()))
