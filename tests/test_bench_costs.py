@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mafrt.core.errors import ModelError
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.vllm import in_process
 from mafrt.scripts.bench import names
-from mafrt.scripts.benchmarks import _measure, growth, iteration, memory, prefix, resume, rollout, update
+from mafrt.scripts.benchmarks import _measure, growth, handover, iteration, memory, prefix, resume, rollout, update
 from mafrt.scripts.benchmarks._trl import Trl, Work
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
@@ -75,7 +80,7 @@ def test_resume_is_checked_before_it_is_timed(monkeypatch, tmp_path, capsys):
     (row,) = found["rows"]
     assert row["checkpoint_mib"] > 0 and row["resume_s"]["median"] > 0 and row["cold_resume_s"]["median"] > 1.0
     assert list(tmp_path.iterdir()) == [] and "| 2 |" in capsys.readouterr().out
-    monkeypatch.setattr(resume._Training, "restore", lambda self, path: None)
+    monkeypatch.setattr(resume.Training, "restore", lambda self, path: None)
     with pytest.raises(_measure.Disagreement, match="resumed"):
         resume.run([*arguments, "--folder", str(tmp_path)])
 
@@ -133,3 +138,46 @@ def test_a_base_that_cannot_be_had_is_one_sentence(bench, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match="cannot be loaded: the model hub cannot be reached"):
         bench.run(["--model", "nowhere/at-all"])
+
+
+class _Beside:
+    """Stands in for vLLM: samples with the adapters that were handed over last, which it keeps as copies."""
+
+    def __init__(self, base, config, *, window):
+        assert config.engine == "vllm" and window >= 6
+        self.base, self.given = base, 0
+        self.closed = False
+        _Beside.made = self
+
+    def hand_over(self, requests):
+        self.given += len({request.adapter for request in requests})
+        time.sleep(0.02)
+
+    def generate(self, requests):
+        return LocalEngine(self.base, eos_ids=()).generate(requests)
+
+    def close(self):
+        self.closed = True
+
+
+class _Deaf(_Beside):
+    def generate(self, requests):
+        return LocalEngine(self.base, eos_ids=()).generate([replace(request, adapter=None) for request in requests])
+
+
+def test_the_hand_over_is_timed_apart_and_is_part_of_the_iteration(monkeypatch, capsys):
+    monkeypatch.setattr(in_process, "VllmEngine", _Beside)
+    arguments = ["--adapters", "2", "--rank", "2", "--answers", "2", "--tokens", "3", "--rounds", "2"]
+    found = handover.run(arguments)
+    (row,) = found["rows"]
+    assert row["answers"] == 4 and row["parity"] < 1e-3
+    assert _Beside.made.closed and _Beside.made.given == 2 * 4  # two adapters, two rounds before and two timed
+    parts = [row[f"{name}_s"]["median"] for name in ("hand_over", "play", "learn")]
+    assert parts[0] >= 0.02 and row["iteration_s"]["median"] == pytest.approx(sum(parts), rel=0.2)
+    share = row["hand_over/iteration"]["median"]
+    assert found["bars"] == {"hand-over <= .05 iteration": share <= 0.05}
+    assert "| 2 | 4 |" in capsys.readouterr().out
+    monkeypatch.setattr(in_process, "VllmEngine", _Deaf)
+    with pytest.raises(ModelError, match="vLLM"):
+        handover.run(arguments)
+    assert _Deaf.made.closed

@@ -57,6 +57,8 @@ PLAN = (
     Planned("growth", "random model", "growth", "--rounds 2"),
     Planned("resume", "teaching base", "resume", "--rounds 5"),
     Planned("resume_smollm2", "SmolLM2-135M", "resume", "--model smollm2 --adapters 1 4 --rounds 3"),
+    Planned("handover", "teaching base", "handover"),
+    Planned("handover_smollm2", "SmolLM2-135M", "handover", "--model smollm2 --adapters 4 --rounds 3"),
     Planned(
         "rollout_smollm2_bfloat16",
         "SmolLM2-135M, bfloat16",

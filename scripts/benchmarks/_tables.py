@@ -159,6 +159,18 @@ TABLES = {
             ("hand over / iteration", "hand_over/iteration", _ratio),
         ),
     ),
+    "handover": Table(
+        "rows",
+        _columns(
+            ("K", "K", _PLAIN),
+            ("answers", "answers", _PLAIN),
+            ("hand over, ms", "hand_over_s", _median_ms),
+            ("play, ms", "play_s", _median_ms),
+            ("learn, ms", "learn_s", _median_ms),
+            ("iteration, ms", "iteration_s", _median_ms),
+            ("hand over / iteration", "hand_over/iteration", _ratio),
+        ),
+    ),
     "turns": Table(
         "rows",
         _columns(

@@ -26,23 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mafrt.config.agent import LoraSpec
-from mafrt.config.train_config import LearnConfig
-from mafrt.core import atomic_files
-from mafrt.core.types import Request, SamplingParams
-from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.vllm.adapter_sync import Handover
-from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._tables import table
+from mafrt.scripts.benchmarks._training import Training
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
-from mafrt.storage import checkpoint, load_path
-from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
-
-OPTIMIZERS = "state/optimizers.pt"
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -83,58 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Training:
-    """A base with adapters and their optimizers."""
-
-    def __init__(self, args: argparse.Namespace, count: int) -> None:
-        self.args = args
-        self.base = SharedBase.load(args.model)
-        self.names = [f"agent{k}" for k in range(count)]
-        for seed, name in enumerate(self.names):
-            self.base.add_adapter(name, LoraSpec(rank=args.rank, alpha=2.0 * args.rank), seed=seed)
-        self.steps: OptimizerSteps = make_optimizer_steps(self.base, dict.fromkeys(self.names, LearnConfig()))
-
-    def iterate(self) -> None:
-        """Sample answers and make one step towards them."""
-        engine, names, width = LocalEngine(self.base, eos_ids=()), self.names, self.args.tokens
-        generator = torch.Generator().manual_seed(1)
-        prompts = torch.randint(5, self.base.config.vocab_size, (self.args.rows, width), generator=generator)
-        asked = SamplingParams(max_new_tokens=width)
-        requests = [Request(p, names[row % len(names)], asked, seed=row) for row, p in enumerate(prompts.tolist())]
-        said = torch.tensor([answer.ids for answer in engine.generate(requests)])
-        ids = torch.cat((prompts, said), 1).to(self.base.device)
-        hidden = self.base.forward(ids, None, torch.arange(len(ids)) % len(names))
-        logprobs, _ = self.base.token_logprobs(hidden[:, width - 1 : -1].flatten(0, 1), ids[:, width:].flatten())
-        (-logprobs.mean()).backward()
-        self.steps.step(names)
-        for name in names:
-            self.base.bump(name)
-            for parameter in self.base.adapter_parameters(name):
-                parameter.grad = None
-
-    def save(self, root: Path, step: int) -> Path:
-        writers: dict[str, checkpoint.Writer] = {
-            name: lambda folder, name=name: self.base.save_adapter(name, folder)  # type: ignore[misc]
-            for name in self.names
-        }
-        writers[OPTIMIZERS] = lambda path: atomic_files.save_tensors(path, self.steps.state())
-        return checkpoint.save(root, step, writers, meta={"base": self.base.fingerprint()}, keep_last=2)
-
-    def restore(self, path: Path) -> None:
-        loaded = load_path.resolve(path)
-        for name in self.names:
-            self.base.load_adapter(name, loaded.adapter(name))
-        self.steps.load_state(atomic_files.load_tensors(loaded.state(Path(OPTIMIZERS).name)))
-
-    def tensors(self) -> list[Tensor]:
-        """Weights and optimizer states, in a fixed order."""
-        states = [state for own in self.steps.state().values() for state in own["state"].values()]
-        weights = [p.detach() for name in self.names for p in self.base.adapter_parameters(name)]
-        return [*weights, *(value for state in states for value in state.values() if isinstance(value, Tensor))]
+def _training(args: argparse.Namespace, count: int) -> Training:
+    return Training(args.model, count, args.rank, args.rows, args.tokens)
 
 
 def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str, Any]:
-    training = _Training(args, count)
+    training = _training(args, count)
     training.iterate()
     saved = training.save(folder, 1)
     _check(args, training, saved)
@@ -142,7 +86,7 @@ def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str
     handover = Handover(training.base)
 
     def resume() -> None:
-        _Training(args, count).restore(saved)
+        _training(args, count).restore(saved)
 
     def hand_over() -> None:
         for name in training.names:
@@ -153,7 +97,7 @@ def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str
             handover.forget(old)
 
     rivals: dict[str, Callable[[], object]] = {
-        "load_base": lambda: _Training(args, count),
+        "load_base": lambda: _training(args, count),
         "resume": resume,
         # Checkpoint 1 is written elsewhere, so that it is not thinned out.
         "save": lambda: training.save(folder / "timed", next(number)),
@@ -185,7 +129,7 @@ def start(args: Mapping[str, Any], count: int, saved: str | None) -> None:
     asked = argparse.Namespace(**args)
     work_offline_if_unreachable(asked.model)
     torch.set_num_threads(asked.threads)
-    training = _Training(asked, count)
+    training = _training(asked, count)
     if saved is not None:
         training.restore(Path(saved))
 
@@ -198,12 +142,12 @@ def _in_a_process(args: argparse.Namespace, count: int, saved: Path | None) -> N
     subprocess.run([sys.executable, "-c", _START, told], check=True, capture_output=True)
 
 
-def _check(args: argparse.Namespace, training: _Training, saved: Path) -> None:
+def _check(args: argparse.Namespace, training: Training, saved: Path) -> None:
     """A resumed run is the same one, also one step later, and the adapters that are handed over are its own."""
-    resumed = _Training(args, len(training.names))
+    resumed = _training(args, len(training.names))
     resumed.restore(saved)
     _same("resumed", resumed, training)
-    handover, other = Handover(training.base), _Training(args, len(training.names))
+    handover, other = Handover(training.base), _training(args, len(training.names))
     try:
         parcels, _ = handover.parcels(training.names)
         for name in training.names:
@@ -219,7 +163,7 @@ def _check(args: argparse.Namespace, training: _Training, saved: Path) -> None:
     _same("one step after resuming", resumed, training)
 
 
-def _same(name: str, ours: _Training, theirs: _Training) -> None:
+def _same(name: str, ours: Training, theirs: Training) -> None:
     for mine, other in zip(ours.tensors(), theirs.tensors(), strict=True):
         _measure.agree(name, mine.float(), other.float(), tolerance=0.0)
 

@@ -118,7 +118,7 @@ class VllmEngine:
         if not requests:
             return []
         self._wake()
-        parcels = self._hand_over(requests)
+        parcels = self.hand_over(requests)
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
         sampling = [self._sampling(request) for request in requests]
         adapters = [self._lora(parcels[request.adapter]) for request in requests]
@@ -143,7 +143,11 @@ class VllmEngine:
             self._ask(self._llm.wake_up)
             self._asleep = False
 
-    def _hand_over(self, requests: Sequence[Request]) -> Mapping[str | None, Parcel]:
+    def hand_over(self, requests: Sequence[Request]) -> Mapping[str | None, Parcel]:
+        """Load the adapters of these requests into vLLM as they are now, and drop the versions that they replace.
+
+        `generate` does so by itself.
+        """
         parcels, replaced = self._handover.parcels(request.adapter for request in requests)
         # Old versions leave first, since the new ones need their places.
         for parcel in replaced:
