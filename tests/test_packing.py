@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
 import torch
 from helpers_models import ALL, add_random_adapter, tiny_base
 
+from mafrt.core.errors import ModelError
 from mafrt.models import packing as packing_module
 from mafrt.models.packing import MOST_TOKENS, Beginnings, pack
 from mafrt.models.shared_base import SharedBase
@@ -187,3 +189,20 @@ def test_the_recorded_pass_has_only_the_tokens_from_the_adapter_on():
         base.forward(ids, real, index)
     hook.remove()
     assert widths[:2] == [61, len(later.take)] and len(widths) == 3  # without gradients one pass is enough
+
+
+def test_attention_that_cannot_mask_shared_beginnings_is_refused_or_said(caplog):
+    for name in ("flash_attention_2", "flex_attention", "nonsense"):
+        with pytest.raises(ModelError, match=f"'{name}' cannot mask the beginnings that rows share; give 'sdpa'"):
+            SharedBase.load("teaching-base", attn_implementation=name)
+    with caplog.at_level(logging.WARNING, logger="mafrt"):
+        logging.getLogger("mafrt").propagate = True
+        sdpa = SharedBase.load("teaching-base")
+        assert sdpa.packs and "cannot mask" not in caplog.text
+        eager = SharedBase.load("teaching-base", attn_implementation="eager")
+    assert not eager.packs and "every row is computed whole and padded" in caplog.text
+    ids, real = padded(make_rows())
+    index = torch.full((len(ids),), -1)
+    with torch.no_grad():
+        ours, theirs = (base.forward(ids, mask, index) for base, mask in ((sdpa, real), (eager, None)))
+    torch.testing.assert_close(ours[real.bool()], theirs[real.bool()], atol=1e-4, rtol=1e-4)

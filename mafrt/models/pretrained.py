@@ -16,6 +16,9 @@ from mafrt.models.quantization import keep_differentiable, quantisation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
+ATTENTION = ("sdpa", "eager")
+"""attention implementations of transformers that a base may be loaded with"""
+
 
 def load_pretrained(
     name_or_path: str,
@@ -34,6 +37,11 @@ def load_pretrained(
     require_base(name_or_path)
     path = str(base_folder(name_or_path) or name_or_path)
     check_folder(name_or_path, path)
+    if attn_implementation not in ATTENTION:
+        raise ModelError(
+            f"attn_implementation {attn_implementation!r} cannot mask the beginnings that rows share; give 'sdpa', or "
+            "'eager', with which every row is computed whole"
+        )
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")

@@ -8,6 +8,7 @@ index -1), and one backward gives every adapter its own gradient. Logits and gra
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from mafrt.models.pretrained import load_pretrained
 from mafrt.models.recorded_parts import use_recorded_mlps, use_recorded_rotary
 from mafrt.models.rms_norm import use_recorded_norms
 from mafrt.models.sharding import Sharding
+
+log = logging.getLogger(__name__)
 
 
 class SharedBase(AdaptedModel):
@@ -75,6 +78,7 @@ class SharedBase(AdaptedModel):
         """Load model and tokenizer from a folder or the hub; `teaching-base` ships, `smollm2` is fetched.
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
+        `attn_implementation`: `sdpa`, or `eager`, which computes every row whole and is slower.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
         Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
         """
@@ -86,7 +90,14 @@ class SharedBase(AdaptedModel):
             trust_remote_code=trust_remote_code,
             bits=bits,
         )
-        return cls(model, tokenizer, path)
+        base = cls(model, tokenizer, path)
+        if not base.packs:
+            log.warning(
+                "The attention of %s as loaded (%s) cannot mask beginnings that rows share, so every row is computed "
+                "whole and padded: exact, and slower.",
+                *(name_or_path, attn_implementation),
+            )
+        return base
 
     def shard(self, make: Callable[[], Sharding]) -> None:
         """Spread the frozen weights over `processes` (`mafrt.models.sharding`), before any adapter is added."""
