@@ -212,7 +212,7 @@ def test_a_gradient_that_does_not_lie_row_by_row(dtype):
 
 def test_a_broken_adapter_spoils_its_own_rows_only():
     case = Case([[4], [4]], [(0, 3), (1, 2), (0, 4), (-1, 2)], 32, (48,), torch.float32)
-    case.adapters[1].up[0, 0] = torch.nan
+    case.adapters[1].blocks[0] = torch.nan
     case.segments = Segments([3, 5, 9, 11], [0, 1, 0, -1])
     bad = [False] * 3 + [True] * 2 + [False] * 6
     out = torch.zeros(11, 48)
@@ -242,3 +242,48 @@ def test_an_adapter_whose_rows_have_all_left_gets_gradients_of_zero(dtype):
     _, found = case.gradients(low, low.release(), {0, 1})
     assert all(bool((grad == 0).all()) for each in found[1] for grad in each)
     assert all(bool(grad.isfinite().all()) and bool(grad.any()) for each in found[0] for grad in each)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    ranks=st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
+    widths=st.lists(st.integers(1, 130), min_size=4, max_size=4),
+    size=st.integers(1, 40),
+    dtype=st.sampled_from(DTYPES),
+    how=st.sampled_from(["this processor", "AVX2", "torch"]),
+)
+def test_an_adapters_weights_are_laid_out_as_the_products_read_them(ranks, widths, size, dtype, how):
+    widths = widths[: len(ranks)]
+    pairs = [
+        (random(r, size, seed=k), random(width, r, seed=k + 9), 1.5 - k) if r else None
+        for k, (r, width) in enumerate(zip(ranks, widths, strict=True))
+    ]
+    with built(how), pytest.MonkeyPatch.context() as patch:
+        if how == "torch":
+            patch.setattr(low_rank, "serves", lambda dtype, device: False)
+        found = join(pairs, widths, dtype)
+        assert torch.equal(found.down, torch.cat([pair[0] for pair in pairs if pair]).to(dtype))
+        exact = torch.zeros(sum(ranks), sum(widths), dtype=dtype)
+        row = column = 0
+        for pair, rank, width in zip(pairs, ranks, widths, strict=True):
+            if pair:
+                exact[row : row + rank, column : column + width] = (pair[1].t() * pair[2]).to(dtype)
+            row, column = row + rank, column + width
+        assert torch.equal(found.up, exact)
+        if how == "torch":
+            return
+        # In panels: of each the ranks of its outputs' layers, in bfloat16 in pairs.
+        step, at, flat = 2 if dtype == torch.bfloat16 else 1, 0, found.panels
+        firsts, ends = (torch.tensor([0, *own]).cumsum(0).tolist() for own in (ranks, widths))
+        for column in range(0, sum(widths), low_rank.PANEL):
+            there = [n for n in range(len(ranks)) if ends[n] < column + low_rank.PANEL and ends[n + 1] > column]
+            begin = firsts[there[0]] // step * step
+            rows = -(-firsts[there[-1] + 1] // step) * step - begin
+            panel = flat[at : at + rows * low_rank.PANEL].view(rows // step, low_rank.PANEL, step).transpose(1, 2)
+            expected = torch.zeros(rows, low_rank.PANEL, dtype=dtype)
+            first = firsts[there[0]]
+            own = exact[first : firsts[there[-1] + 1], column : column + low_rank.PANEL]
+            expected[first - begin : first - begin + len(own), : own.shape[1]] = own
+            assert torch.equal(panel.reshape(rows, low_rank.PANEL), expected)
+            at += rows * low_rank.PANEL
+        assert at == len(flat)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,50 +31,111 @@ class Joined:
 
     down: Tensor
     """`[R, in]`: A of all layers, one below the other"""
-    up: Tensor
-    """`[R, out of all]`: B of each, scaled and transposed, as a block of its own among zeros"""
+    blocks: Tensor
+    """B of each layer, scaled and transposed, `[r, out]`, one behind the other in one row"""
     ranks: tuple[int, ...]
     """of each layer; 0: the adapter does not target it"""
+    widths: tuple[int, ...]
+    """outputs of each layer"""
+    _up: Tensor | None = None
     _panels: Tensor | None = None
     _back: Joined | None = None
+
+    @property
+    def up(self) -> Tensor:
+        """`[R, out of all]`: B of each layer, scaled and transposed, as a block of its own among zeros."""
+        if self._up is None:
+            blocks = self.blocks.split([r * width for r, width in zip(self.ranks, self.widths, strict=True)])
+            pairs = zip(blocks, self.ranks, self.widths, strict=True)
+            self._up = torch.block_diag(*(block.view(r, width) for block, r, width in pairs))
+        return self._up
 
     @property
     def back(self) -> Joined:
         """The adapter as the inputs' gradient is computed by it: from numbers B^T g by A, as one layer."""
         if self._back is None:
-            self._back = Joined(self.up, self.down, (sum(self.ranks),))
+            self._back = Joined(self.down, self.down, (len(self.down),), (self.down.shape[1],))
         return self._back
 
     @property
     def panels(self) -> Tensor:
-        """`up` in panels, made once."""
+        """`blocks` in panels, one behind the other, made once."""
         if self._panels is None:
-            self._panels = in_panels(self.up)
+            shape = _shape(self.ranks, self.widths, _step(self.blocks.dtype))
+            self._panels = self.blocks.new_empty(shape.size)
+            functions = _functions(self.blocks.dtype)
+            assert functions is not None
+            functions["low_rank_panels"](*shape.numbers, self.blocks.data_ptr(), self._panels.data_ptr())
         return self._panels
 
     def tensors(self) -> list[Tensor]:
         """All that it holds, in whichever order kernels read it."""
         back = None if self._back is None else self._back._panels
-        return [t for t in (self.down, self.up, self._panels, back) if t is not None]
+        return [t for t in (self.down, self.blocks, self._up, self._panels, back) if t is not None]
 
 
 def join(pairs: Sequence[tuple[Tensor, Tensor, float] | None], widths: Sequence[int], dtype: torch.dtype) -> Joined:
     """From A `[r, in]`, B `[out, r]` and the scaling of each layer; None: the adapter does not target it."""
-    ranks = [0 if pair is None else len(pair[0]) for pair in pairs]
-    down = torch.cat([pair[0].detach() for pair in pairs if pair is not None]).to(dtype)
-    up = torch.zeros(len(down), sum(widths), dtype=dtype, device=down.device)
-    row = column = 0
-    for pair, rank, width in zip(pairs, ranks, widths, strict=True):
-        if pair is not None:
-            torch.mul(pair[1].detach().t(), pair[2], out=up[row : row + rank, column : column + width])
-        row += rank
-        column += width
-    return Joined(down, up, tuple(ranks))
+    ranks = tuple(0 if pair is None else len(pair[0]) for pair in pairs)
+    own = [(pair[0].detach(), pair[1].detach(), pair[2]) for pair in pairs if pair is not None]
+    first, size = own[0][0], own[0][0].shape[1]
+    plain = all(t.dtype == torch.float32 and t.is_contiguous() for a, b, _ in own for t in (a, b))
+    if not plain or not serves(dtype, first.device.type):
+        down = torch.cat([a for a, _, _ in own]).to(dtype)
+        blocks = torch.cat([(b.t() * scale).to(dtype).flatten() for _, b, scale in own])
+        return Joined(down, blocks, ranks, tuple(widths))
+    down = torch.empty(sum(ranks), size, dtype=dtype)
+    blocks = torch.empty(sum(r * width for r, width in zip(ranks, widths, strict=True)), dtype=dtype)
+    shape, functions = _shape(ranks, tuple(widths), _step(dtype)), _functions(dtype)
+    assert functions is not None
+    functions["low_rank_lay_out"](
+        *shape.numbers,
+        size,
+        _pointers([pair and pair[0] for pair in pairs]),
+        _pointers([pair and pair[1] for pair in pairs]),
+        (ctypes.c_float * len(pairs))(*(0.0 if pair is None else pair[2] for pair in pairs)),
+        down.data_ptr(),
+        blocks.data_ptr(),
+    )
+    return Joined(down, blocks, ranks, tuple(widths))
+
+
+class _Shape(NamedTuple):
+    """An adapter's ranks and outputs as the kernels take them, and its panels."""
+
+    numbers: tuple[int, Any, Any]
+    """layers, the first rank and the first output of each"""
+    places: Any
+    """where each panel begins"""
+    size: int
+    """numbers of all panels"""
+
+
+@lru_cache(maxsize=256)
+def _shape(ranks: tuple[int, ...], widths: tuple[int, ...], step: int) -> _Shape:
+    """`step`: ranks are taken by so many."""
+    firsts, columns = (0, *accumulate(ranks)), (0, *accumulate(widths))
+    sizes = []
+    for column in range(0, columns[-1], PANEL):
+        layers = [n for n in range(len(widths)) if columns[n] < column + PANEL and columns[n + 1] > column]
+        begin, end = firsts[layers[0]] // step * step, -(-firsts[layers[-1] + 1] // step) * step
+        sizes.append((end - begin) * PANEL)
+    places = (0, *accumulate(sizes))
+    return _Shape((len(widths), _integers(firsts), _integers(columns)), _integers(places), places[-1])
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _step(dtype: torch.dtype) -> int:
+    """Ranks that products in panels take at a time."""
+    return 2 if dtype == torch.bfloat16 else 1
 
 
 def in_panels(up: Tensor) -> Tensor:
     """`[r, out]` as `[panels, r, 48]`, in bfloat16 `[panels, r / 2, 48, 2]`; zeros at the end and for an odd r."""
-    step = 2 if up.dtype == torch.bfloat16 else 1
+    step = _step(up.dtype)
     whole = functional.pad(up, (0, -up.shape[1] % PANEL, 0, -len(up) % step))
     return whole.reshape(len(whole) // step, step, -1, PANEL).permute(2, 0, 3, 1).contiguous()
 
@@ -126,8 +187,11 @@ class LowRank:
             *_starts(tuple(own and own.ranks for own in adapters), self.widths),
             None if given else _pointers([own.down if own else None for own in adapters]),
             # Products in panels do not read it, and gradients are taken of what was not given.
-            None if given and panels else _pointers([own.up if own else None for own in adapters]),
+            None if given and panels else _pointers([own.blocks if own else None for own in adapters]),
             _pointers([own.panels if own else None for own in adapters]) if panels else None,
+            _panel_places(tuple(own and (own.ranks, own.widths) for own in adapters), _step(numbers.dtype))
+            if panels
+            else None,
         )
         places = (None if array is None else ctypes.addressof(array) for array in self._held)
         stops = ctypes.addressof(segments.stops)
@@ -206,7 +270,17 @@ def _starts(adapters: tuple[tuple[int, ...] | None, ...], widths: tuple[int, ...
     none = (0,) * (len(widths) + 1)
     ranks = [r for own in adapters for r in ((0, *accumulate(own)) if own else none)]
     columns = (0, *accumulate(widths))
-    return (ctypes.c_int64 * len(ranks))(*ranks), (ctypes.c_int64 * len(columns))(*columns)
+    return _integers(ranks), _integers(columns)
+
+
+@lru_cache(maxsize=1024)
+def _panel_places(adapters: tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...], step: int) -> Any:
+    """Where each panel begins, by segment, as the kernels take it."""
+    # Those of an adapter are kept by `_shape`, and here too, for as long as their addresses are.
+    each = [None if own is None else _shape(*own, step).places for own in adapters]
+    array = _places([None if places is None else ctypes.addressof(places) for places in each])
+    array.held = each
+    return array
 
 
 def columns_for(adapters: Iterable[Joined | None]) -> int:
@@ -223,7 +297,10 @@ def serves(dtype: torch.dtype, device: str) -> bool:
 class _Table(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_long) for name in ("segments", "layers")),
-        *((name, ctypes.c_void_p) for name in ("stops", "ranks", "columns", "down", "up", "up_panels", "numbers")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("stops", "ranks", "columns", "down", "up", "up_panels", "places", "numbers")
+        ),
         ("ld", ctypes.c_long),
     )
 
@@ -238,6 +315,8 @@ def _places(addresses: Sequence[int | None]) -> Any:
 
 _P, _L, _I = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
+    "low_rank_lay_out": (_L, _P, _P, _L, _P, _P, _P, _P, _P),
+    "low_rank_panels": (_L, _P, _P, _P, _P),
     "low_rank_down": (_P, _L, _L, _P, _I),
     "low_rank_up": (_P, _P, _L, _I),
     "low_rank_backward": (_P, _L, _P, _L, _L, _P, _L, _P, _P, ctypes.c_char_p, _P, _P, _P, _P, _L, _I),

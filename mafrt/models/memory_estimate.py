@@ -159,9 +159,8 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
     if copies and use.kernels:
-        # Joined with those of the layer's neighbours, with zeros between their blocks, and the same in panels; the
-        # sampler has no copy of its own.
-        each += 3 * number - (number if use.rows else 0)
+        # Joined with those of the layer's neighbours, and the same in panels; the sampler has no copy of its own.
+        each += 2 * number - (number if use.rows else 0)
     elif copies:
         each += 2 * number  # joined for passes that record nothing
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them

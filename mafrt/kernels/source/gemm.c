@@ -6,7 +6,6 @@
  * first three tiles: with 32 rows that is 5% of the time. */
 #include "low_rank.h"
 
-#define PANEL 48
 #define ROWS 8
 #define LINE 64 /* bytes of the cache */
 #define BLOCK_ROWS 240 /* whose inputs stay in the second cache while all panels pass */
@@ -86,10 +85,9 @@ INLINE void step_bf16(int rows, int columns, const bf16 *x, long ldx, const bf16
         for (long stop; r < last; s++, r = stop) {                                                                     \
             stop = low->stops[s] < last ? low->stops[s] : last;                                                        \
             const int64_t *ranks = low->ranks + s * (low->layers + 1);                                                 \
-            long all = (ranks[low->layers] + STEP - 1) / STEP * STEP, begin = ranks[from] / STEP * STEP;               \
-            long end = (ranks[to] + STEP - 1) / STEP * STEP;                                                           \
+            long begin = ranks[from] / STEP * STEP, end = (ranks[to] + STEP - 1) / STEP * STEP;                        \
             if (begin < end && r < stop) {                                                                             \
-                const T *up = (const T *)low->up_panels[s] + p * PANEL * all + begin * PANEL;                          \
+                const T *up = (const T *)low->up_panels[s] + low->places[s][p];                                        \
                 if (tile)                                                                                              \
                     tile_of_##T((int)(stop - r), columns, (const T *)low->numbers + r * low->ld + begin, low->ld,      \
                                 end - begin, up, 1, tile, NULL, 0);                                                    \

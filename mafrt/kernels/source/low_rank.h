@@ -2,6 +2,8 @@
 #pragma once
 #include "vectors.h"
 
+#define PANEL 48 /* outputs of a panel */
+
 /* Rows stops[s - 1] to stops[s] are segment s, all of one adapter, or of none with 0 ranks. The outputs are those of
  * one or several layers that share their input: layer l has the outputs columns[l] to columns[l + 1] and, of the
  * adapter of segment s, the ranks ranks[s][l] to ranks[s][l + 1]. */
@@ -11,8 +13,9 @@ typedef struct {
     const int64_t *ranks;         /* [segments][layers + 1] */
     const int64_t *columns;       /* [layers + 1] */
     const void *const *down;      /* [segments]: A [ranks][in] */
-    const void *const *up;        /* [segments]: B^T [ranks][outputs], scaled, 0 where a rank is another layer's */
-    const void *const *up_panels; /* the same in panels, see gemm.c */
+    const void *const *up;        /* [segments]: B^T [ranks][outputs] of each layer, scaled, one behind the other */
+    const void *const *up_panels; /* the same in panels, see `low_rank_panels` */
+    const int64_t *const *places; /* [segments][panels]: where each panel begins */
     void *numbers;                /* [rows][ld]: x A^T; in bfloat16 with a 0 behind an odd number of ranks */
     long ld;
 } LowRank;

@@ -1,5 +1,48 @@
 /* Included once for each number format: T, and OF(name) for the functions of that format. */
 
+/* An adapter's weights as they are read here. a, b: [layers] A [ranks][size] and B [outputs][ranks]; scales: [layers];
+ * down: A of all layers; up: B^T of each layer, scaled, one behind the other. */
+void OF(low_rank_lay_out)(long layers, const int64_t *ranks, const int64_t *columns, long size, const float *const *a,
+                          const float *const *b, const float *scales, T *down, T *up) {
+    for (long l = 0; l < layers; l++) {
+        long n = ranks[l + 1] - ranks[l], width = columns[l + 1] - columns[l];
+        for (long i = 0; i < n * size; i += LANES, down += LANES)
+            OF(store_some)(down, load_some_f32(a[l] + i, n * size - i), n * size - i);
+        down += n * size - (n * size + LANES - 1) / LANES * LANES;
+        for (long q = 0; q < n; q++, up += width)
+            for (long c = 0; c < width; c += LANES) {
+                float turned[LANES] = {0};
+                for (long i = 0; i < LANES && c + i < width; i++) turned[i] = b[l][(c + i) * n + q] * scales[l];
+                OF(store_some)(up + c, load_f32(turned), width - c);
+            }
+    }
+}
+
+/* up, as of `low_rank_lay_out`, in panels of PANEL outputs. Each has the ranks of the layers to which its outputs
+ * belong, with zeros where a rank is another layer's, at the end of the outputs, and for a rank without its pair.
+ * to: the panels one behind the other; for bfloat16 [ranks / 2][PANEL][2]. */
+void OF(low_rank_panels)(long layers, const int64_t *ranks, const int64_t *columns, const T *up, T *to) {
+    const long step = 1 + OF(PAIRED);
+    for (long column = 0, width = columns[layers], from = 0; column < width; column += PANEL) {
+        long last = least(column + PANEL, width), to_layer;
+        for (; columns[from + 1] <= column; from++)
+            up += (ranks[from + 1] - ranks[from]) * (columns[from + 1] - columns[from]);
+        for (to_layer = from; columns[to_layer] < last; to_layer++) {}
+        long begin = ranks[from] / step * step, end = (ranks[to_layer] + step - 1) / step * step;
+        memset(to, 0, (end - begin) * PANEL * sizeof(T));
+        const T *own = up;
+        for (long l = from; l < to_layer; l++) {
+            long outputs = columns[l + 1] - columns[l], stop = least(last, columns[l + 1]);
+            for (long q = ranks[l]; q < ranks[l + 1]; q++, own += outputs) {
+                T *line = to + (q - begin) / step * PANEL * step + (q - begin) % step;
+                for (long c = column > columns[l] ? column : columns[l]; c < stop; c++)
+                    line[(c - column) * step] = own[c - columns[l]];
+            }
+        }
+        to += (end - begin) * PANEL;
+    }
+}
+
 /* to[i][q] = sum over c < size of x[i][c] w[q][c], with a constant number of rows and ranks. What lies at `next` as the
  * weights do comes into the cache; NULL: nothing. */
 INLINE void OF(dots_tile)(int rows, int ranks, const T *x, long ldx, const T *w, long ldw, long size, const T *next,
@@ -81,10 +124,11 @@ void OF(low_rank_down)(const T *x, long ldx, long size, const LowRank *low, int 
 
 /* out[i] += numbers[i] up, a constant number of rows. */
 INLINE void OF(up_tile)(int rows, const LowRank *low, long s, long first, T *out, long ldo) {
-    long width = low->columns[low->layers];
+    const T *up = low->up[s];
     const int64_t *ranks = low->ranks + s * (low->layers + 1);
     const T *numbers = (const T *)low->numbers + first * low->ld;
     for (long l = 0; l < low->layers; l++) {
+        long width = low->columns[l + 1] - low->columns[l];
         if (ranks[l] == ranks[l + 1]) continue;
         for (long c = low->columns[l]; c < low->columns[l + 1]; c += LANES) {
             long n = low->columns[l + 1] - c;
@@ -93,13 +137,14 @@ INLINE void OF(up_tile)(int rows, const LowRank *low, long s, long first, T *out
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) acc[i] = OF(load_some)(to + i * ldo, n);
             for (long q = ranks[l]; q < ranks[l + 1]; q++) {
-                v16 w = OF(load_some)((const T *)low->up[s] + q * width + c, n);
+                v16 w = OF(load_some)(up + (q - ranks[l]) * width + c - low->columns[l], n);
 #pragma GCC unroll 4
                 for (int i = 0; i < rows; i++) acc[i] += same(OF(from)(numbers[i * low->ld + q])) * w;
             }
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) OF(store_some)(to + i * ldo, acc[i], n);
         }
+        up += (ranks[l + 1] - ranks[l]) * width;
     }
 }
 
@@ -266,11 +311,12 @@ void OF(low_rank_backward)(const T *grad, long ldg, const T *x, long ldx, long s
                 T *numbers = (T *)low->numbers + r * ld;
 #pragma omp for
                 for (long i = 0; i < n; i += DOTS) {
+                    const T *up = low->up[s];
                     for (long l = 0; l < layers; l++) {
-                        long c = low->columns[l], q = ranks[l];
-                        OF(dots)(least(n - i, DOTS), ranks[l + 1] - q, grad + (r + i) * ldg + c, ldg,
-                                 (const T *)low->up[s] + q * width + c, width, low->columns[l + 1] - c, NULL,
-                                 numbers + i * ld + q, ld);
+                        long c = low->columns[l], q = ranks[l], own = low->columns[l + 1] - c;
+                        OF(dots)(least(n - i, DOTS), ranks[l + 1] - q, grad + (r + i) * ldg + c, ldg, up, own, own,
+                                 NULL, numbers + i * ld + q, ld);
+                        up += (ranks[l + 1] - q) * own;
                     }
                     OF(even)(low, all, r + i, r + least(i + DOTS, n));
                 }
