@@ -98,6 +98,8 @@ TABLES = {
         "rows",
         _columns(
             ("K", "K", _PLAIN),
+            ("answers", "answers", _PLAIN),
+            ("distinct", "distinct", _PLAIN),
             ("ours, s", "ours_s", _SHORT),
             ("play", "play_s", _SHORT),
             ("learn", "learn_s", _SHORT),

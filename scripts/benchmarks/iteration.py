@@ -180,12 +180,15 @@ def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
             times[rival].append((ours if rival == "ours" else trl).step())
         times["play"].append(ours.play)
     trl.close()
+    said = [(turn.agent, *turn.prompt_ids, *turn.action_ids) for e in ours.batch.episodes for turn in e.turns]
     limit = _flop(ours) / roofline.measure(args.device, ours.base.model.dtype, small=True).flop_s
     # TRL trains one adapter at a time, so a team of K takes K of its steps.
     whole = [count * seconds for seconds in times["trl"]]
     middle = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
     return {
         "K": count,
+        "answers": len(said),
+        "distinct": len(set(said)),
         "ours_s": round(middle["ours"], 3),
         "play_s": round(middle["play"], 3),
         "learn_s": round(middle["ours"] - middle["play"], 3),
@@ -200,9 +203,14 @@ def _flop(ours: Ours) -> float:
     shape = shape_of(ours.base.config.to_dict())
     turns = [turn for episode in ours.batch.episodes for turn in episode.turns]
     prompts = sum(len(ids) for _, ids in {(turn.agent, tuple(turn.prompt_ids)) for turn in turns})
-    answers = sum(len(turn.action_ids) for turn in turns)
-    # Forward in play, forward and backward in learning: the base is frozen, so no gradients of weights.
-    return 3 * 2.0 * (shape.block_weights * (prompts + answers) + shape.vocabulary * shape.hidden * answers)
+    said = [(turn.agent, tuple(turn.prompt_ids), tuple(turn.action_ids)) for turn in turns]
+
+    def forward(answers: int) -> float:
+        return 2.0 * (shape.block_weights * (prompts + answers) + shape.vocabulary * shape.hidden * answers)
+
+    # Play samples every answer; learning reads equal ones once, forward and backward: the base is frozen, so there are
+    # no gradients of weights.
+    return forward(sum(len(own[2]) for own in said)) + 2 * forward(sum(len(own[2]) for own in set(said)))
 
 
 def _problems(count: int) -> list[str]:
