@@ -14,6 +14,7 @@ from test_learner import make_learner, make_turns
 from mafrt.training.base_pass import base_pass
 from mafrt.training.batch import collate, micro_batches, split
 from mafrt.training.joined_turns import join
+from mafrt.training.token_scores import token_scores
 
 AGENTS = ("ann", "bob")
 LIKE = make_turns(1)[0]
@@ -155,3 +156,38 @@ def test_collation_keeps_the_order_of_turns():
     assert batch.turn.tolist() == [n for n, turn in enumerate(turns) for _ in turn.action_ids]
     flat = batch.input_ids.flatten()
     assert torch.equal(flat[batch.predict + 1], batch.targets)
+
+
+def test_equal_answers_go_through_the_head_once(monkeypatch):
+    """Two agents on one adapter sample at different temperatures, so theirs are apart."""
+    base = tiny_base()
+    add_random_adapter(base, "both", 3, 8.0, ALL, seed=1)
+    prompt, answer = list(range(10, 34)), [40, 41, 42]
+    turns = [turn(agent, prompt, answer) for agent in ("ann", "ann", "bob", "ann")]
+    turns.append(turn("ann", prompt, [40, 41, 60, 61]))
+    temperatures, weight = {"ann": 1.0, "bob": 0.5}, torch.linspace(-1, 2, 16)
+    rows, original = [], base.token_logprobs
+
+    def token_logprobs(hidden, targets, **settings):
+        rows.append(len(hidden))
+        return original(hidden, targets, **settings)
+
+    monkeypatch.setattr(base, "token_logprobs", token_logprobs)
+
+    def scored(groups):
+        for parameter in base.adapter_parameters("both"):
+            parameter.grad = None
+        found = []
+        for group in groups:
+            batch = collate(group, lambda _: 0, 0, torch.device("cpu"))
+            states = base.forward(batch.input_ids, batch.attention_mask, batch.adapter_index).flatten(0, 1)
+            found.append(torch.stack(token_scores(base, batch, states, temperatures)))
+        whole = torch.cat(found, 1)
+        (whole[0] * weight + 0.1 * whole[1] * weight.flip(0)).sum().backward()
+        return whole.detach(), [p.grad.clone() for p in base.adapter_parameters("both")]
+
+    (ours, grads), (theirs, expected) = scored([turns]), scored([[one] for one in turns])
+    assert rows[0] == 3 + 3 + 4 and rows[1:] == [3, 3, 3, 3, 4]
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for mine, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-5 * float(other.abs().max()) + 1e-8, rtol=1e-4)

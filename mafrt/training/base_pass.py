@@ -10,6 +10,7 @@ from torch import Tensor
 from mafrt.core.distributed import Processes
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, collate, micro_batches
+from mafrt.training.token_scores import token_scores
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -35,8 +36,7 @@ def base_pass(
         states = base.forward(batch.input_ids, batch.attention_mask if base.packs else None, batch.adapter_index)
         states = states.reshape(-1, states.shape[-1])
         if temperatures is not None:  # also for a dummy: the head may be sharded, which makes this call collective
-            temperature = batch.gather([[temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
-            logprobs, _ = base.token_logprobs(states[batch.predict], batch.targets, temperature=temperature)
+            logprobs, _ = token_scores(base, batch, states, temperatures)
             for row, ref_logprobs in zip(part.rows, batch.scatter(logprobs), strict=True):
                 rows[row].ref_logprobs = ref_logprobs
         if not part.dummy:

@@ -31,6 +31,7 @@ from mafrt.training.optimizer_steps import make_optimizer_steps
 from mafrt.training.optimizers import learn_settings
 from mafrt.training.policy_objective import Loss, LossBatch, LossDenominators, Objective, PolicyLoss
 from mafrt.training.step_control import has_signal, probe, scaled_rates, shrink, step_kl, zero_means_no_gradient
+from mafrt.training.token_scores import token_scores
 from mafrt.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
@@ -341,11 +342,8 @@ class Learner:
         # row's last token, after which nothing is predicted.
         mask = functional.pad(batch.attention_mask[:, 1:], (0, 1)) if self.base.packs else None
         states = self.base.forward(batch.input_ids, mask, batch.adapter_index, train=train)
-        rows = states.reshape(-1, states.shape[-1])[batch.predict]
-        temperature = batch.gather([[self.temperatures[turn.agent]] * len(turn.action_ids) for turn in batch.turns])
-        return self.base.token_logprobs(
-            rows, batch.targets, temperature=temperature, entropy_grad=self.objective.uses_entropy
-        )
+        states = states.reshape(-1, states.shape[-1])
+        return token_scores(self.base, batch, states, self.temperatures, entropy_grad=self.objective.uses_entropy)
 
     def _collate(self, turns: Sequence[Turn], adapter_of: Mapping[str, str]) -> Batch:
         index = {agent: self.base.adapter_index(name) for agent, name in adapter_of.items()}
