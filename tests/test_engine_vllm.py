@@ -207,7 +207,7 @@ def test_no_update_is_ever_answered_from_before(base, engine):
     ask = [Request(long, name, WARM, seed=3) for name in RANKS]
 
     def from_the_cache() -> list[int]:
-        parcels = engine._hand_over(ask)
+        parcels = engine.hand_over(ask)
         outputs = engine._llm.generate(
             [{"prompt_token_ids": long}] * 3,
             [engine._sampling(request) for request in ask],

@@ -117,7 +117,6 @@ class VllmEngine:
         check_requests(self.base, self.window, requests)
         if not requests:
             return []
-        self._wake()
         parcels = self.hand_over(requests)
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
         sampling = [self._sampling(request) for request in requests]
@@ -148,6 +147,7 @@ class VllmEngine:
 
         `generate` does so by itself.
         """
+        self._wake()
         parcels, replaced = self._handover.parcels(request.adapter for request in requests)
         # Old versions leave first, since the new ones need their places.
         for parcel in replaced:
