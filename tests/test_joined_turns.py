@@ -55,7 +55,7 @@ def test_every_turn_is_in_the_row_of_one_that_continues_it():
             )
             for _ in range(rng.randint(1, 12))
         ]
-        rows = join(some, lambda turn: turn.agent)
+        rows = join(some, [turn.agent for turn in some])
         assert sorted(n for row in rows for n in row) == list(range(len(some)))
         for row in rows:
             last = some[row[-1]]
@@ -126,7 +126,7 @@ def test_agents_that_act_on_their_own_words_only_are_not_joined():
     base = scoped_base()
     learner, turns = make_learner(base), conversations()
     assert len(learner._collate(turns, learner.adapter_of).input_ids) == len(turns)
-    assert sum(len(group) for group in split(turns, 40, joins=False)) == len(turns)
+    assert sum(len(group) for group in split(turns, 40, [[n] for n in range(len(turns))])) == len(turns)
     largest = max(len(part.rows) for part in micro_batches(turns, 40, base))
     assert largest < max(len(part.rows) for part in micro_batches(turns, 40, tiny_base()))
 
@@ -134,7 +134,7 @@ def test_agents_that_act_on_their_own_words_only_are_not_joined():
 @pytest.mark.parametrize("packs", [True, False])
 def test_micro_batches_hold_whole_rows_and_count_them_once(packs):
     turns = conversations(samples=3, turns=4)
-    rows = join(turns, lambda turn: turn.agent)
+    rows = join(turns, [turn.agent for turn in turns])
     assert len(rows) == 6
     longest = max(len(whole(turns[row[-1]])) for row in rows)
     for most in (longest, 2 * longest, 10**4):

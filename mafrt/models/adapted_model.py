@@ -212,9 +212,7 @@ class AdaptedModel:
 
     def finite(self, name: str) -> bool:
         """Whether all weights of an adapter are finite."""
-        # Both extremes are NaN where any weight is.
-        low, high = peft_format.flat(self.adapter_parameters(name)).aminmax()
-        return bool(low.isfinite() & high.isfinite())
+        return peft_format.finite(self.adapter_files(name))
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
         """Read a PEFT folder: into the adapter of that name if it was added, else as an adapter of its own shape.

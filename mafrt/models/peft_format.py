@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class PeftFiles:
 
         Args:
             shape: of the adapter.
-            layers: its parameters, in float32; they stay the same objects.
+            layers: its parameters; they stay the same objects.
             base_name: name or path of the base, recorded in the configuration.
             linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
         """
@@ -155,8 +155,9 @@ class PeftFiles:
         return cls(_config(shape, base_name, linear_paths), content[:begin], tuple(own[key] for key in order))
 
     def contents(self) -> dict[str, bytes]:
-        """Each file by its name, with the weights as they are now."""
-        weights = flat(self.parameters).cpu().numpy()
+        """Each file by its name, with the weights as they are now, in float32."""
+        # One copy by torch's own call, since one for each of some hundred small tensors takes longer than their bytes.
+        weights = _flatten_dense_tensors([p.detach() for p in self.parameters]).float().cpu().numpy()
         return {WEIGHTS: b"".join((self.header, weights.data)), CONFIG: self.config}
 
     def save(self, folder: Path) -> None:
@@ -166,12 +167,6 @@ class PeftFiles:
             temporary = folder / f"{name}.tmp"
             temporary.write_bytes(content)
             os.replace(temporary, folder / name)
-
-
-def flat(parameters: Iterable[Tensor]) -> Tensor:
-    """A copy of all weights in one row."""
-    # Torch's own, since a call for each of some hundred small tensors takes longer than their bytes.
-    return _flatten_dense_tensors([p.detach() for p in parameters])
 
 
 def finite(files: Mapping[str, bytes]) -> bool:

@@ -73,8 +73,8 @@ def collate(
 
     `active_from` gives the position of the first token on which a turn's adapter acts (`SharedBase.active_from`).
     """
-    starts = {id(turn): active_from(turn) for turn in turns}
-    joined = join(turns, lambda turn: (adapter_index(turn), starts[id(turn)]))
+    owners = [(adapter_index(turn), active_from(turn)) for turn in turns]
+    joined = join(turns, owners)
     lengths = [_length(turns[own[-1]]) for own in joined]
     width = max(lengths)
     row_of = {turn: row for row, own in enumerate(joined) for turn in own}
@@ -89,16 +89,14 @@ def collate(
         predict += range(first, first + len(turn.action_ids))
         targets += turn.action_ids
         number += [index] * len(turn.action_ids)
-    rows = [turns[own[-1]] for own in joined]
-    owners = torch.tensor([adapter_index(turn) for turn in rows])
-    first_active = torch.tensor([starts[id(turn)] for turn in rows])
-    if bool(first_active.any()):
-        owners = torch.where(torch.arange(width) < first_active.unsqueeze(1), -1, owners.unsqueeze(1))
+    adapters, starts = torch.tensor([owners[own[-1]] for own in joined]).unbind(1)
+    if bool(starts.any()):
+        adapters = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, adapters.unsqueeze(1))
     return Batch(
         turns=list(turns),
-        input_ids=integers(ids).view(len(rows), width).to(device),
+        input_ids=integers(ids).view(len(joined), width).to(device),
         attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
-        adapter_index=owners,
+        adapter_index=adapters,
         predict=integers(predict).to(device),
         targets=integers(targets).to(device),
         turn=integers(number).to(device),
@@ -115,34 +113,27 @@ class MicroBatch(NamedTuple):
 
 
 def split(
-    turns: Sequence[Turn],
-    max_tokens: int,
-    rows: Iterable[int] | None = None,
-    *,
-    packs: bool = False,
-    joins: bool = True,
+    turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]] | None = None, *, packs: bool = False
 ) -> list[list[int]]:
     """Group turns, at most `max_tokens` (or a single row) per group.
 
     Args:
         turns: the batch.
         max_tokens: that are computed for a group.
-        rows: indices of the turns to group; None: all.
+        rows: to group: indices of the turns that a row has, the longest last; None: all, those of an agent that
+            continue one another in one row (`joined_turns.py`).
         packs: whether a pass leaves out padding and computes the prompt of several turns once; otherwise every row
             counts as long as the longest of its group.
-        joins: whether turns of an agent that continue one another are one row (`joined_turns.py`).
 
     Returns:
         Groups of indices into `turns`: those of one prompt follow one another, or the shortest rows come first.
     """
-    own = _rows(turns, rows, joins)
-    return _by_prompt(turns, max_tokens, own) if packs else _by_width(turns, max_tokens, own)
+    rows = _of_agents(turns) if rows is None else rows
+    return _by_prompt(turns, max_tokens, rows) if packs else _by_width(turns, max_tokens, rows)
 
 
-def _rows(turns: Sequence[Turn], rows: Iterable[int] | None, joins: bool) -> list[list[int]]:
-    if joins:
-        return join(turns, lambda turn: turn.agent, rows)
-    return [[row] for row in (range(len(turns)) if rows is None else rows)]
+def _of_agents(turns: Sequence[Turn]) -> list[list[int]]:
+    return join(turns, [turn.agent for turn in turns])
 
 
 def _by_width(turns: Sequence[Turn], max_tokens: int, rows: Sequence[list[int]]) -> list[list[int]]:
@@ -202,11 +193,10 @@ def micro_batches(turns: Sequence[Turn], max_tokens: int, base: SharedBase) -> l
     append dummy ones.
     """
     # An adapter of scope `action` has read each turn's prompt as the base does, its own earlier answers too.
-    joins = not base.activated
-    own = None
+    rows = [[turn] for turn in range(len(turns))] if base.activated else _of_agents(turns)
     if base.processes.size > 1:
-        own = [turn for row in base.processes.share(by_length(turns, _rows(turns, None, joins))) for turn in row]
-    parts = [MicroBatch(rows) for rows in split(turns, max_tokens, own, packs=base.packs, joins=joins)]
+        rows = base.processes.share(by_length(turns, rows))
+    parts = [MicroBatch(own) for own in split(turns, max_tokens, rows, packs=base.packs)]
     if base.sharded and turns:
         parts += [MicroBatch([0], dummy=True)] * (base.processes.most(len(parts)) - len(parts))
     return parts

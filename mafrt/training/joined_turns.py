@@ -7,30 +7,27 @@ cost their last row and not the sum of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mafrt.core.types import Turn
 
 
-def join(turns: Sequence[Turn], owner: Callable[[Turn], Any], rows: Iterable[int] | None = None) -> list[list[int]]:
+def join(turns: Sequence[Turn], owners: Sequence[Any]) -> list[list[int]]:
     """Which turns share a row.
 
     Args:
         turns: a batch.
-        owner: what turns of one row have in common, such as the adapter; comparable with `<`.
-        rows: indices of the turns to join; None: all.
+        owners: of each what turns of one row have in common, such as the adapter; comparable with `<`.
 
     Returns:
         Per row indices into `turns`, the shortest first; the last one has the row's tokens. In the order of these.
     """
-    numbers = range(len(turns)) if rows is None else rows
-    tokens = {n: (*turns[n].prompt_ids, *turns[n].action_ids) for n in numbers}
-    owners = {n: owner(turns[n]) for n in tokens}
+    tokens = [(*turn.prompt_ids, *turn.action_ids) for turn in turns]
     joined: list[list[int]] = []
     after: int | None = None
     # In lexical order a sequence is followed by those that begin with it.
-    for n in sorted(tokens, key=lambda n: (owners[n], tokens[n], n), reverse=True):
+    for n in sorted(range(len(turns)), key=lambda n: (owners[n], tokens[n], n), reverse=True):
         begins = after is not None and owners[after] == owners[n] and tokens[after][: len(tokens[n])] == tokens[n]
         if begins:
             joined[-1].append(n)

@@ -6,7 +6,6 @@ cannot serve the next.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -121,10 +120,7 @@ class Handover:
     def forget(self, parcel: Parcel) -> None:
         """Remove the folder of a version that no engine holds any more."""
         if all(parcel.name != current.name for _, current in self._current.values()):
-            with contextlib.suppress(OSError):
-                for file in (CONFIG, WEIGHTS):
-                    (parcel.path / file).unlink(missing_ok=True)
-                parcel.path.rmdir()
+            shutil.rmtree(parcel.path, ignore_errors=True)
 
     def close(self) -> None:
         """Remove everything that was written."""
