@@ -154,11 +154,8 @@ TABLES = {
             ("load, ms", "load_base_s", _median_ms),
             ("resume, ms", "resume_s", _median_ms),
             ("save, ms", "save_s", _median_ms),
-            ("hand over, ms", "hand_over_s", _median_ms),
-            ("iteration, ms", "iteration_s", _median_ms),
             ("cold resume / load", "cold_resume/cold_load", _ratio),
             ("resume / load", "resume/load_base", _ratio),
-            ("hand over / iteration", "hand_over/iteration", _ratio),
         ),
     ),
     "handover": Table(

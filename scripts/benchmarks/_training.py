@@ -12,7 +12,6 @@ from mafrt.config.agent import LoraSpec
 from mafrt.config.train_config import LearnConfig
 from mafrt.core import atomic_files
 from mafrt.core.types import Completion, Request, SamplingParams
-from mafrt.engines import Engine
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
 from mafrt.storage import checkpoint, load_path
@@ -48,10 +47,10 @@ class Training:
         names = self.names
         return [Request(p, names[row % len(names)], asked, seed=row) for row, p in enumerate(prompts.tolist())]
 
-    def iterate(self, engine: Engine | None = None) -> None:
-        """Sample answers, with this engine or on the base itself, and make one step towards them."""
+    def iterate(self) -> None:
+        """Sample answers on the base itself, and make one step towards them."""
         requests = self.requests()
-        self.learn(requests, (engine or LocalEngine(self.base, eos_ids=())).generate(requests))
+        self.learn(requests, LocalEngine(self.base, eos_ids=()).generate(requests))
 
     def learn(self, requests: Sequence[Request], answers: Sequence[Completion]) -> None:
         """One optimizer step of every adapter towards the answers."""

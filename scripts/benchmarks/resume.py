@@ -1,17 +1,14 @@
-"""Seconds to save and to load a checkpoint, and to hand adapters over to an engine in another process.
+"""Seconds to save and to load a checkpoint.
 
 - `load_base`: the base and fresh adapters, as a new run begins;
 - `resume`: the same, then a checkpoint's adapters and optimizer states, all files verified by their hashes;
 - `cold_load`, `cold_resume`: these two in a process of their own, from its start on;
-- `save`: a checkpoint of all adapters and optimizer states, written durably;
-- `hand_over`: changed adapters as PEFT folders in memory, as vLLM gets them after every update, and the end of those
-  that they replace;
-- `iteration`: sampling, a gradient and an optimizer step, as the measure for the hand-over.
+- `save`: a checkpoint of all adapters and optimizer states, written durably.
 
 Before timing, a resumed run's weights and optimizer states, and its weights after one more step, must equal those of
-the uninterrupted run bit for bit, and what was handed over must be the adapters.
+the uninterrupted run bit for bit. Adapters for another engine have a benchmark of their own (`handover`).
 
-Bars: `cold_resume` takes at most 1.5 times `cold_load`; `hand_over` at most 5% of an iteration.
+Bar: `cold_resume` takes at most 1.5 times `cold_load`.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from typing import Any
 
 import torch
 
-from mafrt.engines.vllm.adapter_sync import Handover
 from mafrt.scripts.benchmarks import _measure
 from mafrt.scripts.benchmarks._measure import positive
 from mafrt.scripts.benchmarks._tables import table
@@ -54,7 +50,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "rows": rows,
         "bars": {
             "cold resume <= 1.5 cold load": all(row["cold_resume/cold_load"]["median"] <= 1.5 for row in rows),
-            "hand_over <= .05 iteration": all(row["hand_over/iteration"]["median"] <= 0.05 for row in rows),
         },
     }
 
@@ -65,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="teaching-base", help="name or folder of the base")
     parser.add_argument("--folder", help="where checkpoints are written; default: the system's folder for such files")
     parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
-    parser.add_argument("--rows", type=positive, default=32, help="answers of the iteration")
+    parser.add_argument("--rows", type=positive, default=32, help="answers of the iteration before it")
     parser.add_argument("--tokens", type=positive, default=32, help="tokens of its prompts, and of its answers")
     parser.add_argument("--rounds", type=positive, default=5, help="timed rounds")
     parser.add_argument("--threads", type=positive, default=1, help="torch threads")
@@ -83,31 +78,17 @@ def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str
     saved = training.save(folder, 1)
     _check(args, training, saved)
     number = iter(range(2, 10**6))
-    handover = Handover(training.base)
 
     def resume() -> None:
         _training(args, count).restore(saved)
-
-    def hand_over() -> None:
-        for name in training.names:
-            with torch.no_grad():
-                training.base.adapter_parameters(name)[0].mul_(1.0001)  # other bytes, as after an update
-            training.base.bump(name)
-        for old in handover.parcels(training.names)[1]:
-            handover.forget(old)
 
     rivals: dict[str, Callable[[], object]] = {
         "load_base": lambda: _training(args, count),
         "resume": resume,
         # Checkpoint 1 is written elsewhere, so that it is not thinned out.
         "save": lambda: training.save(folder / "timed", next(number)),
-        "hand_over": hand_over,
-        "iteration": training.iterate,
     }
-    try:
-        times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock)
-    finally:
-        handover.close()
+    times = _measure.interleave(rivals, rounds=args.rounds, warmup=1, clock=args.clock)
     cold = {
         "cold_load": lambda: _in_a_process(args, count, None),
         "cold_resume": lambda: _in_a_process(args, count, saved),
@@ -120,7 +101,6 @@ def _measure_one(args: argparse.Namespace, count: int, folder: Path) -> dict[str
         **{f"{name}_s": _measure.quartiles(own) for name, own in times.items()},
         "cold_resume/cold_load": _measure.ratio(times["cold_resume"], times["cold_load"]),
         "resume/load_base": _measure.ratio(times["resume"], times["load_base"]),
-        "hand_over/iteration": _measure.ratio(times["hand_over"], times["iteration"]),
     }
 
 
@@ -143,21 +123,10 @@ def _in_a_process(args: argparse.Namespace, count: int, saved: Path | None) -> N
 
 
 def _check(args: argparse.Namespace, training: Training, saved: Path) -> None:
-    """A resumed run is the same one, also one step later, and the adapters that are handed over are its own."""
+    """A resumed run is the same one, also one step later."""
     resumed = _training(args, len(training.names))
     resumed.restore(saved)
     _same("resumed", resumed, training)
-    handover, other = Handover(training.base), _training(args, len(training.names))
-    try:
-        parcels, _ = handover.parcels(training.names)
-        for name in training.names:
-            other.base.load_adapter(name, parcels[name].path)
-            for ours, theirs in zip(
-                other.base.adapter_parameters(name), training.base.adapter_parameters(name), strict=True
-            ):
-                _measure.agree(f"hand-over of {name}", ours, theirs, tolerance=0.0)
-    finally:
-        handover.close()
     for one in (training, resumed):
         one.iterate()
     _same("one step after resuming", resumed, training)
@@ -169,5 +138,5 @@ def _same(name: str, ours: Training, theirs: Training) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    parts = ("load_base", "resume", "save", "hand_over", "iteration")
+    parts = ("cold_load", "cold_resume", "load_base", "resume", "save")
     return f"K={row['K']:<3} " + "  ".join(f"{part} {row[f'{part}_s']['median'] * 1e3:.0f} ms" for part in parts)
