@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
+from mafrt.environment.registry import REMOTE
+
+_ONE_MORE_SERVER = re.compile(r"(\[[^\]]*\]|[^/@,:]+):\d+(/.*)?")
+"""HOST:PORT, at the end with the environment's name"""
 
 
 class MixedTasks(Env):
@@ -51,11 +57,19 @@ class MixedTasks(Env):
         self.num_tasks = len(self.plan) or None
 
     def _plan(self) -> list[tuple[str, int]]:
-        """(environment, task) of every task of a pass; empty if some environment has no numbered tasks."""
+        """(environment, task) of every task of a pass; empty if some environment has no numbered tasks.
+
+        The environments alternate by their shares, so that the first tasks of a pass are a sample of all of them.
+        """
         sizes = {name: env.num_tasks for name, env in self.envs.items()}
         if not all(sizes.values()):
             return []
-        return repeated({name: size or 0 for name, size in sizes.items()}, self.weights)
+        tasks = repeated({name: size or 0 for name, size in sizes.items()}, self.weights)
+        counts, drawn, places = Counter(name for name, _ in tasks), Counter[str](), []
+        for name, task in tasks:
+            places.append(((drawn[name] + 0.5) / counts[name], name, task))
+            drawn[name] += 1
+        return [(name, task) for _, name, task in sorted(places, key=itemgetter(0))]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -96,7 +110,6 @@ class MixedTasks(Env):
 
 def repeated(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> list[tuple[str, int]]:
     """(set, task) of a pass in which every task occurs, and each set as often as its weight asks for.
-
     `weights`: share of each set, 1 where it is not named; None or empty: every task once.
     """
     shares = {name: weights.get(name, 1.0) if weights else float(size) for name, size in sizes.items()}
@@ -111,10 +124,10 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
         ConfigError: an empty part, a weight that is no number above 0, or two sets of one name.
     """
     sets: dict[str, tuple[str, float | None]] = {}
-    for part in text.split(","):
-        source, at, given = part.strip().partition("@")
+    for part in _parts(text):
+        source, given = _weighted(part.strip())
         try:
-            weight = float(given) if at else None
+            weight = None if given is None else float(given)
         except ValueError:
             weight = math.nan
         if not source or (weight is not None and not (math.isfinite(weight) and weight > 0)):
@@ -124,6 +137,29 @@ def named_sets(text: str) -> dict[str, tuple[str, float | None]]:
             raise ConfigError(f"{text!r} holds two sets called {name!r}; give them different names.")
         sets[name] = (source, weight)
     return sets
+
+
+def is_mixture(text: str) -> bool:
+    """Whether `text` names several environments, or one with a weight, and not one on several servers."""
+    parts = _parts(text)
+    return len(parts) > 1 or _weighted(parts[0])[1] is not None
+
+
+def _parts(text: str) -> list[str]:
+    """`text` at its commas, except for those between the servers of one address, `grpc://a:1,b:2/math`."""
+    parts: list[str] = []
+    for part in text.split(","):
+        if parts and parts[-1].startswith(REMOTE) and _ONE_MORE_SERVER.fullmatch(part.strip()):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def _weighted(part: str) -> tuple[str, str | None]:
+    """`NAME@WEIGHT` in two; None for a part without a weight. An `@` in a path or an address begins none."""
+    source, at, given = part.rpartition("@")
+    return (part, None) if not at or "/" in given or source == REMOTE else (source, given)
 
 
 def weights_of(sets: Mapping[str, tuple[str, float | None]]) -> dict[str, float] | None:

@@ -20,6 +20,7 @@ from mafrt.core.errors import (
     BudgetSpentError,
     CoachError,
     CoachInterruptedError,
+    ConfigError,
     EngineDownError,
     EnvDownError,
     MafrtError,
@@ -159,6 +160,7 @@ class Loop(Generic[B]):
         opened: Callable[[RunDir], None] | None = None,
     ) -> RunSummary:
         """Open the run directory, if there is one, and train in it; `opened` is called with it first."""
+        check_length(self.training.iteration, self.training.iterations)
         self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
         if self._disk is None:
             return self._train(run_dir, None)
@@ -279,6 +281,15 @@ class Loop(Generic[B]):
 
     def _stopping(self) -> bool:
         return stopping(self.stop, self.processes)
+
+
+def check_length(done: int, iterations: int) -> None:
+    """ConfigError if a run that goes on has more iterations behind it than it is to have in all."""
+    if done > iterations:
+        raise ConfigError(
+            f"The run has {done} iterations behind it and iterations is {iterations}; give at least {done}, or go back "
+            "by --load_path RUN/checkpoints/step_... with another --run_dir."
+        )
 
 
 def divides(interval: int, iteration: int) -> bool:

@@ -22,10 +22,12 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_file_writable, is_writable
 from mafrt.engines.checks import check_engine, reach_servers
-from mafrt.environment.registry import make_env
+from mafrt.environment.registry import make_env, takes
+from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
 from mafrt.envs.math import load_tasks
-from mafrt.envs.math.build import evaluation_env, load_sets
+from mafrt.envs.math.build import evaluation_env, load_sets, several
+from mafrt.envs.mixed import MixedTasks, named_sets
 from mafrt.envs.workflows.config import FieldSettings, WorkflowSettings
 from mafrt.rollout.player import Player
 from mafrt.runners import evaluation
@@ -95,6 +97,8 @@ def evaluate(argv: Sequence[str]) -> int:
     # Asked before the model is loaded, so that a wrong address is an error within seconds.
     reach_servers(config.engine, settings["model_name_or_path"])
     # Checked before anything is played: an evaluation of an hour must not end at a file that exists.
+    if "train_limit" in settings.flags:
+        raise ConfigError("train_limit chooses tasks of a training; to play fewer tasks here, give --tasks N.")
     output = _output_file(asked)
     folder = _record_folder(recording.record_dir, overwrite=asked.overwrite)
     env, team = environment(settings, loaded)
@@ -240,22 +244,45 @@ def environment(settings: Settings, loaded: Loadable | None) -> tuple[Env, Team]
         refuse_changes(loaded, _now(prepared, run, settings), accept=settings["accept_changes"])
         return env, prepared.team
     if settings["env"] is not None:
-        # Its three roles are fixed, so that no other profile would fit.
-        default = "profiles/dsbench.json" if settings["env"] == "dsbench" else None
-        kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
-        # Its shipped tasks are split by an argument, and an evaluation is of the held-out ones.
-        if settings["env"] == "dsbench":
-            kwargs.setdefault("split", "eval")
-        env = make_env(settings["env"], **kwargs)
-        if held_out := {**env.unwrapped.held_out, **kwargs}:
-            env = make_env(settings["env"], **held_out)
-        return env, team_for(env, load_team(settings, default), settings["n_agents"])
+        return _named_environment(settings, settings["env"])
     team = load_team(settings, "profiles/quickstart_math.json")
     source = settings["dataset_path"]
     # The shipped records have fields of their own, so fields that are named belong to the user's files.
     fields = {name: settings[name] for name in ("problem_field", "answer_field")} if source is not None else {}
     tasks = load_sets(source, "test", fields) if source is not None else load_tasks(split="test")
     env = evaluation_env({**settings.values, "eval_dataset_path": source}, tasks, team)
+    return env, team_for(env, team, settings["n_agents"])
+
+
+def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
+    """The environment of `--env`, on held-out tasks, with the data and the workflow that are named beside it.
+
+    Raises:
+        ConfigError: a flag that this environment does not take.
+    """
+    # Its three roles are fixed, so that no other profile would fit.
+    team = load_team(settings, "profiles/dsbench.json" if name == "dsbench" else None)
+    kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    for option in ("dataset_path", *describe(FieldSettings), *describe(WorkflowSettings)):
+        if option in settings.given and settings[option] is not None:
+            if not takes(name, option):
+                raise ConfigError(f"The environment {name} takes no {option}; leave --{option} out.")
+            kwargs.setdefault(option, settings[option])
+    if team is not None and takes(name, "team"):
+        kwargs.setdefault("team", team)
+
+    def build(more: Mapping[str, Any]) -> Env:
+        given = {**kwargs, **more}
+        env = make_env(name, **given)
+        held_out = {**env.unwrapped.held_out, **given}
+        return make_env(name, **held_out) if held_out != given else env
+
+    source = kwargs.get("dataset_path")
+    if source is None or not several(source):
+        env = build({})
+    else:
+        sets = {each: build({"dataset_path": path}) for each, (path, _) in named_sets(source).items()}
+        env = session_of(MixedTasks(sets))
     return env, team_for(env, team, settings["n_agents"])
 
 

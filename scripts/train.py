@@ -16,7 +16,7 @@ from mafrt.environment.registry import env_names, make_env, takes
 from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import check_guarded, guarded
-from mafrt.envs.mixed import MixedTasks, named_sets, weights_of
+from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, weights_of
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
@@ -58,7 +58,7 @@ def prepare(settings: Settings) -> PreparedRun:
             f"Name an environment: --env {' or '.join(env_names())}, --env package.module:Class, or a --program."
         )
     team = load_team(settings)
-    if "," in name or "@" in name:
+    if is_mixture(name):
         return prepare_mixture(settings, team, name)
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     if team is not None and takes(name, "team"):

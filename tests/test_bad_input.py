@@ -92,7 +92,7 @@ def test_numbers_of_yaml_are_in_base_ten():
 @pytest.mark.parametrize("flag", ["--tasks", "--k", "--seed", "--baseline_votes", "--max_batch_rows"])
 def test_an_evaluation_that_no_machine_could_play_is_refused(capsys, monkeypatch, flag):
     monkeypatch.setattr(evaluate, "load_base", lambda *_: pytest.fail("the model was loaded"))
-    words = ["--env", "sudoku", flag, "10" * 12]
+    words = ["--env", "sudoku", "--baselines", flag, "10" * 12]
     assert f"{flag[2:]} is 10" in refused(capsys, evaluate.main, *words)
 
 

@@ -249,6 +249,49 @@ def test_env_arguments_come_from_yaml_too(tmp_path):
     assert env_arguments(settings["env_kwargs"], "env_kwargs") == {"size": 4, "b": 1, "names": "a,b"}
 
 
+def test_a_typed_flag_sets_aside_what_answers_the_same_question(tmp_path):
+    """`epochs` of a file or a run is no reason to play more iterations than were typed."""
+    (tmp_path / "a.yaml").write_text("epochs: 2\nload_in_4bit: true\n")
+    settings = train_math.COMMAND.read(["--config", str(tmp_path / "a.yaml"), "--iterations", "3", "--load_in_8bit"])
+    assert (settings["iterations"], settings["epochs"]) == (3, 0)
+    assert settings["load_in_8bit"] and not settings["load_in_4bit"]
+    settings = train_math.COMMAND.read(["--iterations", "3"], below={"epochs": 4, "iterations": 9})
+    assert (settings["iterations"], settings["epochs"]) == (3, 0)
+    settings = train_math.COMMAND.read(["--config", str(tmp_path / "a.yaml")], below={"iterations": 9, "epochs": 0})
+    assert settings["epochs"] == 2
+    # args.yaml of a run holds both, and the typed flag is the one that counts.
+    (tmp_path / "b.yaml").write_text("epochs: 0\niterations: 7\n")
+    assert train_math.COMMAND.read(["--config", str(tmp_path / "b.yaml"), "--epochs", "5"])["epochs"] == 5
+    (tmp_path / "c.yaml").write_text("program: mine.py:run\n")
+    settings = train.COMMAND.read(["--config", str(tmp_path / "c.yaml"), "--env", "sudoku"])
+    assert settings["env"] == "sudoku" and settings["program"] is None
+
+
+@pytest.mark.parametrize("words, needs", [
+    (["--coach_concurrency", "2"], "--coach"),
+    (["--coach_rubric", "math"], "--coach"),
+    (["--vllm_servers", "http://127.0.0.1:1"], "--engine vllm"),
+    (["--gpu_memory_utilization", "0.5"], "--engine vllm"),
+    (["--league_interval", "3"], "--league"),
+    (["--max_rollbacks", "3", "--on_collapse", "warn"], "--on_collapse rollback"),
+    (["--tasks_path", "x.jsonl"], "--program"),
+    (["--program_timeout_s", "3"], "--program"),
+    (["--program", "a.py:run", "--env_kwargs", "a=1"], "--env"),
+])  # fmt: skip
+def test_a_flag_that_would_do_nothing_is_refused(capsys, words, needs):
+    assert f"has no effect without {needs}" in refused(capsys, train.main, *words)
+
+
+def test_a_run_that_has_more_iterations_behind_it_than_asked_for_is_refused(capsys, workdir):
+    short = ["--n_rollout_threads", "2", "--max_new_tokens", "4", "--eval_episodes", "0"]
+    assert train_math.main([*short, "--iterations", "2", "--run_dir", "run"]) == 0
+    capsys.readouterr()
+    assert "2 iterations behind it" in refused(capsys, train_math.main, "--load_path", "run", "--iterations", "1")
+    # As many as are done is no fault: there is nothing left to train.
+    assert train_math.main(["--load_path", "run", "--iterations", "2"]) == 0
+    assert len(list(Path("run/checkpoints").iterdir())) == 1
+
+
 def test_convert_names_where_the_value_stood():
     setting = Command("", "", (PlayConfig,)).settings()["top_k"]
     with pytest.raises(ConfigError, match=r"^top_k in x\.yaml is \[1\]; expected a whole number\.$"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,13 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, DataError
 from mafrt.core.types import Episode
 from mafrt.environment.checker import check_env
+from mafrt.environment.registry import make_env
 from mafrt.environment.session import Session
 from mafrt.envs.games import PlanPath, Referential
 from mafrt.envs.math import MathEnv, Task, arithmetic
 from mafrt.envs.math.build import build
 from mafrt.envs.math.tasks import load_tasks
-from mafrt.envs.mixed import MixedTasks, named_sets, repeated, weights_of
+from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, repeated, weights_of
 from mafrt.envs.tools.calculator import compute
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import Evaluation
@@ -41,6 +43,8 @@ def test_a_pass_of_a_mixture_has_every_task_and_the_weights():
     assert info["task"] == "many/t:4" and info["set"] == "many"
     result = session.step({"a": "\\boxed{4}"})
     assert result.terminated and result.info["measures"]["score/many"] == 1.0
+    # The first tasks, all that a short evaluation plays, are of both.
+    assert [name for name, _ in env.plan] == ["few", "many"] * 3
     with pytest.raises(ConfigError, match="played by scout, guesser"):
         MixedTasks({"m": math_env(1), "game": Referential()})
 
@@ -86,7 +90,77 @@ def test_mixed_environments_from_the_command_line(capsys):
     with pytest.raises(ConfigError, match="its keys are math, tasks"):
         train.prepare(settings)
     prepared = train.prepare(train.COMMAND.read(["--env", "math,code", "--profile_path", "profiles/code_single.json"]))
-    assert list(prepared.env.unwrapped.envs) == ["math", "code"] and prepared.eval_env is None
+    assert list(prepared.env.unwrapped.envs) == ["math", "code"]
+    # Evaluations play what each of them holds out.
+    trained, held_out = prepared.env.unwrapped.envs, prepared.eval_env.unwrapped.envs
+    assert held_out["math"].tasks[0].id.startswith("word_problems_test")
+    assert not {task.statement for task in held_out["code"].tasks} & {task.statement for task in trained["code"].tasks}
+
+
+@pytest.mark.parametrize("text, names", [
+    ("grpc://a:1,b:2/math", ["grpc://a:1,b:2/math"]),
+    ("grpc://@servers.txt/math", ["grpc://@servers.txt/math"]),
+    ("grpc://@lists/servers.txt/math", ["grpc://@lists/servers.txt/math"]),
+    ("grpc://[::1]:1,[::1]:2", ["grpc://[::1]:1,[::1]:2"]),
+    ("grpc://a:1,b:2,c:3", ["grpc://a:1,b:2,c:3"]),
+    ("grpc://a:1", ["grpc://a:1"]),
+    ("my_game:MyGame", ["my_game:MyGame"]),
+])  # fmt: skip
+def test_several_servers_of_one_environment_are_no_mixture(text, names):
+    assert not is_mixture(text)
+    assert [source for source, _ in named_sets(text).values()] == names
+
+
+def test_servers_in_a_mixture():
+    assert is_mixture("math@2,code") and is_mixture("math@2") and is_mixture("a,b")
+    found = list(named_sets("grpc://a:1,b:2/math@2,code,grpc://@f/search@0.5").values())
+    assert found == [("grpc://a:1,b:2/math", 2.0), ("code", None), ("grpc://@f/search", 0.5)]
+    for wrong in ("math@", "math@two", "math,,code", "grpc://a:1,b:2/math@-1,code"):
+        with pytest.raises(ConfigError, match="expected NAME"):
+            named_sets(wrong)
+
+
+AMC = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(6)]
+
+
+@pytest.mark.parametrize("words, error", [
+    (["--env", "code", "--dataset_path", "missing.jsonl"], "missing.jsonl"),
+    (["--env", "search", "--dataset_path", "missing.jsonl"], "missing.jsonl"),
+    (["--env", "dsbench", "--dataset_path", "missing.jsonl"], "missing.jsonl"),
+    (["--env", "math", "--dataset_path", "missing.jsonl"], "missing.jsonl"),
+    (["--env", "sudoku", "--dataset_path", "some.jsonl"], "takes no dataset_path"),
+    (["--env", "sudoku", "--workflow", "debate"], "takes no workflow"),
+    (["--env", "sudoku", "--problem_field", "question"], "takes no problem_field"),
+    (["--env_kwargs", "empty=3"], "without --env"),
+    (["--train_limit", "5"], "train_limit"),
+    (["--baseline_lr", "0.1"], "without --baselines"),
+    (["--overwrite"], "without --output"),
+    (["--vllm_timeout", "3"], "without --engine vllm"),
+])  # fmt: skip
+def test_an_evaluation_refuses_what_it_would_not_use(words, error, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "load_base", lambda *_: pytest.fail("the model was loaded"))
+    assert evaluate.main(words) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_named_environment_is_evaluated_on_the_named_data_or_held_out_tasks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("amc.json").write_text(json.dumps(AMC))
+    Path("aime.json").write_text(json.dumps([{**one, "problem": f"{one['problem']}+0"} for one in AMC[:3]]))
+
+    def tasks(*words: str):
+        return evaluate.environment(evaluate.COMMAND.read(words), None)[0].unwrapped
+
+    played = tasks("--env", "math", "--dataset_path", "amc.json").tasks
+    assert [task.problem for task in played] == [one["problem"] for one in AMC]
+    for name in ("math", "code", "search", "dsbench"):
+        held_out, trained = tasks("--env", name), make_env(name).unwrapped
+        own, others = ({t.id for t in getattr(env, "questions", None) or env.tasks} for env in (held_out, trained))
+        assert not own & others
+    both = tasks("--env", "math", "--dataset_path", "amc.json,aime.json")
+    # A short evaluation plays both sets.
+    assert {name for name, _ in both.plan[:3]} == {"amc", "aime"}
 
 
 def test_epochs_are_passes_over_the_tasks():

@@ -20,7 +20,7 @@ from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.other_results import with_other_results
 from mafrt.envs.code.state import TOOL, CodeState, Flow, why_not
 from mafrt.envs.code.task_env import scored
-from mafrt.envs.code.tasks import CodeTask, load_tasks
+from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
 
 SILENT = "The checks ran without an error."
 
@@ -65,6 +65,8 @@ class CodeEnv(Env):
         if TOOL in self.team.names:
             raise ConfigError(f"no agent may be called {TOOL!r}: the environment speaks under that name")
         self.tasks = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
+        if tasks is None and (dataset_path is None or dataset_path in SETS):
+            self.held_out = {"split": "test"}
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
         self.agents = self.team.names

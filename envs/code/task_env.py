@@ -15,7 +15,7 @@ from mafrt.environment.python_tool import PythonTool, Ran
 from mafrt.environment.tool_calls import find_code
 from mafrt.envs.code.grading import Grade, Grader
 from mafrt.envs.code.state import why_not
-from mafrt.envs.code.tasks import CodeTask, load_tasks
+from mafrt.envs.code.tasks import SETS, CodeTask, load_tasks
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.graded_rules import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
@@ -44,6 +44,8 @@ class CodeTaskEnv(TaskEnv):
         Raises DataError for the data, ConfigError for a setting, SandboxError if there is no such sandbox here.
         """
         self.tasks = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
+        if tasks is None and (dataset_path is None or dataset_path in SETS):
+            self.held_out = {"split": "test"}
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
         super().__init__(team if team is not None else Team.of(("coder",)), **options)

@@ -101,6 +101,8 @@ class DSBenchEnv(Env):
         )  # fmt: skip
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
+        if tasks is None and dataset_path is None and data_root is None:
+            self.held_out = {"split": "eval"}
         self.bench = Bench(**limits)
         for task in self.tasks:
             if task.size_mib > self.bench.workspace_mib:

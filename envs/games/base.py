@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
@@ -43,7 +43,7 @@ class Game(Env):
             hides the ones that differ.
     """
 
-    held_out: ClassVar[Mapping[str, Any]] = {"split": "test"}
+    held_out = MappingProxyType({"split": "test"})
     bounded = True
 
     def __init__(self, split: str = "train", brief: bool = False) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Observation, Scored, StepResult
@@ -94,7 +94,7 @@ class TicTacToe(Game):
     agents = SEATS
     max_steps = 9
     bounded = True
-    held_out: ClassVar[Mapping[str, Any]] = {"split": "test", "opponent": "random"}
+    held_out = MappingProxyType({"split": "test", "opponent": "random"})
 
     def __init__(self, plies: int = 4, opponent: str = "self", split: str = "train", brief: bool = False) -> None:
         super().__init__(split, brief)

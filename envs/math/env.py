@@ -51,6 +51,8 @@ class MathEnv(TaskEnv):
         self.tasks: tuple[Task, ...] = tuple(tasks) if tasks is not None else load_tasks(dataset_path, split=split)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
+        if tasks is None and dataset_path is None:
+            self.held_out = {"split": "test"}
         super().__init__(team if team is not None else Team.of(("reasoner", "actor")), **options)
         workflow = options.get("workflow", "chain")
         if score_answers_by == "plan" and not self.workflow.has_plans:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from mafrt.core.errors import EnvError
@@ -33,7 +34,7 @@ class Env:
     """Number of tasks that `options={"task": i}` chooses from; None: the environment draws its own."""
     max_steps: int | None = 64
     """Turn limit: after so many calls of `step` the session truncates the episode. None: no limit."""
-    held_out: ClassVar[Mapping[str, Any]] = {}
+    held_out: Mapping[str, Any] = MappingProxyType({})
     """Settings of the constructor that give held-out instances; evaluations use them unless they are given others."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings that other environments have and this one cannot have, each with the reason."""

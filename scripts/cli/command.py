@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +22,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.runners.limits import refuse_absurd
 from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.cli.dependent_flags import refuse_ineffective
 from mafrt.scripts.cli.flag_synonyms import synonym
 from mafrt.scripts.cli.recorded_run import with_recorded_files
 from mafrt.scripts.cli.unknown_flags import refuse_unknown, refuse_with_reason
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
+ALTERNATIVES = (("iterations", "epochs"), ("env", "program", "command"), ("load_in_4bit", "load_in_8bit"))
+"""Settings that answer the same question. One of them, given as a flag, sets aside the others of a file or a run."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Command:
 
         `below` are settings that lie between the defaults and the YAML file; names that this command does not have
         are passed over. `record` is that of the run which they come from; a configuration file that lies in a run
-        brings the run's record along.
+        brings the run's record along. Flags that would do nothing are refused.
         """
         argv = self._with_words(argv)
         algorithm = self._named_algorithm(argv, below or {})
@@ -146,6 +149,12 @@ class Command:
             values[name] = convert(known[name], value, f"--{name}")
         given = frozenset(flags) | frozenset(stored)
         named = given | frozenset(self.defaults) | (frozenset(below or ()) & known.keys())
+        weaker = _set_aside(flags, stored) | _set_aside(flags.keys() | stored.keys(), below or {})
+        values |= {name: self.default(known[name]) for name in weaker & known.keys()}
+        given, named = given - weaker, named - weaker
+        # Without them, the settings of a run that is named are still to come.
+        if below is not None or not values.get("load_path"):
+            refuse_ineffective(flags, values)
         recorded = stored.get("algorithm") or (below or {}).get("algorithm")
         if isinstance(recorded, str) and values.get("algorithm") != recorded:
             # A run records every setting of its algorithm; under another one, its defaults are no longer wanted.
@@ -201,6 +210,12 @@ class _Help(argparse.HelpFormatter):
 
     def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any) -> str:
         return f"usage: {self._prog} [--config FILE] [--flag value ...]\n\n"
+
+
+def _set_aside(stronger: Collection[str], weaker: Collection[str]) -> frozenset[str]:
+    """Names in `weaker` whose question is answered by another name in `stronger`."""
+    answered = [names for names in ALTERNATIVES if any(name in stronger for name in names)]
+    return frozenset(name for names in answered for name in names if name in weaker and name not in stronger)
 
 
 def _describe(kind: Any, algorithm: str | None = None) -> dict[str, Setting]:

@@ -81,8 +81,18 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
         DataError, EnvError: its data or its environment is not there any more.
     """
     record = load_record(run)
+    # An environment that was made from Python has no settings here; only where it plays may change.
+    known = {"sandbox", "n_agents"}
     if record.command in BUILD:
         command: Any = importlib.import_module(f"mafrt.scripts.{record.command}")
+        known |= command.COMMAND.settings().keys()
+    if foreign := sorted((changed or {}).keys() - known):
+        name = record.command or (record.environment.path if record.environment else "train_dpo")
+        raise ConfigError(
+            f"--{foreign[0].removeprefix('eval_')} does not go with the run {run}, whose environment ({name}) has no "
+            "such setting; leave it out, or name an environment by --env."
+        )
+    if record.command in BUILD:
         below = {**recorded_settings(run, record), **(changed or {})}
         prepared: PreparedRun = command.prepare(command.COMMAND.read([], below=below, record=record))
         return prepared

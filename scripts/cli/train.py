@@ -24,6 +24,7 @@ from mafrt.runners.epochs import with_epochs
 from mafrt.runners.identity import Provenance, describe_run, refuse_changes
 from mafrt.runners.judge import prepare_coach
 from mafrt.runners.limits import check_limits
+from mafrt.runners.loop import check_length
 from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.command import Command, Settings
@@ -141,7 +142,7 @@ def _read(command: Command, argv: Sequence[str]) -> tuple[Settings, Loadable | N
         # Its optimizers and position belong to another way of learning.
         loaded = replace(loaded, kind="adapters", checkpoint=None, run=None)
         settings = command.read(argv, below={name: stored[name] for name in SHAPE if name in stored})
-    elif stored:
+    elif loaded is not None:
         _refuse_foreign(stored, command, loaded)
         settings = command.read(argv, below=stored, record=record)
     return settings, loaded
@@ -157,6 +158,8 @@ def _check(
     if {"epochs", "iterations"} <= settings.flags and config.run.epochs:
         raise ConfigError("--epochs and --iterations exclude each other; leave one of them out.")
     config = with_epochs(config, env)
+    if loaded is not None and loaded.resumes:
+        check_length(loaded.step, config.run.iterations)
     check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
     now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)

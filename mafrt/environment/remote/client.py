@@ -49,7 +49,7 @@ class RemoteEnv(Env):
         self.max_steps = None if described.max_steps < 0 else described.max_steps
         self.costly_reset, self.opponents = described.costly_reset, described.opponents
         if described.held_out and not held_out:
-            self.held_out = {"held_out": True}  # type: ignore[misc]
+            self.held_out = {"held_out": True}
         elif held_out and not described.held_out:
             raise EnvError(f"{address} has no held-out instances; start the servers with --eval_env_kwargs")
         self.identity = described.identity

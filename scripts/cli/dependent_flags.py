@@ -1,0 +1,63 @@
+"""Flags that do something only together with another setting; typed without it, they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mafrt.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Flags, and the setting without which they have no effect."""
+
+    flags: tuple[str, ...]
+    """names; a trailing `*` stands for any ending"""
+    used: Callable[[Mapping[str, Any]], object]
+    """whether they have an effect, given all values by name"""
+    remedy: str
+    """what to give with them"""
+
+    def covers(self, name: str) -> bool:
+        return any(name.startswith(flag[:-1]) if flag.endswith("*") else name == flag for flag in self.flags)
+
+
+DEPENDENCES = (
+    Dependence(("coach_*",), lambda v: v["coach"] != "none", "--coach"),
+    Dependence(
+        ("vllm_*", "max_loras", "max_lora_rank", "gpu_memory_utilization", "tensor_parallel_size"),
+        lambda v: v["engine"] != "local",
+        "--engine vllm",
+    ),
+    Dependence(("league_interval",), lambda v: v["league"] > 0, "--league N"),
+    Dependence(("max_rollbacks",), lambda v: v["on_collapse"] == "rollback", "--on_collapse rollback"),
+    Dependence(
+        ("tasks_path", "eval_tasks_path", "program_timeout_s"),
+        lambda v: v["program"] is not None or v["command"] is not None,
+        "--program or --command",
+    ),
+    Dependence(
+        ("env_kwargs", "eval_env_kwargs"),
+        # `train` asks for an environment anyway; a program takes no arguments.
+        lambda v: v["env"] or v.get("load_path") or ("program" in v and not v["program"] and not v["command"]),
+        "--env",
+    ),
+    Dependence(("baseline_*",), lambda v: v["baselines"], "--baselines"),
+    Dependence(("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"),
+)
+
+
+def refuse_ineffective(typed: Collection[str], values: Mapping[str, Any]) -> None:
+    """ConfigError for a typed flag that would do nothing with these values."""
+    for name in sorted(typed):
+        for each in DEPENDENCES:
+            # A command without the other setting uses the flag in its own way.
+            try:
+                ineffective = each.covers(name) and not each.used(values)
+            except KeyError:
+                continue
+            # What is switched off where it is not on is as asked for.
+            if ineffective and values[name]:
+                raise ConfigError(f"--{name} has no effect without {each.remedy}; give that too, or leave it out.")
