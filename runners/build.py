@@ -92,7 +92,7 @@ def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> Any
         return SeveralCritics(own)
     if isinstance(rule.settings, Mixed):
         return MixerCritic(base, config.learn, rule.settings, team.names, seed)
-    critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) else None
+    critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) and rule.critic is not None else None
     return Critic(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
 
 

@@ -6,7 +6,6 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +126,13 @@ def prepare_program(settings: Settings) -> PreparedRun:
     return PreparedRun(env, eval_env, team_for(env, team, settings["n_agents"]), short, ())
 
 
-def named_env(argv: Sequence[str]) -> str | None:
-    """The value of `--env` among the words; None if it is not there."""
-    following = [value for word, value in pairwise(argv) if word == "--env"]
-    joined = [word.removeprefix("--env=") for word in argv if word.startswith("--env=")]
-    return next(iter([*following, *joined]), None)
+def typed(argv: Sequence[str], flag: str) -> str | None:
+    """The value of a flag among the words, as `--flag value` or `--flag=value`; None if it is not there."""
+    for word, value in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, joined = word.partition("=")
+        if name.replace("-", "_") == f"__{flag}":
+            return joined if equals else value
+    return None
 
 
 def without_env(argv: Sequence[str]) -> list[str]:
@@ -143,11 +144,10 @@ def without_env(argv: Sequence[str]) -> list[str]:
 def run(argv: Sequence[str]) -> int:
     """Train, or go on with a run of another script by that script."""
     # Read by hand before any parser: which command's flags are valid depends on it.
-    load_path = next((value for word, value in pairwise(argv) if word == "--load_path"), None)
     words = {word.partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     if "__reward" in words or ("__dataset_path" in words and "__env" not in words):  # a function as the environment
         return int(importlib.import_module("mafrt.scripts.train_tasks").main(argv))
-    env = named_env(argv)
+    env, load_path = typed(argv, "env"), typed(argv, "load_path")
     if env in TASK_SOURCES and "__workflow" in words:
         # That command has the flags of the tasks and of their workflows.
         return int(importlib.import_module(f"mafrt.scripts.{TASK_SOURCES[env]}").main(without_env(argv)))

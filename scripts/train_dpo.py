@@ -62,7 +62,11 @@ def prepare(settings: Settings) -> OfflineTask:
 
         return pairs_of(said, own.min_gap)
 
-    return OfflineTask(rule, ("chosen", "rejected"), choose)
+    none = (
+        f"no two recorded turns of one agent to one prompt differ in return by more than min_gap ({own.min_gap:g}); "
+        "record more samples of each task (--n_samples), or lower --min_gap"
+    )
+    return OfflineTask(rule, ("chosen", "rejected"), choose, none)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

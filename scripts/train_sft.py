@@ -49,7 +49,8 @@ def prepare(settings: Settings) -> OfflineTask:
 
         return examples_of(said, own.min_return)
 
-    return OfflineTask(rule, ("response",), choose, own.predict != "observations", own.predict != "turns")
+    none = f"no recorded turn has a return of at least min_return ({own.min_return:g}); lower --min_return"
+    return OfflineTask(rule, ("response",), choose, none, own.predict != "observations", own.predict != "turns")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

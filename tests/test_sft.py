@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ from mafrt.config.train_config import LearnConfig, TrainConfig
 from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import CheckpointError, ConfigError, DataError
 from mafrt.runners.identity import Provenance
-from mafrt.runners.offline.dataset import Record, RecordPasses, turn_of
+from mafrt.runners.offline.dataset import Record, RecordPasses, read_answers, turn_of
 from mafrt.runners.offline.runner import ADAPTERS, Offline
 from mafrt.runners.offline.sft import RecordLearner, Sft
+from mafrt.scripts import collect, train, train_math, train_sft
 from mafrt.storage.load_path import resolve
 
 TEAM = Team.of(["ann", "bob", "cat"])
@@ -328,3 +330,72 @@ def test_what_cannot_be_learnt_from_is_refused():
         offline(batch_size=0)
     with pytest.raises(ConfigError, match="no agent 'ann'"):
         offline(team=Team.of(["x", "bob"]))
+
+
+CHAT = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize("record", [
+    {"prompt": "1+1", "response": "2"},
+    {"messages": CHAT[:1], "response": "2"},
+    {"messages": CHAT, "score": 1.0, "iteration": 3},
+    {"prompt": CHAT[:1], "completion": CHAT[1:]},
+    {"prompt": "1+1", "completion": "2"},
+])  # fmt: skip
+def test_the_layouts_of_trl_and_of_collect_are_read(tmp_path, record):
+    """`mafrt collect` writes chats as TRL trains on them; `train_sft` reads its own program's files."""
+    (tmp_path / "r.jsonl").write_text(json.dumps({"agent": "a", **record}) + "\n")
+    [[answer]] = read_answers([tmp_path / "r.jsonl"], ("response",), Team.of(("a", "b")))
+    assert answer.text == "2" and answer.seen in ("1+1", CHAT[:1])
+
+
+@pytest.mark.parametrize("record", [
+    {"prompt": "1+1", "chosen": "2", "rejected": "3"},
+    {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [{"role": "assistant", "content": "3"}]},
+    {"chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "3"}]},
+])  # fmt: skip
+def test_the_pairs_of_trl_are_read(tmp_path, record):
+    (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
+    [[chosen, rejected]] = read_answers([tmp_path / "r.jsonl"], ("chosen", "rejected"), Team.of(("a",)))
+    assert (chosen.text, rejected.text) == ("2", "3") and chosen.seen in ("1+1", CHAT[:1])
+
+
+@pytest.mark.parametrize("record, words", [
+    ({"messages": CHAT[:1]}, "response"),
+    ({"messages": [{"role": "assistant", "content": "2"}]}, "messages"),
+    ({"prompt": CHAT[:1], "completion": CHAT}, "response"),
+    ({"chosen": CHAT}, "expected either"),
+])  # fmt: skip
+def test_a_chat_that_holds_no_answer_is_refused(tmp_path, record, words):
+    (tmp_path / "r.jsonl").write_text(json.dumps({"agent": "a", **record}) + "\n")
+    with pytest.raises(DataError, match=words):
+        read_answers([tmp_path / "r.jsonl"], ("response",), Team.of(("a",)))
+
+
+def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monkeypatch, capsys):
+    """Role prompts stand in the prompts of a run, so its recorded team is the one that its episodes belong to."""
+    monkeypatch.chdir(tmp_path)
+    short = ["--iterations", "1", "--n_rollout_threads", "4", "--max_new_tokens", "8", "--eval_episodes", "0"]
+    assert train_math.main([*short, "--algorithm", "reinforce_pp", "--run_dir", "run"]) == 0
+    # A rule without a critic saves none.
+    assert not list(Path("run").rglob("critic.pth"))
+    assert train_sft.main(["--episodes_path", "run", "--min_return", "0", "--run_dir", "one"]) == 0
+    assert train_sft.main(["--episodes_path", "run/episodes.jsonl", "--min_return", "0", "--run_dir", "two"]) == 0
+    assert capsys.readouterr().out.count("8 turns of 4 episodes") == 2
+    assert train_sft.main(["--episodes_path", "run", "--min_return", "2", "--run_dir", "none"]) == 2
+    assert "lower --min_return" in capsys.readouterr().err and not Path("none").exists()
+    assert collect.main(["run", "--output", "good.jsonl", "--min_score", "0"]) == 0
+    assert train_sft.main(["--records_path", "good.jsonl", "--run_dir", "three"]) == 0
+
+
+def test_a_checkpoint_is_gone_on_from_by_the_command_that_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tasks = [{"problem": f"{n}+1", "answer": str(n + 1)} for n in range(3)]
+    Path("t.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    Path("my.py").write_text("def score(text, record):\n    return float(record['answer'] in text)\n")
+    words = ["--dataset_path", "t.jsonl", "--reward", "my.py:score", "--n_rollout_threads", "2", "--iterations", "2"]
+    words += ["--max_new_tokens", "4", "--eval_episodes", "0", "--save_interval", "1", "--run_dir", "run"]
+    assert train.main(words) == 0
+    for number, load_path in enumerate((["--load_path", "run/checkpoints/step_000001"], ["--load-path=run"])):
+        assert train.main([*load_path, "--run_dir", f"branch{number}", "--iterations", "3"]) == 0
+        assert Path(f"branch{number}/checkpoints/step_000003").is_dir()

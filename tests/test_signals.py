@@ -1,4 +1,4 @@
-"""Signals set a flag; the second one leaves at once; what was there before comes back."""
+"""Signals set a flag; a second Ctrl-C leaves at once; what was there before comes back."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def test_the_second_signal_leaves_at_once_but_an_echo_does_not(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.reason == "SIGTERM"
         time.sleep(0.06)
+        # A scheduler may send several before it kills; the checkpoint is on its way.
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
@@ -86,7 +89,7 @@ def test_in_a_real_process():
     assert child.stdout.readline() == "safe point SIGTERM\n"
     time.sleep(0.3)  # longer than an echo takes
     began = time.monotonic()
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=20)
     assert "KeyboardInterrupt" in errors and child.returncode == -signal.SIGINT
     assert time.monotonic() - began < 10

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.config.agent import AgentSpec, LoraSpec
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
+from mafrt.environment.registry import make_env
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 
@@ -241,3 +244,15 @@ def test_an_agent_by_name_and_the_keys_beside_it(tmp_path, monkeypatch):
     refused(tmp_path, [{"agent": "strikt"}], "no agent 'strikt'", "strict")
     refused(tmp_path, [{"agent": "named_agents:wrong"}], "returned a int", "AgentSpec")
     refused(tmp_path, [{"agent": "named_agents:broken"}], "ValueError: no", "named_agents.py")
+
+
+def test_every_team_of_the_page_can_play():
+    """The teams of the page are typed as they stand there."""
+    page = (PROFILES.parent / "docs" / "team_file.md").read_text(encoding="utf-8")
+    teams = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(- .*?)```", page, re.S)]
+    assert len(teams) > 1
+    for agents in teams:
+        # The page leaves out what its paragraph is not about.
+        named = [agent for agent in agents if "role" in agent]
+        named[-1].setdefault("with_answer", True)
+        make_env("math", team=Team.parse(named), workflow="chain").reset(seed=0)

@@ -86,7 +86,10 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
         raise ConfigError(f"horizon must be a whole number of rounds, at least 1, found {horizon!r}")
     for reserved in SPEAKS_AS:
         if reserved in team.names:
-            raise ConfigError(f"no agent may be called {reserved!r}: the environment speaks under that name")
+            raise ConfigError(
+                f"no agent of a workflow may be called {reserved!r}: the environment speaks under that name; give it "
+                "another one, such as reviewer"
+            )
     if not any(a.with_answer for a in team.agents):
         raise ConfigError(
             f"no agent of the team ({', '.join(team.names)}) has with_answer: true; "

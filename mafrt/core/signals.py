@@ -19,7 +19,8 @@ class StopRequest:
     """`with StopRequest() as stop:` ... `if stop.requested: checkpoint, leave with 0`.
 
     The first SIGTERM or SIGINT only sets the flag; the runner polls it between iterations and between generation
-    batches. The second raises KeyboardInterrupt at once. Earlier handlers are restored on exit. Outside
+    batches. A second Ctrl-C raises KeyboardInterrupt at once; a further SIGTERM changes nothing, since schedulers send
+    several before they kill. Earlier handlers are restored on exit. Outside
     the main thread Python allows no handlers: the flag then stays down unless `request` is called.
     """
 
@@ -56,5 +57,5 @@ class StopRequest:
         # Runs between any two bytecodes of the main thread: no logging, no files, no locks.
         if self._since is None:
             self.request(signal.Signals(number).name)
-        elif time.monotonic() - self._since > _ECHO_S:
+        elif number == signal.SIGINT and time.monotonic() - self._since > _ECHO_S:
             raise KeyboardInterrupt

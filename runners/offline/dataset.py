@@ -1,7 +1,8 @@
 """Records to learn from without play: read from JSONL files, in batches that are a pure function of the step.
 
 A record of a file is `{"agent": ..., "prompt": text, ...}` or `{"agent": ..., "messages": [...], ...}` with the
-answers under the names that the rule asks for: `response`, or `chosen` and `rejected`. Prompts become
+answers under the names that the rule asks for: `response`, or `chosen` and `rejected`. The chats of TRL, which
+`mafrt collect` writes, are read too. Prompts become
 tokens exactly as in a rollout (`mafrt.rollout.prompts`), the team's role prompt included.
 """
 
@@ -85,7 +86,8 @@ def read_answers(paths: Sequence[str | Path], fields: Sequence[str], team: Team 
     groups: list[tuple[Answer, ...]] = []
     for path in map(Path, paths):
         before = len(groups)
-        for where, record in lines(path):
+        for where, written in lines(path):
+            record = in_our_layout(written, fields)
             agent, seen = agent_of(where, record, team), _seen(where, record)
             texts = [text_of(where, record, name, empty=name == "rejected") for name in fields]
             if len(set(texts)) < len(texts):
@@ -196,7 +198,38 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
+def in_our_layout(record: Mapping[str, Any], fields: Sequence[str]) -> Mapping[str, Any]:
+    """A record in TRL's layouts as one of ours; any other record as it is.
+
+    TRL has a whole chat under `messages`, of which the last message is the answer, or `prompt` and `completion`, and
+    pairs whose `chosen` and `rejected` are chats, with or without the prompt in front.
+    """
+    ours = dict(record)
+    if fields == ("response",) and "response" not in ours:
+        if "completion" in ours:
+            ours["response"] = ours.pop("completion")
+        elif _is_chat(chat := ours.get("messages")) and chat[-1]["role"] == "assistant":
+            ours["messages"], ours["response"] = chat[:-1], chat[-1]["content"]
+    if isinstance(ours.get("prompt"), list):
+        ours["messages"] = ours.pop("prompt")
+    chats = [ours.get(name) for name in fields]
+    if all(_is_chat(chat) and chat[-1]["role"] == "assistant" for chat in chats):
+        starts = [chat[:-1] for chat in chats]  # type: ignore[index]
+        if "prompt" not in ours and "messages" not in ours and all(starts) and starts.count(starts[0]) == len(starts):
+            ours["messages"], starts = starts[0], []
+        if not any(starts):
+            ours |= {name: chat[-1]["content"] for name, chat in zip(fields, chats, strict=True)}  # type: ignore[index]
+    return ours
+
+
+def _is_chat(value: object) -> bool:
+    known = {"role", "content"}
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and known <= m.keys() for m in value)
+
+
 def agent_of(where: str, record: Mapping[str, Any], team: Team | None) -> str:
+    if team is not None and len(team.names) == 1 and "agent" not in record:
+        return team.names[0]
     name = text_of(where, record, "agent", empty=False)
     if team is not None and name not in team.names:
         raise DataError(f"{where}: {unknown('agent', name, team.names)}")

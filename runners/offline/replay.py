@@ -29,6 +29,8 @@ from mafrt.runners.offline.dataset import agent_of, check_number, closed, keys_o
 Episodes = list[tuple[str, dict[str, Any]]]
 """Recorded episodes, each after where it stands (`FILE, line N`)."""
 
+EPISODES = "episodes.jsonl"
+"""file of a run with its episodes"""
 _GROUP = re.compile(r"\d{6,}-(\d{9,})")
 
 
@@ -45,9 +47,9 @@ class RecordedTurn:
 
 def read_episodes(run: str | Path, team: Team | None) -> Episodes:
     """The episodes of a run directory, each with where it stands. Raises DataError as `read_answers` does."""
-    path = Path(run) / "episodes.jsonl"
+    path = Path(run) / EPISODES
     if not path.is_file():
-        raise DataError(f"{run} holds no episodes.jsonl; give a run directory that was trained with --log_episodes")
+        raise DataError(f"{run} holds no {EPISODES}; give a run directory that was trained with --log_episodes")
     episodes: Episodes = []
     for where, episode in lines(path, growing=True):
         turns, info = episode.get("turns"), episode.get("info")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,18 +17,18 @@ from mafrt.runners.limits import check_limits
 from mafrt.runners.offline import dataset as reading
 from mafrt.runners.offline.dataset import RecordPasses, read_answers
 from mafrt.runners.offline.next_states import next_states
-from mafrt.runners.offline.replay import holds_tokens, read_episodes, recorded_turns
+from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, recorded_turns
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.loading import check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.cli.settings import ModelSettings, PlaceSettings
-from mafrt.scripts.cli.train import NOT_REPEATED, SHAPE, choose_run_dir, go_on, is_same
+from mafrt.scripts.cli.train import INTERRUPTED, NOT_REPEATED, SHAPE, choose_run_dir, go_on, interrupted, is_same
 from mafrt.storage import report
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_dir import set_aside
-from mafrt.storage.run_record import RunRecord
+from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 if TYPE_CHECKING:
     from mafrt.environment.base import Env
@@ -131,6 +132,8 @@ class OfflineTask:
     """names of the answers in a record of a file"""
     choose: Callable[[Sequence[RecordedTurn]], list[Record]]
     """makes records out of recorded turns"""
+    none_chosen: str
+    """why it made none, and what helps"""
     turns: bool = True
     """whether recorded turns are learnt"""
     next_states: bool = False
@@ -191,6 +194,11 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     print(f"Learning from records ({counts}) in {runner.iterations} steps, in {run_dir} ...", flush=True)
     try:
         summary = runner.run(terminal.iteration)
+    except KeyboardInterrupt:
+        if told := interrupted(command, run_dir):
+            print(told, file=sys.stderr)
+            return INTERRUPTED
+        raise
     finally:
         terminal.close()
     return _close(command, summary, source.team, run_dir)
@@ -199,10 +207,13 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
 def read(settings: Settings, task: OfflineTask) -> OfflineData:
     """All answers and episodes, checked against the team; without a team file, the agents they name form it."""
     data, team = settings.make(OfflineSettings), load_team(settings)
+    runs_of_episodes = [Path(path).parent if Path(path).name == EPISODES else Path(path) for path in data.episodes_path]
+    if team is None:
+        team = _recorded_team(runs_of_episodes)
     if not data.records_path and not data.episodes_path:
         raise ConfigError("There is nothing to learn from; name files by --records_path, or runs by --episodes_path.")
     answers = read_answers(data.records_path, task.fields, team)
-    episodes = [read_episodes(path, team) for path in data.episodes_path]
+    episodes = [read_episodes(path, team) for path in runs_of_episodes]
     if team is None:
         # Without a team file the agents are those that the records name.
         names = [group[0].agent for group in answers]
@@ -213,11 +224,20 @@ def read(settings: Settings, task: OfflineTask) -> OfflineData:
         team.check_size(settings["n_agents"])
     held_out = read_answers(data.eval_records_path, task.fields, team)
     runs = []
-    for path, run_episodes in zip(map(Path, data.episodes_path), episodes, strict=True):
+    for path, run_episodes in zip(runs_of_episodes, episodes, strict=True):
         # With recorded tokens nothing has to be played again to find the prompts.
         exact = not task.next_states and all(holds_tokens(episode) for _, episode in run_episodes)
         runs.append((path, run_episodes, *((None, 0) if exact else _environment(path))))
     return OfflineData(team, answers, held_out, runs)
+
+
+def _recorded_team(runs: Sequence[Path]) -> Team | None:
+    """The team that played the episodes, whose role prompts stand in their prompts; None if no run has a record."""
+    teams = [load_record(run).agents() for run in runs if (run / RECORD).is_file()]
+    for run, team in zip(runs, teams, strict=False):
+        if team != teams[0]:
+            raise ConfigError(f"{run} and {runs[0]} were played by different teams; name one by --profile_path.")
+    return teams[0] if teams else None
 
 
 def encode(
@@ -240,6 +260,8 @@ def encode(
             left = f"; {lost} episodes came out otherwise when played again and are left out" if lost else ""
             print(f"{path}: {len(next_records)} next observations of {counts['episodes']} episodes{left}.", flush=True)
     records = [*reading.encode(source.answers, source.team, tokenizer), *task.choose(turns), *states]
+    if turns and not records:
+        raise DataError(task.none_chosen)
     kept = reading.fit(records, window, skip=data.skip_too_long)
     # Said, since a silent cut would look like learning from all of them.
     if len(kept) < len(records):

@@ -121,10 +121,14 @@ def build_environment(record: EnvironmentRecord, run: Path) -> Env:
     return make_env(record.path, **record.arguments)
 
 
-def command_of(run: Path) -> str | None:
-    """The script that a run is gone on with by; None for a run from Python whose environment cannot be built."""
+def command_of(load_path: Path) -> str | None:
+    """The script that a run, or one of its checkpoints, is gone on with by.
+
+    None for a run from Python whose environment cannot be built.
+    """
+    runs = (load_path, load_path.parent, load_path.parent.parent)
     try:
-        record = load_record(run)
+        record = load_record(next((run for run in runs if (run / RECORD).is_file()), load_path))
     # Without a readable record there is nothing to decide by, and the command that was typed goes on.
     except CheckpointError:
         return None

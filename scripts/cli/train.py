@@ -34,6 +34,7 @@ from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
 from mafrt.scripts.cli.settings import train_config
 from mafrt.storage import report
+from mafrt.storage.checkpoint import candidates
 from mafrt.storage.run_dir import set_aside
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 NOT_REPEATED = frozenset({"run_dir", "set_aside", "accept_changes"})
 """Settings of location, not of content: `--config args.yaml` repeats the run in a folder of its own."""
 
+INTERRUPTED = 130
+"""Exit code after a second Ctrl-C, which does not wait for a checkpoint."""
 PAUSED = 3
 """Exit code of a run that pauses until the user fixes its coach or its engine."""
 
@@ -123,6 +126,11 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
     try:
         with reporting(terminal.stage if processes.main else None):
             summary = runner.run(after_iteration if processes.main else None)
+    except KeyboardInterrupt:
+        if processes.main and (told := interrupted(command, run_dir)):
+            say(told, file=sys.stderr)
+            return INTERRUPTED
+        raise
     finally:
         terminal.close()
         runner.close()
@@ -294,6 +302,17 @@ def close(command: Command, summary: RunSummary, team: Team, seed: int, run_dir:
         )
     )
     return 0
+
+
+def interrupted(command: Command, run_dir: Path) -> str | None:
+    """What a second Ctrl-C leaves: the last checkpoint and how to go on with it; None if there is none."""
+    steps = [step for step, _ in candidates(run_dir / "checkpoints")]
+    if not steps:
+        return None
+    return (
+        f"Stopped by Ctrl-C within an iteration; {run_dir} holds the checkpoint of iteration {max(steps)}.\n"
+        f"Go on with: {go_on(command, run_dir)}"
+    )
 
 
 def go_on(command: Command, run_dir: Path) -> str:
