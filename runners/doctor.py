@@ -39,10 +39,11 @@ class Doctor:
 
     Args:
         agents: names of the agents that may learn.
+        masks_cut_turns: whether turns that were cut are left out of the loss.
     """
 
-    def __init__(self, agents: Sequence[str]) -> None:
-        self.agents = tuple(agents)
+    def __init__(self, agents: Sequence[str], *, masks_cut_turns: bool = False) -> None:
+        self.agents, self.masks_cut_turns = tuple(agents), masks_cut_turns
         self.diagnoses: dict[str, Diagnosis] = {}
         self.seen: dict[str, int] = {}
         """diagnosis -> iterations in which it held"""
@@ -92,7 +93,7 @@ class Doctor:
         yield from self._kl(metrics)
         yield from self._spread(metrics)
         yield from self._engine(metrics)
-        yield from _truncated(metrics, self.agents)
+        yield from _truncated(metrics, self.agents, self.masks_cut_turns)
         yield from _lost(metrics)
         yield from _repaired(metrics)
 
@@ -242,14 +243,16 @@ def _spread_of_scores(past: Sequence[Mapping[str, float]]) -> bool:
     return len(scores) > 1 and max(scores) - min(scores) > 0.1
 
 
-def _truncated(metrics: Mapping[str, float], agents: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _truncated(metrics: Mapping[str, float], agents: Sequence[str], masked: bool) -> Iterator[tuple[str, str]]:
+    remedies = ["raise --max_new_tokens", "ask for short answers in its role prompt"]
+    remedies += [] if masked else ["leave such turns out of the loss: --mask_cut_turns"]
     for agent in agents:
         share = metrics.get(f"truncated_share/{agent}", 0.0)
         if share > 0.5:
             yield (
                 f"truncated/{agent}",
-                f"{share:.0%} of the turns of {agent} were cut at max_new_tokens. Remedy: raise --max_new_tokens, ask "
-                "for short answers in its role prompt, or mask cut turns.",
+                f"{share:.0%} of the turns of {agent} were cut at max_new_tokens. "
+                f"Remedy: {', '.join(remedies[:-1])}, or {remedies[-1]}.",
             )
 
 

@@ -118,7 +118,8 @@ class OnPolicy:
         self.state = RunState()
         self.league = League(base, self.rule.schedule) if isinstance(self.rule.schedule, SelfPlay) else None
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
-        self.doctor = Doctor(tuple(name for name in team.names if name not in team.frozen(config.team.freeze)))
+        learning = tuple(name for name in team.names if name not in team.frozen(config.team.freeze))
+        self.doctor = Doctor(learning, masks_cut_turns=self.rule.settings.mask_cut_turns)
         if self.resume is not None:
             self._restore(self.resume)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.main import COMMANDS
 
@@ -42,7 +43,7 @@ def complete(argv: Sequence[str]) -> int:
     try:
         import shtab
     except ImportError:
-        raise MissingExtraError("Completion scripts are made by shtab; run: pip install 'mafrt[completion]'") from None
+        raise MissingExtraError(f"Completion scripts are made by shtab; run: {install('completion')}") from None
     print(shtab.complete(parser(), argv[0]))
     return 0
 

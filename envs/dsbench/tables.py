@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import DataError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.reading import read_file
 from mafrt.core.text import clean_text
 
@@ -45,7 +46,7 @@ def pandas_module() -> Any:
         import sklearn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"DSBench needs pandas, scikit-learn and scipy ({error.name} is missing): pip install 'mafrt[dsbench]'"
+            f"DSBench needs pandas, scikit-learn and scipy ({error.name} is missing): {install('dsbench')}"
         ) from error
     return pandas
 

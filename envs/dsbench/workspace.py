@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.errors import ConfigError, EnvError
+from mafrt.core.extras import install
 from mafrt.core.text import readable_name
 from mafrt.environment.python_tool import SandboxOptions
 from mafrt.envs.dsbench.ground_truth import Answers
@@ -179,8 +180,8 @@ class Bench:
         if done.status != "ok":
             why = (done.stderr.strip().splitlines() or [done.status])[-1]
             raise ConfigError(
-                f"programs cannot import {names} in the sandbox {self.sandbox} ({why}); install mafrt[dsbench] into "
-                "the Python environment that the sandbox runs."
+                f"programs cannot import {names} in the sandbox {self.sandbox} ({why}); run "
+                f"{install('dsbench')} in the Python environment that the sandbox uses."
             )
 
     def run(self, code: str, files: Mapping[str, bytes]) -> tuple[Execution, dict[str, bytes]]:

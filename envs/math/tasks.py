@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mafrt.core.errors import DataError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import brief, error_line
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
 from mafrt.envs.math import arithmetic, stories
@@ -257,7 +258,7 @@ def _hub_records(source: str, split: str) -> Records:
     except ImportError as error:
         raise MissingExtraError(
             f"there is no file {source}, and reading it as a Hugging Face data set needs a package: "
-            "pip install 'mafrt[datasets]'"
+            f"{install('datasets')}"
         ) from error
     name, config, part = (*source.split(":"), "", "")[:3]
     # GSM8K has two configurations and no default one; papers use `main`.

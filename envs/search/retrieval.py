@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import brief, clean_text, error_line
 
 TOKEN = "MAFRT_RETRIEVER_TOKEN"
 """Environment variable of the token that a retriever's client sends and its server asks for."""
 REPLY_MIB = 8
 """Largest reply of a server."""
-_NO_WORDS = "search needs a package: pip install 'mafrt[search]'"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Bm25:
         try:
             import bm25s
         except ImportError as error:
-            raise MissingExtraError(_NO_WORDS) from error
+            raise MissingExtraError(f"search needs a package: {install('search')}") from error
         self.passages = tuple(passages)
         self._tokenize = bm25s.tokenize
         words = self._words([f"{passage.title} {passage.text}" for passage in self.passages])
@@ -97,7 +97,7 @@ class HttpRetriever:
         try:
             import httpx
         except ImportError as error:
-            raise MissingExtraError(_NO_WORDS) from error
+            raise MissingExtraError(f"search needs a package: {install('search')}") from error
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"retriever is {url!r}; give a URL such as http://127.0.0.1:8000/retrieve.")
         if not timeout_s > 0:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mafrt.core.errors import MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import brief
 from mafrt.envs.search.retrieval import Bm25
 
@@ -53,7 +54,7 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
         from starlette.responses import JSONResponse
         from starlette.routing import Route
     except ImportError as error:
-        raise MissingExtraError("the retrieval server needs a package: pip install 'mafrt[serve]'") from error
+        raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
 
     def refused(request: Any) -> bool:
         given = request.headers.get("authorization", "").encode()

@@ -13,6 +13,7 @@ from typing import Any
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import brief, clean_text, error_line
 from mafrt.environment.tool_calls import PYTHON, BadCall, ToolCall, find_calls, shorten
 from mafrt.envs.workflows.state import EpisodeTool
@@ -71,7 +72,7 @@ class Toolbox(EpisodeTool):
         try:
             import jsonschema
         except ImportError as error:
-            raise MissingExtraError("tools need a package: pip install 'mafrt[tools]'") from error
+            raise MissingExtraError(f"tools need a package: {install('tools')}") from error
         names = [tool.name for tool in self.tools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"two tools are called {sorted(twice)[0]!r}; leave one of them out.")

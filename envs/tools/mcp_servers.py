@@ -22,6 +22,7 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.core import reading
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import brief, error_line
 from mafrt.envs.tools.base import Failed, Tool, Toolbox
 
@@ -179,7 +180,7 @@ def server_tools(source: str) -> Sequence[Tool]:
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("MCP servers need a package: pip install 'mafrt[tools]'") from error
+        raise MissingExtraError(f"MCP servers need a package: {install('tools')}") from error
     listed: list[Tool] = []
     for spec in specs:
         server = McpServer(spec)

@@ -18,6 +18,7 @@ from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.errors import CoachError, ConfigError, MafrtError, MissingExtraError
+from mafrt.core.extras import install
 
 __all__ = ["Case", "Coach", "RulesCoach", "make_coach"]
 
@@ -70,7 +71,7 @@ def make_coach(config: CoachConfig, rubric: str | None = None) -> Coach:
     try:
         from mafrt.coach.retry import Breaker, Retry
     except ImportError as error:
-        raise MissingExtraError(f"coach {config.coach} needs {error.name}: pip install 'mafrt[coach]'") from error
+        raise MissingExtraError(f"coach {config.coach} needs {error.name}: {install('coach')}") from error
     from mafrt.coach.api_coach import RemoteCoach
 
     return RemoteCoach(

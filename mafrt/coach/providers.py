@@ -17,6 +17,7 @@ from mafrt.coach.api_errors import CallFailedError, failed
 from mafrt.coach.judge_prompt import Ask
 from mafrt.config.resolve import Registry, user_line
 from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
+from mafrt.core.extras import install
 
 PROVIDERS = Registry(
     "coach provider",
@@ -77,7 +78,7 @@ def make_provider(name: str, model: str, base_url: str | None, max_tokens: int, 
         provider: Provider = factory(model, base_url, max_tokens, timeout_s)
     except ImportError as error:
         raise MissingExtraError(
-            f"coach {name}:{model} needs the package {error.name or name}: pip install 'mafrt[coach]'"
+            f"coach {name}:{model} needs the package {error.name or name}: {install('coach')}"
         ) from error
     except MafrtError:
         raise

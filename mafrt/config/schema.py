@@ -101,11 +101,17 @@ def _shape(hint: Any) -> tuple[type, bool, bool, tuple[str, ...] | None] | None:
     return (hint, optional, many, choices) if hint in (bool, int, float, str) else None
 
 
+LISTED = 30
+"""Names that an error lists where none is near."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -> str:
     """The sentence for an unknown name, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
+    # A weaker likeness misleads: `defaults` is like `sides`, and `--model` like `--help`.
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
+    few = len(names) <= LISTED
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help lists them."
     return f"There is no {kind} {name!r}; {hint}"
 
 

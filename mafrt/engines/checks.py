@@ -16,6 +16,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.shipped import base_folder
 from mafrt.engines.registry import ENGINES, SHIPPED
 
@@ -213,4 +214,4 @@ def _refuse(config: EngineConfig, names: Sequence[str], why: str) -> None:
 
 def _need(module: str, setting: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise MissingExtraError(f"{setting} needs {module}, which is not installed; run: pip install 'mafrt[{extra}]'")
+        raise MissingExtraError(f"{setting} needs {module}, which is not installed; run: {install(extra)}")

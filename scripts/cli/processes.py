@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.core.distributed import ALONE, Processes, connect, started
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.shipped import shipped
 from mafrt.runners.checks import check_processes
 from mafrt.scripts.cli.command import Settings
@@ -93,7 +94,7 @@ def check_extras(config: TrainConfig, bits: int | None) -> None:
     """MissingExtraError if bitsandbytes is asked for and not installed."""
     if (bits or config.learn.optimizer != "adamw") and importlib.util.find_spec("bitsandbytes") is None:
         flag = f"--load_in_{bits}bit" if bits else f"--optimizer {config.learn.optimizer}"
-        raise MissingExtraError(f"{flag} needs bitsandbytes; run pip install 'mafrt[quant]'.")
+        raise MissingExtraError(f"{flag} needs bitsandbytes; run {install('quant')}.")
 
 
 def _asked(name: str) -> bool:

@@ -40,7 +40,7 @@ def refuse_unknown(rest: Sequence[str], options: Sequence[str]) -> None:
             meant = synonym(flag.removeprefix("--"))
             if meant is not None and _advises(flag.removeprefix("--"), options):
                 raise ConfigError(f"There is no flag {flag!r}; {meant.advice}")
-            known = [option for option in options if option != "-h"]
+            known = [option for option in options if option not in ("-h", "--help", "--debug")]
             others = [f"--{name}" for name in SYNONYMS if _advises(name, options)]
             near = difflib.get_close_matches(flag, [*known, *others], n=1, cutoff=0.8)
             if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mafrt.core.errors import MissingExtraError
+from mafrt.core.extras import install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +24,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(
-            "The figure needs matplotlib, which is not installed: pip install 'mafrt[plots]'."
-        ) from error
+        raise MissingExtraError(f"The figure needs matplotlib, which is not installed: {install('plots')}.") from error
 
 
 def svg(width: float, height: float, draw: Callable[[Figure], None]) -> str:

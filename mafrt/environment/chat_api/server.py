@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, MissingExtraError
+from mafrt.core.extras import install
 from mafrt.core.text import error_line
 from mafrt.environment.chat_api.protocol import (
     ApiError,
@@ -90,9 +91,7 @@ class ChatServer:
         try:
             import uvicorn
         except ImportError as error:
-            raise MissingExtraError(
-                f"The chat API is missing a package ({error}); run: pip install 'mafrt[serve]'"
-            ) from None
+            raise MissingExtraError(f"The chat API is missing a package ({error}); run: {install('serve')}") from None
         self.answers, self.token, self.limits = answers, token, limits
         self.in_flight = 0
         try:
