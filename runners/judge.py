@@ -7,18 +7,21 @@ it is played, and the agents that act next are shown the reason; all other turns
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mafrt.coach import Case, Coach, RulesCoach, make_coach
 from mafrt.coach.agreement import agreement_of
+from mafrt.coach.own_coach import verdicts_of
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
 from mafrt.core.progress import stage
+from mafrt.core.real_number import real_number
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
@@ -103,7 +106,8 @@ class Judge:
             return
         started = time.perf_counter()
         with stage("judging", len(unjudged)) as advance:
-            verdicts = self.coach.judge([self.case(episode, turn) for episode, turn in unjudged])
+            cases = [self.case(episode, turn) for episode, turn in unjudged]
+            verdicts = verdicts_of(self.coach, cases, self.config.coach.coach_deadline)
             advance(len(unjudged))
         self.seconds += time.perf_counter() - started
         # Verdicts are matched by position, so a missing one would shift all the others.
@@ -234,19 +238,30 @@ def unscored_share(episodes: Sequence[Episode]) -> float:
 
 def _checked(verdict: Any, coach: Coach) -> Verdict:
     """A coach's verdict, checked; a score out of range becomes Unscored, never another number."""
+    if verdict is None:
+        return Unscored("the coach gave no verdict")
     if isinstance(verdict, Unscored):
         return verdict
+    if real_number(verdict) is not None or isinstance(verdict, str):
+        verdict = Scored(verdict, "")  # type: ignore[arg-type]
     if not isinstance(verdict, Scored):
         raise CoachError(
-            f"{type(coach).__name__}.judge() gave a {type(verdict).__name__}; a verdict is Scored(score, reason) or "
-            "Unscored(why)."
+            f"{type(coach).__name__}.judge() gave a {type(verdict).__name__}; a verdict is Scored(score, reason), a "
+            "number from 0 to 10, or Unscored(why)."
         )
-    bad = [score for score in (verdict.score, *(score for _, score in verdict.spans)) if not _in_range(score)]
-    return Unscored(f"the coach gave the score {bad[0]!r}, which is not in 0..10") if bad else verdict
+    bad = [score for score in (verdict.score, *(score for _, score in verdict.spans)) if _points(score) is None]
+    if bad:
+        return Unscored(f"the coach gave the score {bad[0]!r}, which is not in 0..10")
+    spans = tuple((quote, cast("float", _points(score))) for quote, score in verdict.spans)
+    return Scored(cast("float", _points(verdict.score)), str(verdict.reason), spans)
 
 
-def _in_range(score: Any) -> bool:
-    return isinstance(score, (int, float)) and not isinstance(score, bool) and 0 <= score <= 10  # NaN is not either
+def _points(score: Any) -> float | None:
+    """A score in 0..10 as a float, also of NumPy and torch; None for anything else. True and False are no scores."""
+    if isinstance(score, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*", score):
+        score = float(score)
+    number = None if type(score).__name__ in ("bool", "bool_") else real_number(score)
+    return number if number is not None and 0 <= number <= 10 else None
 
 
 def _note(turn: Turn) -> str:

@@ -236,7 +236,7 @@ def test_ones_own_coach_cannot_give_what_is_no_score(score, tmp_path):
 
 
 def test_ones_own_coach_is_told_what_it_does_wrong(tmp_path):
-    summary = make(coach=Told(lambda case: 7.0), run_dir=tmp_path / "a", iterations=1).run()
+    summary = make(coach=Told(lambda case: {"score": 7.0}), run_dir=tmp_path / "a", iterations=1).run()
     assert "a verdict is Scored" in summary.stopped_by and summary.paused
     short = Told(lambda case: Scored(1.0))
     short.judge = lambda cases: [Scored(1.0)]

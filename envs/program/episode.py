@@ -14,6 +14,7 @@ from typing import Any
 
 from mafrt.config.resolve import is_users
 from mafrt.core.errors import EnvError
+from mafrt.core.real_number import real_number
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
@@ -164,21 +165,15 @@ class ProgramEpisode:
 
 def read_reward(given: Any, agents: tuple[str, ...]) -> Reward:
     """A number (the team's outcome), or an object with `reward` for the team, `rewards` by agent, or both."""
-    if _is_number(given):
-        return Reward(float(given))
+    if (number := real_number(given)) is not None:
+        return Reward(number)
     if isinstance(given, dict) and given.keys() <= {"reward", "rewards"} and given:
-        outcome, rewards = given.get("reward"), given.get("rewards") or {}
-        numbers = isinstance(rewards, dict) and all(n in agents and _is_number(v) for n, v in rewards.items())
-        if numbers and (outcome is None or _is_number(outcome)):
-            return Reward(None if outcome is None else float(outcome), {n: float(v) for n, v in rewards.items()})
+        outcome, rewards = real_number(given.get("reward")), given.get("rewards") or {}
+        amounts = {name: real_number(value) for name, value in rewards.items()} if isinstance(rewards, dict) else None
+        known = given.get("reward") is None or outcome is not None
+        if known and amounts is not None and all(n in agents and value is not None for n, value in amounts.items()):
+            return Reward(outcome, {name: value for name, value in amounts.items() if value is not None})
     raise EnvError(
         f'the reward must be a number or an object with "reward" and "rewards" (agent -> number; agents are '
         f"{', '.join(agents)}), found {brief(given)}"
     )
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return not isinstance(value, (str, bool)) and abs(float(value)) < float("inf")
-    except (TypeError, ValueError):
-        return False

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from mafrt.config.resolve import load_object
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.text import brief
-from mafrt.core.types import Scored
+from mafrt.core.errors import ConfigError
+from mafrt.core.types import Observation, Scored, StepResult
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.answers import boxed
 from mafrt.envs.math.tasks import Task, load_tasks
+from mafrt.envs.tasks.reward_functions import Reward, reward_function
 from mafrt.envs.workflows.config import WorkflowOptions
 from mafrt.envs.workflows.graded_rules import GradedRules
 from mafrt.envs.workflows.task_env import TaskEnv
 
-Reward = Callable[[str, Mapping[str, Any]], float]
-"""(text, record) -> grade, as a rule in 0..1"""
+CHECKED = 100
+"""Records whose fields are compared with the names that a reward function asks for."""
 
 
 class RewardEnv(TaskEnv):
@@ -37,10 +35,11 @@ class RewardEnv(TaskEnv):
     ) -> None:
         """Read the tasks of `dataset_path`, or take `tasks` as given.
 
-        `reward`: a function, or `file.py:function`. It is called with the text of an answer and the whole record.
+        `reward`: a function in one of the forms of `mafrt.envs.tasks.reward_functions`, or `file.py:function`.
         Raises DataError for the data, ConfigError for the function or a setting.
         """
-        self.score = reward_function(reward)
+        if reward is None:
+            reward_function(reward)
         if tasks is None:
             if dataset_path is None:
                 raise ConfigError(
@@ -50,6 +49,9 @@ class RewardEnv(TaskEnv):
         self.tasks = tuple(tasks)
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one")
+        self.reward = reward_function(reward, [_record(task) for task in self.tasks[:CHECKED]])
+        self.measured: dict[str, float] = {}
+        """further numbers of the reward function on the latest decisive answer"""
         super().__init__(team if team is not None else Team.of(("solver",)), **options)
         self.bounded = False  # the function is the user's
 
@@ -61,16 +63,23 @@ class RewardEnv(TaskEnv):
         info = {"task": self.task.id}
         return self.task.problem, info | ({"answer": self.task.answer} if self.task.answer else {})
 
-    def grade(self, texts: Sequence[str]) -> list[float]:
-        return [self._grade(text) for text in texts]
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        self.measured = {}
+        return super().reset(seed, options)
 
-    def _grade(self, text: str) -> float:
-        record = {"problem": self.task.problem, "answer": self.task.answer, **self.task.meta}
-        grade = self.score(text, record)
-        if not isinstance(grade, (bool, int, float)) or not math.isfinite(grade):
-            name = getattr(self.score, "__qualname__", repr(self.score))
-            raise EnvError(f"the reward function {name} returned {brief(grade)}; expected a finite number")
-        return float(grade)
+    def step(self, actions: dict[str, str]) -> StepResult:
+        result = super().step(actions)
+        if not result.terminated or not self.measured:
+            return result
+        measures = {**self.measured, **result.info.get("measures", {})}
+        return result._replace(info={**result.info, "measures": measures})
+
+    def grade(self, texts: Sequence[str]) -> list[float | None]:
+        grades = [self.reward.grade(text, _record(self.task)) for text in texts]
+        self.measured = {name: value for grade in grades for name, value in grade.measures.items()}
+        return [grade.score for grade in grades]
 
     def key(self, text: str) -> str | None:
         """The boxed answer, else the last line that is not blank; without case."""
@@ -79,20 +88,27 @@ class RewardEnv(TaskEnv):
         return None if answer is None else answer.strip().casefold()
 
     def rules(self) -> GradeRules:
-        return GradeRules(self._grade)
+        return GradeRules(lambda text: self.reward.grade(text, _record(self.task)).score)
+
+
+def _record(task: Task) -> dict[str, Any]:
+    """The record as a reward function gets it."""
+    return {"problem": task.problem, "answer": task.answer, **task.meta}
 
 
 @dataclass(frozen=True)
 class GradeRules(GradedRules):
     """Scores of turns by the reward function alone: answers by their grade, other turns by the team's result."""
 
-    grade: Callable[[str], float]
+    grade: Callable[[str], float | None]
 
     def right(self, text: str) -> bool:
-        return self.grade(text) > 0.5
+        return (self.grade(text) or 0.0) > 0.5
 
-    def answer(self, text: str, plan: str | None = None) -> Scored:
+    def answer(self, text: str, plan: str | None = None) -> Scored | None:
         grade = self.grade(text)
+        if grade is None:
+            return None
         return Scored(10.0 * min(max(grade, 0.0), 1.0), f"The reward function gives {grade:g}.")
 
     def prints_right(self, ran: Ran) -> bool:
@@ -100,13 +116,3 @@ class GradeRules(GradedRules):
 
     def followed(self, right: bool, what: str) -> Scored:
         return Scored(7.0 if right else 2.0, f"{what} was {'graded above 0' if right else 'graded 0 or less'}.")
-
-
-def reward_function(reward: str | Reward | None) -> Reward:
-    """The function that grades. Raises ConfigError if there is none of that name."""
-    if reward is None:
-        raise ConfigError("no reward function is given; name one by --reward my.py:score")
-    function = load_object(reward) if isinstance(reward, str) else reward
-    if not callable(function):
-        raise ConfigError(f"reward {reward}: expected a function of (text, record), found {brief(function)}")
-    return function

@@ -77,8 +77,8 @@ class TaskEnv(Env):
         """Take up a task. Returns the text of the problem, and an info dict with `task`, its id."""
         raise NotImplementedError
 
-    def grade(self, texts: Sequence[str]) -> list[float]:
-        """The grade of each text as an answer to the present task."""
+    def grade(self, texts: Sequence[str]) -> Sequence[float | None]:
+        """The grade of each text as an answer to the present task; None: it has no grade, and counts for nothing."""
         raise NotImplementedError
 
     def right_share(self, grades: Sequence[float]) -> float:
@@ -126,7 +126,8 @@ class TaskEnv(Env):
             info: dict[str, Any] = {"state": after, "evidence": evidence}
             return StepResult(self.workflow.observe(after), {}, False, False, info)
         decisive = self.workflow.decide(answers, self.key)
-        correct = dict(zip(decisive, self.grade(list(decisive.values())), strict=True))
+        grades = dict(zip(decisive, self.grade(list(decisive.values())), strict=True))
+        correct = {agent: grade for agent, grade in grades.items() if grade is not None}
         score = sum(correct.values()) / len(correct) if correct else 0.0
         right = self.right_share(list(correct.values()))
         self.state = self.workflow.judged(after, right)
@@ -135,7 +136,8 @@ class TaskEnv(Env):
             evidence[agent] = Evidence(rules=self.rules().followed(right > 0, "the team's answer"))
         self.unscored = frozenset()
         info = {"correct": correct, "rounds": self.state.round, "state": self.state}
-        if self.workflow.graded:
+        # Without a grade on any answer, the outcome is not known.
+        if self.workflow.graded and (correct or not grades):
             info["outcome"] = score
         info["evidence"] = evidence
         info["answers"] = {

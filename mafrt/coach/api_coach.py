@@ -48,6 +48,8 @@ class RemoteCoach(Coach):
         cache: of verdicts, None for none.
     """
 
+    bounded = True
+
     def __init__(
         self,
         provider: Provider,

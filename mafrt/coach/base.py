@@ -42,6 +42,8 @@ class Coach:
     """its name in the run's log and coach.json"""
     reads: bool = True
     """whether it reads `Case.saw`; a coach that does not is spared the decoding of every prompt"""
+    bounded: bool = False
+    """whether `judge` keeps deadlines of its own and raises nothing but CoachError"""
     interrupted: Callable[[], bool] = staticmethod(lambda: False)
     """whether to give up at once, by CoachInterruptedError; `begin` sets it"""
 
@@ -73,6 +75,8 @@ class Coach:
 
 class RulesCoach(Coach):
     """Reads the judgement that the environment's own verifier made. No network, no model."""
+
+    bounded = True
 
     name = "rules"
     reads = False

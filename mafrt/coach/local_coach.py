@@ -37,6 +37,8 @@ class LocalCoach(Coach):
         max_tokens: of a reply.
     """
 
+    bounded = True
+
     def __init__(self, rubric: Rubric, adapter: str | None, max_tokens: int) -> None:
         self.rubric, self.adapter, self.max_tokens = rubric, adapter, max_tokens
         if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():

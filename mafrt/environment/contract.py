@@ -5,14 +5,13 @@ A result that breaks the contract raises an EnvError that names the method, the 
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
+from mafrt.core.real_number import real_number
 from mafrt.core.text import brief, clean_deep, clean_text
 from mafrt.core.types import Evidence, Observation, Scored, StepResult
 
@@ -53,7 +52,7 @@ def checked_step(agents: tuple[str, ...], where: str, result: Any) -> StepResult
         info = {**info, "evidence": _checked_evidence(agents, where, info["evidence"])}
     if info.get("outcome", 0) is None:  # None means not known, which is the same as not given
         info = {key: value for key, value in info.items() if key != "outcome"}
-    amounts = {agent: float(reward) for agent, reward in rewards.items()}
+    amounts = {agent: cast("float", real_number(reward)) for agent, reward in rewards.items()}
     return StepResult(observations, amounts, bool(terminated), bool(truncated), info)
 
 
@@ -87,10 +86,7 @@ def listed(agents: Iterable[str]) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether `value` is a real number that a float can hold. 10**400 is not: it overflows."""
-    try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
-    except (OverflowError, ValueError, TypeError):
-        return False
+    return real_number(value) is not None
 
 
 def _checked_observations(agents: tuple[str, ...], where: str, observations: Any) -> dict[str, Observation]:
@@ -114,7 +110,8 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
                 f'{{"role": ..., "content": ...}} messages, found {brief(observation)}'
             )
     cleaned: dict[str, Observation] = clean_deep(observations)
-    return cleaned
+    # Copied, since an environment may keep its list of messages and write the next ones into it.
+    return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}  # type: ignore[misc]
 
 
 def _checked_info(where: str, info: Any) -> dict[str, Any]:
@@ -131,7 +128,12 @@ def _checked_info(where: str, info: Any) -> dict[str, Any]:
     measures = info.get("measures")
     if measures is not None and not (isinstance(measures, dict) and all(map(is_finite, measures.values()))):
         raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
-    return dict(info)
+    numbers: dict[str, Any] = {}
+    if info.get("outcome") is not None:
+        numbers["outcome"] = real_number(info["outcome"])
+    if measures is not None:
+        numbers["measures"] = {name: real_number(value) for name, value in measures.items()}
+    return {**info, **numbers}
 
 
 def _checked_evidence(agents: tuple[str, ...], where: str, given: Any) -> dict[str, Evidence]:
