@@ -22,13 +22,17 @@ from mafrt.core import atomic_files
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.real_number import real_number
+from mafrt.core.transcript import quoted, speakers
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
+from mafrt.environment.contract import ROLES
+from mafrt.rollout.prompts import messages_of
 
 if TYPE_CHECKING:
     from mafrt.engines import Engine
     from mafrt.models.several_bases import Bases
+    from mafrt.models.shared_base import SharedBase
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +43,13 @@ COUNTS = "coach.json"
 """In the run's folder: the coach's name, and its counts so far."""
 
 
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """Token ids -> text without special tokens."""
+def decoder(base: SharedBase) -> Callable[[Sequence[int]], str]:
+    """Token ids of answers -> text without end tokens."""
+    tokenizer, ends = base.tokenizer, base.eos_ids
 
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        said = [token for token in ids if token not in ends]
+        return str(tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 
@@ -76,7 +82,8 @@ class Judge:
         coach.begin(base.main, engine, interrupted)
         self.folder: Path | None = None
         self.config, self.team = config, team
-        self.decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
+        self.tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
+        self.decoders = {name: decoder(base.of_agent(name)) for name in team.names}
         # Asked for only where credit can tell tokens apart; a judge's longer answers cost money.
         self.spans = level == "token"
         self.weight = config.algorithm.process_weight
@@ -97,7 +104,7 @@ class Judge:
     def feedback(self, turns: Sequence[tuple[Episode, Turn]]) -> list[str]:
         """Judge turns during the rollout; a note on each for the agents that act next, empty for none."""
         self._fill(turns)
-        return [_note(turn) for _, turn in turns]
+        return [_note(turn, self.team.names) for _, turn in turns]
 
     def _fill(self, turns: Sequence[tuple[Episode, Turn]]) -> None:
         # Turns that feedback has judged during play are not paid for again.
@@ -127,12 +134,21 @@ class Judge:
             agent=turn.agent,
             said=turn.text,
             role=self.team.agent(turn.agent).prompt,
-            # Decoded from the tokens: a judge must see the prompt as the model saw it, cut and with its template.
-            saw=self.decoders[turn.agent](turn.prompt_ids) if self.coach.reads else "",
+            saw=self._saw(turn) if self.coach.reads else "",
             evidence=turn.evidence,
             truth=None if answer is None else str(answer),
             spans=self.spans,
         )
+
+    def _saw(self, turn: Turn) -> str:
+        """The prompt of a turn as text, in which no message can be taken for two."""
+        seen = [] if turn.observation is None else messages_of(self.team.agent(turn.agent).prompt, turn.observation)
+        chat = [(message["role"], quoted(message["content"], headings=ROLES, inside=False)) for message in seen]
+        if any(text != message["content"] for (_, text), message in zip(chat, seen, strict=True)):
+            return "\n".join(f"{role}\n{text}" for role, text in chat)
+        # Decoded from the tokens: a judge must see the prompt as the model saw it, with its template.
+        decode = self.tokenizers[turn.agent].decode
+        return str(decode(turn.prompt_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     # ------------------------------------------------------------------------------------------------------ numbers
 
@@ -264,7 +280,7 @@ def _points(score: Any) -> float | None:
     return number if number is not None and 0 <= number <= 10 else None
 
 
-def _note(turn: Turn) -> str:
+def _note(turn: Turn, names: Sequence[str]) -> str:
     """The note on a turn for the agents that act next; empty if it has no score."""
     if not isinstance(turn.coach, Scored):
         return ""
@@ -272,4 +288,6 @@ def _note(turn: Turn) -> str:
     # A judge's essay must not fill the next agent's context window.
     if len(reason) > SHOWN:
         reason = f"{reason[:SHOWN]} ..."
+    # Its words may be those of an agent that it quotes.
+    reason = quoted(reason, speakers(names))
     return f"Coach on {turn.agent}: {turn.coach.score:g}/10. {reason}".strip()

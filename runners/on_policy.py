@@ -341,10 +341,10 @@ class OnPolicy:
         self.transcripts = TranscriptWriter(
             disk.transcripts,
             self.team,
-            decoder(self.base.main.tokenizer),
+            decoder(self.base.main),
             share=run.transcript_share,
             max_mib=run.transcript_max_mib,
-            decoders={name: decoder(self.base.of_agent(name).tokenizer) for name in self.team.names},
+            decoders={name: decoder(self.base.of_agent(name)) for name in self.team.names},
         )
 
     def _identity(self) -> dict[str, Any]:

@@ -181,10 +181,8 @@ def _record(
 ) -> None:
     """Write the conversations that `recording` asks for."""
     share, most = recording.transcript_share, recording.transcript_max_mib
-    decoders = {name: decoder(base.of_agent(name).tokenizer) for name in team.names}
-    writer = TranscriptWriter(
-        folder / FOLDER, team, decoder(base.main.tokenizer), share=share, max_mib=most, decoders=decoders
-    )
+    decoders = {name: decoder(base.of_agent(name)) for name in team.names}
+    writer = TranscriptWriter(folder / FOLDER, team, decoder(base.main), share=share, max_mib=most, decoders=decoders)
     kept = [episode for episode in evaluated.episodes if wanted(episode.group, share)]
     writer.write("evaluation", iteration, kept)
     print(f"conversations in {folder}; mafrt show {folder} lists them")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from mafrt.core.types import Message, Observation
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
+from mafrt.envs.workflows.views import written
 
 TOOL = "tool"
 NOTHING = "Nothing was run: put the whole program into one ```python block."
@@ -53,11 +54,11 @@ class Flow:
             return {}
         if state.reviewing:
             assert self.tester is not None
-            return {self.tester: _written(state, len(state.said))}
+            return {self.tester: self._written(state, len(state.said))}
         begun = len(state.said) - 2 * state.turns
         if not state.turns:
-            return {self.coder: _written(state, begun)}
-        chat: list[Message] = [{"role": "user", "content": _written(state, begun)}]
+            return {self.coder: self._written(state, begun)}
+        chat: list[Message] = [{"role": "user", "content": self._written(state, begun)}]
         for role, text in state.said[begun:]:
             chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})
         return {self.coder: chat}
@@ -87,6 +88,10 @@ class Flow:
         after = replace(after, turns=state.turns + 1)
         return after if after.turns < self.turns else self._handed_on(after)
 
+    def _written(self, state: CodeState, until: int) -> str:
+        names = [name for name in (self.coder, self.tester) if name is not None]
+        return written(state.problem, state.said[:until], names)
+
     def _handed_on(self, state: CodeState) -> CodeState:
         """The Coder's turns are over: the Tester's begins, if there is one and a program for it."""
         review = self.tester is not None and state.reviews < self.reviews and state.program is not None
@@ -97,7 +102,3 @@ def why_not(text: str) -> str:
     """Why a text has no program, for the agent."""
     call = find_code(text)
     return call.why if isinstance(call, BadCall) else NOTHING
-
-
-def _written(state: CodeState, until: int) -> str:
-    return f"Problem: {state.problem}" + "".join(f"\n{role}: {text}" for role, text in state.said[:until])

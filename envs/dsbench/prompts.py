@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mafrt.core.transcript import quoted
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.dsbench.roles import ANALYST, DONE, ENGINEER, MODELER, REQUIRED
 from mafrt.envs.dsbench.tasks import TabularTask
@@ -29,6 +30,8 @@ _DUTIES = {
     MODELER: "Train a model on X_train.pkl and y_train.pkl that predicts X_test.pkl well, and write it to model.pkl.",
     ANALYST: "Use model.pkl and X_test.pkl to write submission.csv, and check it against what is asked for.",
 }
+SECTIONS = ("Files in the workspace", "Files written", "Missing")
+"""What begins a section of a message, beside the task and what agents said."""
 _KINDS = {
     "values": "numbers",
     "labels": "classes as they are called in train.csv",
@@ -57,12 +60,13 @@ def full_task(
 ) -> str:
     """The opening message of a stage."""
     better = "more" if task.answers.metric.higher else "less"
+    sections = ("Task", "Score", *SECTIONS, *(f"{name} said" for name in _DUTIES))
     parts = [
-        f"Task: {task.id}\n{shorten(task.description, PROMPT)}",
+        f"Task: {task.id}\n{quoted(shorten(task.description, PROMPT), sections, inside=False)}",
         f"Score: {task.answers.metric.name} ({better} is better). {handed_in(task)}",
         "Files in the workspace:\n" + "\n".join(f"- {line}" for line in listed(shapes)),
     ]
-    parts += [f"{name} said:\n{shorten(text, SAID)}" for name, text in said]
+    parts += [f"{name} said:\n{quoted(shorten(text, SAID), sections, inside=False)}" for name, text in said]
     if lab:
         parts.append(
             f"The module {LAB} is there and imported; its source says what it can do. In short: fill(), code(), "
@@ -91,7 +95,9 @@ def brief_task(role: str, task: TabularTask, shapes: Mapping[str, FileSummary]) 
     return f"Problem: {metric.name} {_BRIEF_KINDS[metric.kind]}\n{told}{files}{more}"
 
 
-_BRIEF_KINDS = {
+_BRIEFSECTIONS = ("Files in the workspace", "Files written", "Missing")
+"""What begins a section of a message, beside the task and what agents said."""
+_KINDS = {
     "values": "one answer",
     "labels": "one answer",
     "scores": "shares of each",
@@ -110,7 +116,8 @@ _SHORT |= {"model.pkl": "model"}
 
 def listed(shapes: Mapping[str, FileSummary]) -> list[str]:
     """One line for each file."""
-    return [f"{name}: {shape.brief(COLUMNS)}" for name, shape in sorted(shapes.items())]
+    # A program chooses the names of columns, and a line break in one would begin a line of its own.
+    return [" ".join(f"{name}: {shape.brief(COLUMNS)}".splitlines()) for name, shape in sorted(shapes.items())]
 
 
 def printed(done: Execution, timeout_s: float, memory_mib: int) -> str:

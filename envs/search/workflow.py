@@ -80,7 +80,7 @@ class SearchWorkflow(Workflow):
         if state.over or state.position == DONE:
             return {}
         name = self.names[state.position]
-        return {name: written(state.problem, self.views[name](state.said, name, self.names))}
+        return {name: written(state.problem, self.views[name](state.said, name, self.names), self.names)}
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         name = self.names[state.position]

@@ -60,7 +60,7 @@ class ToolWorkflow(Chain):
             return super().observe(state)
         chat: list[Message] = [
             {"role": "tools", "content": self.schemas[name]},
-            {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], name))},
+            {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], name), self.names)},
         ]
         for role, text in state.said[begun:]:
             chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})

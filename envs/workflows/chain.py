@@ -35,7 +35,7 @@ class Chain(Workflow):
         if state.over:
             return {}
         name = self.names[state.position]
-        return {name: written(state.problem, self.seen(state.said, name))}
+        return {name: written(state.problem, self.seen(state.said, name), self.names)}
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         name = self.names[state.position]
@@ -78,7 +78,7 @@ class MultiTurn(Single):
     def observe(self, state: TaskState) -> dict[str, Observation]:
         if state.over or not state.round:
             return super().observe(state)
-        chat: list[Message] = [{"role": "user", "content": written(state.problem, ())}]
+        chat: list[Message] = [{"role": "user", "content": written(state.problem, (), self.names)}]
         for role, text in state.said:
             chat.append({"role": "user" if role == JUDGE else "assistant", "content": text})
         # Chat templates want a user's message last.

@@ -56,7 +56,10 @@ class MathChat(Chain):
         # Two entries a turn: the agent's words, and the tool's answer.
         begun = len(state.said) - 2 * state.turns
         chat: list[Message] = [
-            {"role": "user", "content": written(state.problem, self.seen(state.said[:begun], self.executor))}
+            {
+                "role": "user",
+                "content": written(state.problem, self.seen(state.said[:begun], self.executor), self.names),
+            }
         ]
         for role, text in state.said[begun:]:
             chat.append(tool_message(text) if role == TOOL else {"role": "assistant", "content": text})

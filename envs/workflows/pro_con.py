@@ -25,6 +25,7 @@ from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow
 from mafrt.envs.workflows.views import written
 
 PRO, CON = "PRO", "CON"
+SIDE_LINES = tuple(f"You argue {side}." for side in (PRO, CON))
 VERDICTS = ("jury", "rules", "coach")
 SIDES = ("by_task", "fixed", "swapped")
 ENOUGH = 3
@@ -98,9 +99,10 @@ class ProCon(Workflow):
         sides = self.sides_of(state.problem)
         said = [(sides[name], text) for name, text in state.said]
         if state.round >= self.horizon:
-            return {name: written(state.problem, said) for name in self.jury}
+            return {name: written(state.problem, said, (PRO, CON), headings=SIDE_LINES) for name in self.jury}
         name = list(sides)[state.position]
-        return {name: written(f"{state.problem}\nYou argue {sides[name]}.", said)}
+        note = f"You argue {sides[name]}."
+        return {name: written(state.problem, said, (PRO, CON), note, SIDE_LINES)}
 
     def transition(self, state: TaskState, actions: Mapping[str, str]) -> TaskState:
         if state.round >= self.horizon:

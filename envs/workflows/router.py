@@ -84,7 +84,7 @@ class Router(Chain):
         if state.over:
             return {}
         name = self._speaker(state)
-        return {name: written(state.problem, self.seen(state.said, name))}
+        return {name: written(state.problem, self.seen(state.said, name), self.names)}
 
     def _speaker(self, state: TaskState) -> str:
         return self.routes.start if not state.said else self.names[state.position]

@@ -43,9 +43,9 @@ class Debate(Workflow):
             return {}
         if state.round >= self.horizon:
             assert self.judge is not None
-            return {self.judge: written(state.problem, self._for_judge(state))}
+            return {self.judge: written(state.problem, self._for_judge(state), self.names)}
         said = latest(state)
-        return {name: written(state.problem, self._for_speaker(said, name)) for name in self.speakers}
+        return {name: written(state.problem, self._for_speaker(said, name), self.names) for name in self.speakers}
 
     def _for_speaker(self, said: Mapping[str, str], name: str) -> Sequence[tuple[str, str]]:
         # Its own words first, so that an agent knows which of the answers is its own.

@@ -11,6 +11,7 @@ from mafrt.config.resolve import load_object
 from mafrt.config.schema import unknown
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
+from mafrt.core.transcript import quoted, speakers
 from mafrt.envs.workflows.state import SPEAKS_AS, TaskState
 
 Said = Sequence[tuple[str, str]]
@@ -87,9 +88,21 @@ def view(name: str) -> View:
     return own
 
 
-def written(problem: str, said: Said) -> str:
-    """`Problem: ...`, then a line `role: text` for each visible utterance."""
-    return f"Problem: {problem}" + "".join(f"\n{role}: {text}" for role, text in said)
+def written(
+    problem: str, said: Said, names: Sequence[str] = (), note: str | None = None, headings: Sequence[str] = ()
+) -> str:
+    """`Problem: ...`, then a line `role: text` for each visible utterance.
+
+    Neither the problem nor an utterance can write a line of another one: see `mafrt.core.transcript.quoted`.
+
+    Args:
+        names: of all who may speak; those who did are known.
+        note: a line of the workflow after the problem.
+        headings: all such lines that the workflow writes.
+    """
+    begins = speakers((*names, *dict(said)))
+    first = f"Problem: {quoted(problem, begins, headings=headings)}" + (f"\n{note}" if note else "")
+    return first + "".join(f"\n{role}: {quoted(text, begins, headings=headings)}" for role, text in said)
 
 
 def transcript(state: TaskState) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,16 +59,13 @@ class Ask:
         return replace(self, user=f"{self.user}\n\n{note}")
 
 
-def make_ask(
-    rubric: Rubric, case: Case, *, structured: bool = True, guard: Callable[[str], str] = lambda text: text
-) -> Ask:
+def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> Ask:
     """The question about a case.
 
     Args:
         rubric: its criteria.
         case: the turn to judge.
         structured: whether the reply is to be JSON; else the text form.
-        guard: applied to every quoted text, to disarm markup that a tokenizer would obey.
     """
     evidence = case.evidence
     texts = {
@@ -85,7 +81,7 @@ def make_ask(
     texts = {name: None if text is None else clean_text(text) for name, text in texts.items()}
     # Before they are cut, so that a score line copied from any part of them is recognised.
     quoted = tuple(text for text in texts.values() if text)
-    cut = {name: None if text is None else guard(_cut(text)) for name, text in texts.items()}
+    cut = {name: None if text is None else _cut(text) for name, text in texts.items()}
     # A code that stands in none of the quotations, so that no text can close its own quotes.
     code = _code([text for text in cut.values() if text is not None])
     values = {

@@ -6,7 +6,6 @@ weights give equal verdicts; all cases of a call go through the engine in one ba
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,12 +55,9 @@ class LocalCoach(Coach):
         self._base, self._engine = base, engine
         self._window = base.context_window
         self._opened = opens_thought(base.tokenizer)
-        words = [*getattr(base.tokenizer, "all_special_tokens", ()), *base.tokenizer.get_added_vocab()]
-        longest_first = sorted({word for word in words if word and not word.isspace()}, key=len, reverse=True)
-        self._markup = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def judge(self, cases: Sequence[Case]) -> list[Verdict]:
-        asks = [make_ask(self.rubric, case, structured=False, guard=self._guard) for case in cases]
+        asks = [make_ask(self.rubric, case, structured=False) for case in cases]
         verdicts = self._answers(asks)
         again = [place for place, verdict in enumerate(verdicts) if isinstance(verdict, UnreadableError)]
         second = self._answers([asks[place].again(str(verdicts[place])) for place in again])
@@ -105,7 +101,3 @@ class LocalCoach(Coach):
             return read_reply(visible(text, opened=True) if self._opened else text, cut=cut, quoted=quoted)
         except UnreadableError as error:
             return error
-
-    def _guard(self, text: str) -> str:
-        """`text` with the tokenizer's markup, such as the end of a message, broken up by a space."""
-        return text if self._markup is None else self._markup.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request, Stop
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
+from mafrt.models.outside_text import answer_text
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -81,7 +82,7 @@ def completion(
         ids=tokens,
         logprobs=values,
         stop=stop,
-        text=base.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        text=answer_text(base.tokenizer, tokens, base.eos_ids),
         adapter_version=0 if request.adapter is None else base.versions[request.adapter],
     )
 

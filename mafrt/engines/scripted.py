@@ -8,6 +8,7 @@ from typing import Any
 from mafrt.core.errors import ConfigError
 from mafrt.core.text import clean_text
 from mafrt.core.types import Completion, Request, Stop
+from mafrt.models.outside_text import answer_text
 
 
 class ScriptedEngine:
@@ -42,7 +43,7 @@ class ScriptedEngine:
         limit = request.sampling.max_new_tokens
         if len(ids) > limit:
             ids, stop = ids[:limit], "length"
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text = answer_text(self.tokenizer, ids, ())
         return Completion(ids=ids, logprobs=[0.0] * len(ids), stop=stop, text=text, adapter_version=0)
 
     def _answer(self, request: Request) -> str:

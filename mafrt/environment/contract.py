@@ -5,15 +5,20 @@ A result that breaks the contract raises an EnvError that names the method, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
 from mafrt.core.real_number import real_number
-from mafrt.core.text import brief, clean_deep, clean_text
-from mafrt.core.types import Evidence, Observation, Scored, StepResult
+from mafrt.core.text import brief, clean_deep, clean_text, error_line
+from mafrt.core.types import Evidence, Message, Observation, Scored, StepResult
+
+ROLES = ("system", "user", "assistant", "tool", "tools")
+"""Roles of the messages of an observation."""
 
 
 def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dict[str, Observation], dict[str, Any]]:
@@ -67,6 +72,66 @@ def check_task(env_name: str, num_tasks: int | None, options: dict[str, Any] | N
         raise EnvError(f"{env_name}.reset(): options['task'] must be in 0..{num_tasks - 1}, found {task!r}")
 
 
+def tools_problem(messages: Sequence[Message]) -> str | None:
+    """Why the schemas of tools in an observation are none, as one sentence; None if they are, or if there are none.
+
+    They are the content of its first message, of role `tools`: a JSON list of `{"type": "function", "function": {...}}`
+    or of what is in there, `{"name": text, "description": text, "parameters": JSON schema}`, and a message of the user
+    follows.
+    """
+    places = [place for place, message in enumerate(messages) if message["role"] == "tools"]
+    if not places:
+        return None
+    if places != [0]:
+        return f"the schemas of tools must be one message, the first, found messages of role 'tools' at {places}"
+    if next((m["role"] for m in messages[1:] if m["role"] != "system"), None) != "user":
+        roles = ", ".join(message["role"] for message in messages)
+        return f"after the schemas of tools the first message must be the user's, found the roles {roles}"
+    content = messages[0]["content"]
+    try:
+        schemas = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        return f"the schemas of tools must be JSON, found {brief(content)} ({error_line(error)})"
+    if not isinstance(schemas, list):
+        return f"the schemas of tools must be a JSON list, found {brief(content)}"
+    for schema in schemas:
+        if problem := _schema_problem(schema):
+            return f"{problem}, found {brief(schema)}"
+    return None
+
+
+def _schema_problem(schema: Any) -> str | None:
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    if not isinstance(function, dict):
+        return "the schema of a tool must be an object"
+    if not isinstance(function.get("name"), str) or not function["name"].strip():
+        return "the schema of a tool must have a 'name'"
+    if not isinstance(function.get("description", ""), str):
+        return "the 'description' of a tool must be a text"
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
+        return "the 'parameters' of a tool must be the JSON schema of an object"
+    if not all(isinstance(entry, (dict, bool)) for entry in parameters.get("properties", {}).values()):
+        return "each of the 'properties' of a tool's parameters must be a JSON schema"
+    needed = parameters.get("required", [])
+    if not isinstance(needed, list) or not all(isinstance(name, str) for name in needed):
+        return "'required' of a tool's parameters must be a list of names"
+    try:
+        clean_deep(schema)
+    except ValueError as error:
+        return f"the schema of a tool must be flatter: {error}"
+    return None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _no_number(digits)
+
+
 def agents_problem(agents: Any) -> str | None:
     """Why `agents` cannot be the agents of an environment, or None if it can."""
     if not isinstance(agents, tuple) or not agents:
@@ -100,10 +165,12 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
         good = isinstance(observation, list) and observation and all(
             isinstance(m, dict)
             and set(m) == {"role", "content"}
-            and m["role"] in ("system", "user", "assistant", "tool", "tools")
+            and m["role"] in ROLES
             and isinstance(m["content"], str)
             for m in observation
         )  # fmt: skip
+        if good and (problem := tools_problem(observation)):
+            raise EnvError(f"{where}: the observation of {agent!r}: {problem}")
         if not good:
             raise EnvError(
                 f"{where}: the observation of {agent!r} must be a text or a list of "

@@ -21,6 +21,7 @@ from typing import Any
 from mafrt.core.types import Message
 
 THINK, THOUGHT = "<think>", "</think>"
+OWN_MARKUP = frozenset((THINK, THOUGHT, "<tool_call>", "</tool_call>"))
 PYTHON = "python"
 """The tool that fenced blocks call."""
 

@@ -6,9 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
+from mafrt.core.errors import EnvError
+from mafrt.core.text import clean_deep, error_line
+from mafrt.core.transcript import quoted
 from mafrt.core.types import Message, Observation
-from mafrt.environment.tool_calls import THINK
+from mafrt.environment.contract import ROLES, tools_problem
+from mafrt.environment.tool_calls import OWN_MARKUP, THINK
 from mafrt.models.invocation import PLAIN
+from mafrt.models.outside_text import StandIns, encode_outside
 from mafrt.rollout.live import with_note
 
 
@@ -45,15 +50,63 @@ def messages_of(system: str, observation: Observation, at: str = "start") -> lis
 def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str = "start") -> list[int]:
     """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
 
-    A tokenizer without a template gets plain `role: content` lines; base models are commonly used that way.
+    This is the only way of a text into a prompt: the control tokens of the template come of the template alone
+    (`mafrt.models.outside_text`). The markup of thoughts and calls is kept in an agent's own turns and role prompt.
+    A tokenizer without a template gets plain `role: content` lines, which no content can write
+    (`mafrt.core.transcript`); base models are commonly used that way.
+
+    Raises:
+        EnvError: the schemas of tools are none, or the chat template refuses the messages.
     """
-    messages = messages_of(system, observation, at)
-    if getattr(tokenizer, "chat_template", None):
-        # The template has already written the special tokens.
-        return list(tokenizer.encode(_rendered(tokenizer, messages), add_special_tokens=False))
-    # The schemas of tools stand in the lines like any other message.
-    text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
-    return list(tokenizer.encode(text))
+    seen: list[Message] = (
+        [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
+    )
+    template = bool(getattr(tokenizer, "chat_template", None))
+    if problem := tools_problem(seen):
+        raise EnvError(f"{problem[:1].upper()}{problem[1:]}")
+    stand_ins = StandIns(tokenizer, [system, *(message["content"] for message in seen)])
+    if not template:
+        lines = [{**message, "content": quoted(message["content"], ROLES)} for message in seen]
+        seen, system = lines, quoted(system, ROLES)
+    hidden = [_hidden(message, stand_ins, template) for message in seen]
+    messages = messages_of(stand_ins.hide(system, OWN_MARKUP), hidden, at)
+    if not template:
+        # The schemas of tools stand in the lines like any other message.
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN
+        return stand_ins.encode(text, add_special_tokens=True)
+    from jinja2 import TemplateError
+
+    try:
+        filled = _rendered(tokenizer, messages)
+    except (TemplateError, KeyError, TypeError, AttributeError, ValueError) as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise EnvError(f"The chat template refuses the messages {roles}: {error_line(error)}") from error
+    # The template has already written the special tokens.
+    return stand_ins.encode(filled)
+
+
+def encode_answer(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of an agent's own words: only the markup of thoughts and calls becomes a control token."""
+    return encode_outside(tokenizer, text, OWN_MARKUP)
+
+
+def _hidden(message: Message, stand_ins: StandIns, template: bool) -> Message:
+    """A message with stand-ins for what would become a control token."""
+    role, content = message["role"], message["content"]
+    if role == TOOLS and template:
+        schemas = _hidden_deep(clean_deep(json.loads(content)), stand_ins)
+        return {"role": role, "content": json.dumps(schemas, ensure_ascii=False)}
+    return {"role": role, "content": stand_ins.hide(content, OWN_MARKUP if role == "assistant" else ())}
+
+
+def _hidden_deep(value: Any, stand_ins: StandIns) -> Any:
+    if isinstance(value, str):
+        return stand_ins.hide(value)
+    if isinstance(value, list):
+        return [_hidden_deep(entry, stand_ins) for entry in value]
+    if isinstance(value, dict):
+        return {stand_ins.hide(key): _hidden_deep(entry, stand_ins) for key, entry in value.items()}
+    return value
 
 
 def opens_thought(tokenizer: Any) -> bool:

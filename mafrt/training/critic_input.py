@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mafrt.core.transcript import quoted, speakers
 from mafrt.core.types import Episode
+from mafrt.models.outside_text import encode_outside
 
 
 def central_prompts(
@@ -30,10 +32,11 @@ def central_prompts(
             continue
         first = episode.turns[0]
         own = (tokenizers or {}).get(first.agent, tokenizer)
+        names = speakers({turn.agent for turn in episode.turns})
         said = own.decode(first.prompt_ids, skip_special_tokens=True).rstrip()
         for turn in episode.turns:
-            ids = tokenizer.encode(f"{said}\n{turn.agent}:", add_special_tokens=False)
+            ids = encode_outside(tokenizer, f"{said}\n{turn.agent}:")
             room = max(context_window - len(turn.action_ids), 1)
             prompts[-1].append(list(ids[-room:]))
-            said += f"\n{turn.agent}: {turn.text}"
+            said += f"\n{turn.agent}: {quoted(turn.text, names)}"
     return prompts

@@ -25,7 +25,7 @@ from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
 from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.core.types import Observation, Stop, Turn
-from mafrt.rollout.prompts import encode_prompt
+from mafrt.rollout.prompts import encode_answer, encode_prompt
 
 MOST_MIB = 4096
 """Largest file of records."""
@@ -164,7 +164,7 @@ def turn_of(agent: str, prompt: list[int], action: list[int], stop: Stop, text: 
 
 def closed(tokenizer: Any, text: str, stop: str) -> list[int]:
     """Token ids of an answer, with the end token unless it was cut off."""
-    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    ids = encode_answer(tokenizer, text)
     return [*ids, tokenizer.eos_token_id] if stop == "eos" and tokenizer.eos_token_id is not None else ids
 
 

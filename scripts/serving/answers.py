@@ -71,8 +71,10 @@ class TeamAnswers:
         answer: Future[ChatReply] = Future()
         prompt_tokens = len(request.prompt_ids)
         # Calls of tools are read from the whole text.
-        tokenizer = self.team.voices[call.model].tokenizer
-        pieces = TextPieces(tokenizer, call.stop, said) if call.stream and not call.tools else None
+        pieces = None
+        if call.stream and not call.tools:
+            ends = self.team.base.of_agent(call.model).eos_ids
+            pieces = TextPieces(self.team.voices[call.model].tokenizer, call.stop, said, ends)
         self.team.queue.submit(request, pieces).add_done_callback(
             lambda done: _pass_on(done, answer, prompt_tokens, call.stop)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 _HALF = "\ufffd"
@@ -16,17 +16,21 @@ class TextPieces:
         tokenizer: decodes the tokens.
         stops: texts at which the answer ends; they are no part of it.
         said: takes the pieces.
+        ends: end tokens, which are no part of the answer.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], said: Callable[[str], None]) -> None:
-        self._tokenizer, self._stops, self._said = tokenizer, stops, said
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], said: Callable[[str], None], ends: Collection[int] = ()
+    ) -> None:
+        self._tokenizer, self._stops, self._said, self._ends = tokenizer, stops, said, ends
         self._held = max((len(stop) for stop in stops), default=1) - 1
         """characters at the end that may be the beginning of a stop text"""
         self._done = 0
         """characters handed on"""
 
     def __call__(self, ids: Sequence[int]) -> None:
-        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        said = ids[:-1] if len(ids) and ids[-1] in self._ends else ids
+        text = self._tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         text = before_stop(text, self._stops).rstrip(_HALF)
         certain = text[: len(text) - self._held]
         if len(certain) > self._done:

@@ -21,6 +21,7 @@ from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models.outside_text import answer_text
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -214,7 +215,7 @@ def completion_of(row: SamplingRow, base: SharedBase) -> Completion:
         ids=row.ids,
         logprobs=row.logprobs,
         stop=row.stop,
-        text=base.tokenizer.decode(row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        text=answer_text(base.tokenizer, row.ids, base.eos_ids),
         # Recorded with the turn, since an update may follow before the turn is learnt from.
         adapter_version=0 if name is None else base.versions[name],
     )

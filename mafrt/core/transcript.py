@@ -1,0 +1,61 @@
+"""Transcripts as text: a line `speaker: words` for each utterance, which no utterance can write itself."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+SECTIONS = ("Problem", "judge", "tool", "coach")
+"""What begins a line of a transcript beside the agents' names."""
+QUOTE = "> "
+"""Begins the further lines of an utterance that is quoted."""
+# All that `str.splitlines` takes for the end of a line: a model may too.
+_LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+_COLONS = re.compile("[:\ufe55\uff1a\ufe13\u02d0\u02f8\ua789\u2236\u0589]")
+_ASIDE = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+LONGEST_HEAD = 200
+"""Characters before the colon of a speaker's line."""
+
+
+def speakers(names: Iterable[str]) -> tuple[str, ...]:
+    """What begins a line of a transcript: the agents, those who speak beside them, and a coach's notes."""
+    names = tuple(names)
+    return (*SECTIONS, *names, *(f"coach on {name}" for name in names))
+
+
+def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = (), inside: bool = True) -> str:
+    """`text` as it can stand in a transcript of speakers or sections called `names`.
+
+    A text of which no line could be read as the beginning of another part is returned as it is. Otherwise its lines
+    begin with `> `. A line could be read so if what is before its colon is one of the names, or if all of it is one of
+    `headings`; what stands around letters and digits, their case and other ways to write them make no difference.
+
+    Args:
+        names: `name: words` begins a part.
+        headings: a line of its own begins a part.
+        inside: whether `text` follows on the line of its own speaker, so that its first line begins nothing.
+    """
+    lines = _LINE_END.split(text)
+    if inside and len(lines) == 1:
+        return text
+    keys, whole = {_key(name) for name in names} - {""}, {_key(line) for line in headings} - {""}
+    if not any(_begins(line, keys, whole) for line in lines[inside:]):
+        return text
+    return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])])
+
+
+def _begins(line: str, names: set[str], headings: set[str]) -> bool:
+    """Whether a line could be read as the first one of another part."""
+    if headings and len(line) <= LONGEST_HEAD and _key(line) in headings:
+        return True
+    colon = _COLONS.search(line)
+    before = line if colon is None else line[: colon.start()]
+    if colon is None or len(before) > LONGEST_HEAD:
+        return False
+    return _key(before) in names or _key(_ASIDE.sub("", before)) in names
+
+
+def _key(name: str) -> str:
+    """Letters and digits of a name, without case, accents and other ways to write them."""
+    return "".join(char for char in unicodedata.normalize("NFKD", name).casefold() if char.isalnum())
