@@ -60,7 +60,7 @@ def full_task(
 ) -> str:
     """The opening message of a stage."""
     better = "more" if task.answers.metric.higher else "less"
-    sections = ("Task", "Score", *SECTIONS, *(f"{name} said" for name in _DUTIES))
+    sections = ("Task", "Score", *SECTIONS, *(f"{name} said" for name in (*_DUTIES, *dict(said))))
     parts = [
         f"Task: {task.id}\n{quoted(shorten(task.description, PROMPT), sections, inside=False)}",
         f"Score: {task.answers.metric.name} ({better} is better). {handed_in(task)}",
@@ -92,12 +92,11 @@ def brief_task(role: str, task: TabularTask, shapes: Mapping[str, FileSummary]) 
     metric = task.answers.metric
     about = task.meta.get("brief")
     told = f"{shorten(about.strip(), BRIEF)}\n" if isinstance(about, str) and about.strip() else ""
+    told = quoted(told, ("Problem",), inside=False)
     return f"Problem: {metric.name} {_BRIEF_KINDS[metric.kind]}\n{told}{files}{more}"
 
 
-_BRIEFSECTIONS = ("Files in the workspace", "Files written", "Missing")
-"""What begins a section of a message, beside the task and what agents said."""
-_KINDS = {
+_BRIEF_KINDS = {
     "values": "one answer",
     "labels": "one answer",
     "scores": "shares of each",

@@ -15,7 +15,7 @@ from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import brief, clean_text, error_line
-from mafrt.environment.tool_calls import PYTHON, BadCall, ToolCall, find_calls, shorten
+from mafrt.environment.tool_calls import PYTHON, BadCall, ToolCall, find_calls, shorten, with_types
 from mafrt.envs.workflows.state import EpisodeTool
 
 ERROR = "Error: "
@@ -122,10 +122,11 @@ class Toolbox(EpisodeTool):
         tool = next((tool for tool in self.tools if tool.name == call.name), None)
         if tool is None:
             return f"{ERROR}{unknown('tool', clean_text(call.name)[:80], [tool.name for tool in self.tools])}"
+        arguments = with_types(call, tool.parameters)
         try:
-            if (wrong := self._wrong(tool, call.arguments)) is not None:
+            if (wrong := self._wrong(tool, arguments)) is not None:
                 return f"{ERROR}{wrong}"
-            return shorten(clean_text(tool.call(call.arguments, self)), SHOWN)
+            return shorten(clean_text(tool.call(arguments, self)), SHOWN)
         except Failed as failure:
             return f"{ERROR}{shorten(clean_text(str(failure)), SHOWN)}"
         except EnvError:  # the sandbox, not the program: nothing is known about the call, and the episode is lost

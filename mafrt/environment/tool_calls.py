@@ -1,50 +1,80 @@
-"""Reading an agent's answer: thoughts removed, the tool call found, and a tool's output shortened.
+"""Reading an agent's answer: thoughts removed, tool calls found, and a tool's output shortened.
 
-Two ways to call a tool are understood, whichever comes last in the text:
+Model families write calls in their own ways; `mafrt.environment.call_forms` has them all. Beside those, a fenced block
+of Python is a call, and so is JSON with a name and arguments that stands in a fence or in the text:
 
     ```python                     <tool_call>
     print(3 + 4)                  {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     ```                           </tool_call>
 
-String work only: nothing that is read here is run. A malformed call is a `BadCall`, whose sentence
-goes back to the agent in place of the tool's answer.
+A text is read once, from left to right: what stands in a call or a block of code belongs to it, so that a thought or a
+tag in a program's text is neither. String work only: nothing that is read here is run. What looks like a call and
+cannot be read is a `BadCall`, whose sentence goes back to the agent in place of the tool's answer.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mafrt.core.types import Message
+from mafrt.environment.call_forms import (
+    BAD,
+    OPENING,
+    BadCall,
+    Call,
+    ToolCall,
+    bare_json,
+    bare_list,
+    read_form,
+    with_types,
+)
+
+__all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
+           "find_code", "shorten", "split_calls", "tool_message", "visible", "with_types"]  # fmt: skip
 
 THINK, THOUGHT = "<think>", "</think>"
-OWN_MARKUP = frozenset((THINK, THOUGHT, "<tool_call>", "</tool_call>"))
+OWN_MARKUP = frozenset((THINK, THOUGHT, "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
+                        "</arg_value>", "<tool_calls>", "</tool_calls>"))  # fmt: skip
+"""Markup that an agent's own earlier turns keep when a chat template shows them again."""
 PYTHON = "python"
 """The tool that fenced blocks call."""
 
 _LANGUAGES = ("python", "python3", "py", "")
+_CALL_LANGUAGES = ("json", "json5", "jsonc", "tool_call", "tool_calls", "tool_code", "xml", "text", "plaintext", "")
+"""Languages of blocks that may hold a call."""
 _CODE_TOOLS = ("python", "python3", "code", "code_interpreter", "execute_python", "run_python", "ipython")
 _CODE_ARGUMENTS = ("code", "source", "program", "input")
-# An opening fence, a closing one (no language), or a call's tags, each where it may stand.
-_MARK = re.compile(r"^[ \t]*(```+)[ \t]*([\w+-]*)[^\n`]*$|(<tool_call>)|(</tool_call>)", re.MULTILINE)
+_FENCE = r"^[ \t]*(?P<fence>```+)[ \t]*(?P<language>[\w+-]*)[^\n`]*$"
+_INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
+# Each where it may stand; the first alternative that fits wins.
+_MARK = re.compile(
+    rf"{_FENCE}|{_INLINE}|(?P<think>{THINK})|(?P<thought>{THOUGHT})|(?P<form>{OPENING})"
+    r"|(?P<json>\{\s*['\"]|\[\s*\{\s*['\"])",
+    re.MULTILINE,
+)
+_CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={THOUGHT}))", re.MULTILINE)
+_NO_WORD = re.compile(r"[\s,;]*")
+_QUOTES = "'\"\u201c\u201d\u2018\u2019`"
+_HARMONY = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*<\|message\|>"
+    r"|<\|(?:end|return)\|>|<\|start\|>assistant"
+)
+_MOST_TRIES = 1000
+"""Marks of a text behind which a call is looked for in vain; more are no accident."""
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A tool that is to be used."""
+class _Part:
+    """A piece of a text: words, a thought, or a block with the calls that it makes."""
 
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class BadCall:
-    """A call that cannot be made; `why` is one sentence for the agent."""
-
-    why: str
+    start: int
+    end: int
+    thought: bool = False
+    calls: tuple[Call, ...] = ()
+    open: str = ""
+    """why a block does not end, if it does not"""
 
 
 def visible(text: str, *, opened: bool = False) -> str:
@@ -52,84 +82,164 @@ def visible(text: str, *, opened: bool = False) -> str:
 
     `opened`: the prompt ended with `<think>`, so the text begins inside a thought. A thought that does not end takes
     everything after it along: half a thought is no answer. A lone `</think>` ends a thought that was
-    opened before the text, whether `opened` says so or not.
+    opened before the text, whether `opened` says so or not. Tags in calls, in code and in quotes are words.
     """
-    kept, inside, place = [], opened, 0
-    if not opened:
-        first, last = text.find(THINK), text.find(THOUGHT)
-        inside = last >= 0 and (first < 0 or last < first)
-    while place < len(text):
-        mark = THOUGHT if inside else THINK
-        position = text.find(mark, place)
-        end = len(text) if position < 0 else position
-        if not inside:
-            kept.append(text[place:end])
-        if position < 0:
-            break
-        place, inside = position + len(mark), not inside
-    whole = "".join(kept)
-    return whole.strip() if opened or THINK in text or THOUGHT in text else whole
+    if not opened and THINK not in text and THOUGHT not in text and "<|" not in text:
+        return text
+    parts = list(_parts(text, opened))
+    if not opened and not any(part.thought for part in parts):
+        return text
+    return "".join(text[part.start : part.end] for part in parts if not part.thought).strip()
 
 
-def find_call(text: str) -> ToolCall | BadCall | None:
+def find_call(text: str) -> Call | None:
     """The last tool call of `text`, None if it makes none."""
-    calls = marked_calls(text)
+    calls = find_calls(text)
     return calls[-1] if calls else None
 
 
-def find_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
-    """All tool calls of a text without its thoughts, for agents that have several tools.
+def find_calls(text: str, fences: bool = True) -> list[Call]:
+    """All tool calls of a text, in order; those in its thoughts are none.
 
-    `<tool_call>` tags and, with `fences`, fenced Python count, else a text that is one JSON call or a list of them, as
-    the chat templates of Llama 3 and Mistral have it.
+    `fences`: whether blocks of Python are calls. A call that is not closed replaces all of them: nothing is run.
     """
-    said = visible(text)
-    if calls := marked_calls(said, fences):
-        return calls
-    bare = said.strip().removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").strip()
-    if not bare.startswith(("{", "[")):
-        return []
-    try:
-        value = json.loads(bare)
-    except (ValueError, RecursionError):
-        return []
-    entries = value if isinstance(value, list) else [value]
-    meant = all(isinstance(e, dict) and "name" in e and ("arguments" in e or "parameters" in e) for e in entries)
-    return [_from_json(json.dumps(entry)) for entry in entries] if meant else []
+    return split_calls(text, fences)[1]
 
 
-def marked_calls(text: str, fences: bool = True) -> list[ToolCall | BadCall]:
-    """The calls in tags and fences, in order. One that is not closed replaces all of them: nothing is run."""
-    calls: list[ToolCall | BadCall] = []
-    opened: re.Match[str] | None = None
-    for mark in _MARK.finditer(text):
-        fence, language, call, call_end = mark.groups()
-        if fence and not fences:
+def split_calls(text: str, fences: bool = True) -> tuple[str, list[Call]]:
+    """The words of a text before its first call, without thoughts, and its calls."""
+    parts = [part for part in _parts(text, False, fences) if not part.thought]
+    calls = [call for part in parts for call in part.calls]
+    first = next((place for place, part in enumerate(parts) if part.calls or part.open), len(parts))
+    words = "".join(text[part.start : part.end] for part in parts[:first]).strip()
+    if problem := next((part.open for part in parts if part.open), ""):
+        return words, [BadCall(f"{BAD}{problem}.")]
+    if not calls and (listed := bare_list("".join(text[part.start : part.end] for part in parts).strip())):
+        return "", listed
+    return words, calls
+
+
+def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
+    """The pieces of a text, from left to right."""
+    parts: list[_Part] = []
+    place = 0
+    if opened:
+        place = _end_of_thought(text, 0)
+        parts.append(_Part(0, place, thought=True))
+    thoughts, tries = opened, 0
+    done = place
+    while mark := _MARK.search(text, place):
+        start, place = mark.start(), mark.end()
+        part: _Part | None = None
+        if mark["fence"]:
+            part = _block(text, mark, fences)
+        elif mark["ticks"]:
+            # A text that is one piece of code and nothing else is meant as what it is.
+            if not text[:start].strip() and not text[place:].strip():
+                place = start + len(mark["ticks"])
             continue
-        if opened is None:
-            if fence or call:
-                opened = mark
-        elif fence and opened[1] and not language and len(fence) >= len(opened[1]):
-            if opened[2].lower() in _LANGUAGES:
-                calls.append(ToolCall(PYTHON, {"code": text[opened.end() + 1 : mark.start()]}))
-            opened = None
-        elif call_end and opened[3]:
-            calls.append(_from_json(text[opened.end() : mark.start()]))
-            opened = None
-    if opened is not None and (opened[3] or opened[2].lower() in _LANGUAGES):
-        problem = "a tool call is not closed with </tool_call>" if opened[3] else "a code block is not closed with ```"
-        return [BadCall(f"Nothing was run: {problem}.")]
-    return calls
+        elif mark["think"] or mark["thought"]:
+            if _is_quoted(text, start, place):
+                continue
+            if mark["think"]:
+                part = _Part(start, _end_of_thought(text, place), thought=True)
+            elif not thoughts:
+                # It was opened before the text: all that is before it belongs to it.
+                parts, part, done = [], _Part(0, place, thought=True), 0
+            thoughts = True
+        elif tries < _MOST_TRIES:
+            if mark["form"]:
+                part = _form(text, start, place)
+            elif found := bare_json(text, start):
+                part = _Part(start, found[1], calls=found[0])
+            tries += part is None
+        if part is None:
+            continue
+        if part.start > done:
+            parts.append(_Part(done, part.start))
+        parts.append(part)
+        place = done = part.end
+    if done < len(text):
+        parts.append(_Part(done, len(text)))
+    return iter(parts)
+
+
+def _end_of_thought(text: str, place: int) -> int:
+    end = text.find(THOUGHT, place)
+    return len(text) if end < 0 else end + len(THOUGHT)
+
+
+def _is_quoted(text: str, start: int, end: int) -> bool:
+    """Whether a tag stands in quotes by itself: it is spoken of, and not used."""
+    return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
+
+
+def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:
+    """A fenced block: a program, a call, or something else."""
+    language, size = mark["language"].lower(), len(mark["fence"])
+    if language in _CALL_LANGUAGES:
+        # The JSON itself tells where it ends, whatever its strings hold.
+        listed, after = _json_calls(text, mark.end())
+        if listed and text.startswith(mark["fence"], after):
+            return _Part(mark.start(), after + size, calls=tuple(listed))
+    closing = next((m for m in _CLOSING_FENCE.finditer(text, mark.end()) if len(m[1]) >= size), None)
+    end = len(text) if closing is None else closing.end()
+    content = text[mark.end() + 1 : len(text) if closing is None else closing.start()]
+    calls = _calls_of_block(content.strip(), language) if language in _CALL_LANGUAGES else ()
+    program = fences and language in _LANGUAGES and not calls
+    if closing is None and (calls or program):
+        return _Part(mark.start(), end, open="a code block is not closed with ```")
+    return _Part(mark.start(), end, calls=(ToolCall(PYTHON, {"code": content}),) if program else calls)
+
+
+def _json_calls(text: str, place: int) -> tuple[list[Call], int]:
+    """The calls of JSON values one after the other, and where the next words are."""
+    calls: list[Call] = []
+    while True:
+        place = _NO_WORD.match(text, place).end()  # type: ignore[union-attr]
+        found = bare_json(text, place) if text.startswith(("{", "["), place) else None
+        if found is None or not found[0]:
+            return calls, place
+        calls += found[0]
+        place = found[1]
+
+
+def _calls_of_block(content: str, language: str) -> tuple[Call, ...]:
+    """The calls of a block that holds nothing else."""
+    if language == "tool_code":
+        return tuple(bare_list(content, code=True) or ())
+    if content.startswith(("{", "[")):
+        listed, end = _json_calls(content, 0)
+        return tuple(listed) if end == len(content) else tuple(bare_list(content) or ())
+    mark = _MARK.match(content)
+    return tuple(find_calls(content, False)) if mark is not None and mark["form"] else ()
+
+
+def _form(text: str, start: int, end: int) -> _Part | None:
+    """What a family's opening mark begins; None if the mark is only mentioned."""
+    if header := _HARMONY.match(text, start):
+        thought_end = header.end()
+        if header["channel"] == "analysis":
+            following = re.compile(r"<\|(?:end|return|start|channel|call)\|>").search(text, header.end())
+            thought_end = following.start() if following else len(text)
+        # The headers of messages are no words either.
+        return None if header["channel"] == "commentary" else _Part(start, thought_end, thought=True)
+    if _is_quoted(text, start, end):
+        return None
+    found = read_form(text, start)
+    if found is None:
+        return None
+    return _Part(start, found.end, calls=found.calls, open=found.open)
 
 
 def code_of(call: ToolCall) -> str | BadCall:
     """The program that a call of the Python tool carries."""
     if call.name.lower() not in _CODE_TOOLS:
-        return BadCall(f"Nothing was run: there is no tool {call.name!r}; there is {PYTHON!r}.")
+        return BadCall(f"{BAD}there is no tool {call.name!r}; there is {PYTHON!r}.")
     code = next((call.arguments[name] for name in _CODE_ARGUMENTS if name in call.arguments), None)
     if not isinstance(code, str) or not code.strip():
         has = ", ".join(map(repr, call.arguments)) or "none"
-        return BadCall(f"Nothing was run: the tool {PYTHON!r} needs a program as its argument 'code', found {has}.")
+        return BadCall(f"{BAD}the tool {PYTHON!r} needs a program as its argument 'code', found {has}.")
     return code
 
 
@@ -150,20 +260,3 @@ def shorten(text: str, limit: int = 2000) -> str:
 def tool_message(output: str) -> Message:
     """The tool's answer as the chat template's tool message."""
     return {"role": "tool", "content": output}
-
-
-def _from_json(text: str) -> ToolCall | BadCall:
-    try:
-        return _call(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        return BadCall(f"Nothing was run: the tool call is not JSON ({str(error).splitlines()[0]}).")
-
-
-def _call(said: Any) -> ToolCall | BadCall:
-    """A call from its JSON value. Raises ValueError for arguments that are a text and not JSON."""
-    arguments = said.get("arguments", said.get("parameters", {})) if isinstance(said, dict) else None
-    if isinstance(arguments, str):  # some models write the arguments as a JSON text of its own
-        arguments = json.loads(arguments)
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str) or not isinstance(arguments, dict):
-        return BadCall('Nothing was run: a tool call is {"name": ..., "arguments": {...}}, found something else.')
-    return ToolCall(said["name"], arguments)

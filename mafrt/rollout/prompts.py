@@ -51,7 +51,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
     """Token ids of the chat up to where the assistant speaks, by the tokenizer's own chat template.
 
     This is the only way of a text into a prompt: the control tokens of the template come of the template alone
-    (`mafrt.models.outside_text`). The markup of thoughts and calls is kept in an agent's own turns and role prompt.
+    (`mafrt.models.outside_text`). An agent's own turns keep the markup of its thoughts and calls.
     A tokenizer without a template gets plain `role: content` lines, which no content can write
     (`mafrt.core.transcript`); base models are commonly used that way.
 
@@ -69,7 +69,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
         lines = [{**message, "content": quoted(message["content"], ROLES)} for message in seen]
         seen, system = lines, quoted(system, ROLES)
     hidden = [_hidden(message, stand_ins, template) for message in seen]
-    messages = messages_of(stand_ins.hide(system, OWN_MARKUP), hidden, at)
+    messages = messages_of(stand_ins.hide(system), hidden, at)
     if not template:
         # The schemas of tools stand in the lines like any other message.
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages) + PLAIN

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mafrt.core.errors import MafrtError
 from mafrt.core.text import brief, clean_text
 from mafrt.core.types import Message
-from mafrt.environment.tool_calls import ToolCall, find_call
+from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ROLES |= {"tool": "tool", "function": "tool"}
-_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
 
 
 class ApiError(MafrtError):
@@ -47,6 +45,8 @@ class ChatCall:
     usage_in_stream: bool = False
     tools: bool = False
     """whether the request offers tools"""
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """name of a tool -> JSON schema of its arguments"""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -89,6 +89,7 @@ def parse_call(body: Any) -> ChatCall:
         stream=bool(body.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         tools=bool(tools),
+        schemas=_schemas(tools),
         max_tokens=_number(body, "max_completion_tokens", int, 1) or _number(body, "max_tokens", int, 1),
         temperature=_number(body, "temperature", float, 0),
         top_p=_number(body, "top_p", float, 0),
@@ -164,24 +165,37 @@ def _with_tools(messages: list[Message], tools: Any) -> list[Message]:
     return [{"role": "system", "content": told}, *messages]
 
 
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools]
+    return {
+        function["name"]: function["parameters"]
+        for function in functions
+        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), dict)
+    }
+
+
 # ------------------------------------------------------------------------------------------------------------- replies
 
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
     """Content, tool calls and finish reason of a reply."""
-    written = [find_call(match[0]) for match in _CALL.finditer(reply.text)] if call.tools else []
+    words, written = split_calls(reply.text, fences=False) if call.tools else (reply.text, [])
     calls = [
         {
             "id": f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
-            "function": {"name": tool.name, "arguments": json.dumps(dict(tool.arguments), ensure_ascii=False)},
+            "function": {"name": tool.name, "arguments": _arguments(tool, call)},
         }
         for tool in written
         if isinstance(tool, ToolCall)
     ]
     if calls:
-        return reply.text.partition("<tool_call>")[0].strip() or None, calls, "tool_calls"
+        return words or None, calls, "tool_calls"
     return reply.text, [], "length" if reply.cut else "stop"
+
+
+def _arguments(tool: ToolCall, call: ChatCall) -> str:
+    return json.dumps(dict(with_types(tool, call.schemas.get(tool.name, {}))), ensure_ascii=False)
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:

@@ -1,0 +1,304 @@
+"""Tool calls in the forms of every model family: right ones are read, wrong ones say why, mentions are words."""
+
+# ruff: noqa: E501 (a form stands on one line)
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from mafrt.environment.call_forms import with_types
+from mafrt.environment.tool_calls import BadCall, ToolCall, find_call, find_calls, find_code, split_calls, visible
+
+A = {"expression": "3 + 4"}
+J = json.dumps({"name": "calculator", "arguments": A})
+P = json.dumps({"name": "calculator", "parameters": A})
+a = json.dumps(A)
+RIGHT = {
+    "hermes": f"<tool_call>\n{J}\n</tool_call>",
+    "qwen xml": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>",
+    "qwen xml no tool_call": "<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>",
+    "qwen xml no function end": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</tool_call>",
+    "llama3 json": P,
+    "llama3 tag": f"<|python_tag|>{P}",
+    "llama3 tag eom": f"<|python_tag|>{P}<|eom_id|>",
+    "llama builtin": '<|python_tag|>calculator.call(expression="3 + 4")',
+    "llama31 custom": f"<function=calculator>{a}</function>",
+    "llama4 pythonic": '[calculator(expression="3 + 4")]',
+    "llama4 start": '<|python_start|>[calculator(expression="3 + 4")]<|python_end|>',
+    "mistral old": f"[TOOL_CALLS][{J}]",
+    "mistral old sp": f"[TOOL_CALLS] [{J}]",
+    "mistral new": f"[TOOL_CALLS]calculator{a}",
+    "mistral args": f"[TOOL_CALLS]calculator[ARGS]{a}",
+    "mistral callid": f"[TOOL_CALLS]calculator[CALL_ID]abc123def[ARGS]{a}",
+    "ds v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n{a}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "ds v3 eos": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n{a}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
+    "ds v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>calculator<｜tool▁sep｜>{a}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "ds v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="calculator">\n<｜DSML｜parameter name="expression" string="true">3 + 4</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "ds v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="calculator">\n<｜DSML｜parameter name="expression" string="true">3 + 4</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    "glm": "<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>3 + 4</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>calculator<arg_key>expression</arg_key><arg_value>3 + 4</arg_value></tool_call>",
+    "kimi": f"<|tool_calls_section_begin|><|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|><|tool_calls_section_end|>",
+    "kimi no section": f"<|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|>",
+    "minimax m1": f"<tool_calls>\n{J}\n</tool_calls>",
+    "minimax m2": '<minimax:tool_call>\n<invoke name="calculator">\n<parameter name="expression">3 + 4</parameter>\n</invoke>\n</minimax:tool_call>',
+    "harmony": f"<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
+    "harmony2": f"<|channel|>analysis<|message|>need a tool<|end|><|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
+    "harmony3": f"<|start|>assistant to=functions.calculator<|channel|>commentary json<|message|>{a}<|call|>",
+    "harmony code": f"<|channel|>commentary to=functions.calculator code<|message|>{a}<|call|>",
+    "gemma3": '```tool_code\ncalculator(expression="3 + 4")\n```',
+    "gemma3 print": '```tool_code\nprint(calculator(expression="3 + 4"))\n```',
+    "gemma3 api": '```tool_code\nprint(default_api.calculator(expression="3 + 4"))\n```',
+    "gemma4": '<|tool_call>call:calculator{expression:<|"|>3 + 4<|"|>}<tool_call|>',
+    "functiongemma": "<start_function_call>call:calculator{expression:<escape>3 + 4<escape>}<end_function_call>",
+    "granite3": f"<|tool_call|>[{J}]",
+    "granite4": f"<tool_call>\n{J}\n</tool_call>",
+    "granite20b": f"<function_call> {J}",
+    "phi4": f"functools[{J}]",
+    "phi4mm": f"<|tool_call|>[{J}]<|/tool_call|>",
+    "cohere": '<|START_THINKING|>I will.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "calculator", "parameters": {"expression": "3 + 4"}}\n]<|END_ACTION|>',
+    "cohere old": 'Action: ```json\n[\n    {\n        "tool_name": "calculator",\n        "parameters": {"expression": "3 + 4"}\n    }\n]```',
+    "functionary32": f">>>calculator\n{a}",
+    "functionary32 all": f">>>all\nLet me see.\n>>>calculator\n{a}",
+    "functionary2": f"<|from|>assistant\n<|recipient|>calculator\n<|content|>{a}<|stop|>",
+    "functionary31": f"<function=calculator>{a}</function>",
+    "xlam": f"[{J}]",
+    "xlam fence": f"```json\n[{J}]\n```",
+    "xlam think": f"<think>hm</think>[{J}]",
+    "olmo3": '<function_calls>\ncalculator(expression="3 + 4")\n</function_calls>',
+    "ernie": f"<think>\nx\n</think>\n\n<tool_call>\n{J}\n</tool_call>\n",
+    "nemotron": f"<TOOLCALL>[{J}]</TOOLCALL>",
+    "nemotron3": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>\n",
+    "hunyuan": f"<tool_calls>[{J}]</tool_calls>",
+    "hy3": "<tool_calls><tool_call>calculator<tool_sep><arg_key>expression</arg_key><arg_value>3 + 4</arg_value></tool_call></tool_calls>",
+    "jamba": f"<tool_calls>[\n{J}\n]</tool_calls>",
+    "lfm2": '<|tool_call_start|>[calculator(expression="3 + 4")]<|tool_call_end|>',
+    "longcat": f"<longcat_tool_call>{J}</longcat_tool_call>",
+    "seed": "<seed:tool_call>\n<function=calculator>\n<parameter=expression>3 + 4</parameter>\n</function>\n</seed:tool_call>",
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="calculator"><steptml:parameter name="expression">3 + 4</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "internlm": f"<|action_start|><|plugin|>{P}<|action_end|>",
+    "apertus": '<|tools_prefix|>[{"calculator": {"expression": "3 + 4"}}]<|tools_suffix|>',
+    "gigachat": f"<|function_call|>{J}",
+    "dots": '<dots_function_call>\n<invoke name="calculator">\n<parameter name="expression">3 + 4</parameter>\n</invoke>\n</dots_function_call>',
+    "claude": '<function_calls>\n<invoke name="calculator">\n<parameter name="expression">3 + 4</parameter>\n</invoke>\n</function_calls>',
+    "minicpm": '<function name="calculator"><param name="expression">3 + 4</param></function>',
+    "smollm3 xml": f"<tool_call>{J}</tool_call>",
+    "args str": "<tool_call>" + json.dumps({"name": "calculator", "arguments": a}) + "</tool_call>",
+    "args key": "<tool_call>" + json.dumps({"name": "calculator", "args": A}) + "</tool_call>",
+    "input key": "<tool_call>" + json.dumps({"name": "calculator", "input": A}) + "</tool_call>",
+    "nested": "<tool_call>"
+    + json.dumps({"type": "function", "id": "c", "function": {"name": "calculator", "arguments": A}})
+    + "</tool_call>",
+    "nested str": json.dumps({"type": "function", "function": {"name": "calculator", "arguments": a}}),
+    "tool_calls obj": json.dumps(
+        {"tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": a}}]}
+    ),
+    "py dict": "<tool_call>{'name': 'calculator', 'arguments': {'expression': '3 + 4'}}</tool_call>",
+    "trailing comma": '<tool_call>{"name": "calculator", "arguments": {"expression": "3 + 4",},}</tool_call>',
+    "fence tags": f"```\n<tool_call>\n{J}\n</tool_call>\n```",
+    "fence xml": f"```xml\n<tool_call>\n{J}\n</tool_call>\n```",
+    "fence plain": f"```\n{J}\n```",
+    "fence at the end": f"```json\n{J}```",
+    "midline": f"I call {J} now.",
+    "unclosed": f"<tool_call>\n{J}",
+    "pretty": "<tool_call>\n" + json.dumps({"name": "calculator", "arguments": A}, indent=2) + "\n</tool_call>",
+    "func name str": "<tool_call>" + json.dumps({"function": "calculator", "arguments": A}) + "</tool_call>",
+    "whole inline": f"`<tool_call>{J}</tool_call>`",
+    "react json": '```json\n{"action": "calculator", "action_input": {"expression": "3 + 4"}}\n```',
+    "after thought": f"thinking of <tool_call>{{}}</tool_call></think>\n<tool_call>{J}</tool_call>",
+    "reasoning qwen3.5": "<think>\nplan\n</think>\n\n<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>",
+}
+TWO = {
+    "one tag": f"<tool_call>{J}\n{J}</tool_call>",
+    "list": f"<tool_call>[{J},{J}]</tool_call>",
+    "two": f"<tool_call>{J}</tool_call><tool_call>{J}</tool_call>",
+    "m1": f"<tool_calls>\n{J}\n{J}\n</tool_calls>",
+    "llama": f"<|python_tag|>{P}; {P}",
+    "llama bare": f"{P}; {P}",
+    "mist": f"[TOOL_CALLS]calculator{a}[TOOL_CALLS]calculator{a}",
+    "mist args": f"[TOOL_CALLS]calculator[ARGS]{a}[TOOL_CALLS]calculator[ARGS]{a}",
+    "dsv31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>calculator<｜tool▁sep｜>{a}<｜tool▁call▁end｜><｜tool▁call▁begin｜>calculator<｜tool▁sep｜>{a}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "dsv3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n{a}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n{a}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "glm": "<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>3 + 4</arg_value>\n</tool_call>\n" * 2,
+    "kimi": "<|tool_calls_section_begin|>"
+    + f"<|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|>" * 2
+    + "<|tool_calls_section_end|>",
+    "qwenxml two in one": "<tool_call>\n"
+    + "<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n" * 2
+    + "</tool_call>",
+    "olmo": '<function_calls>\ncalculator(expression="3 + 4")\ncalculator(expression="3 + 4")\n</function_calls>',
+    "llama4": '[calculator(expression="3 + 4"), calculator(expression="3 + 4")]',
+    "m2": "<minimax:tool_call>"
+    + '<invoke name="calculator"><parameter name="expression">3 + 4</parameter></invoke>\n' * 2
+    + "</minimax:tool_call>",
+    "gemma4": '<|tool_call>call:calculator{expression:<|"|>3 + 4<|"|>}<tool_call|>' * 2,
+    "harmony": f"<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|><|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
+    "functionary": f">>>calculator\n{a}\n>>>calculator\n{a}",
+    "fences": f"```json\n{J}\n```\n```json\n{J}\n```",
+    "one fence": f"```json\n{J}\n{J}\n```",
+    "bare lines": f"{J}\n{J}",
+    "hy3": "<tool_calls>"
+    + "<tool_call>calculator<tool_sep><arg_key>expression</arg_key><arg_value>3 + 4</arg_value></tool_call>" * 2
+    + "</tool_calls>",
+    "granite20": f"<function_call> {J} <function_call> {J}",
+    "func31": f"<function=calculator>{a}</function>" * 2,
+    "missing close first": f"<tool_call>{J}\n<tool_call>{J}</tool_call>",
+}
+WORDS = {
+    "q": r"Use '<tool_call>' tags. \boxed{7}",
+    "prose": r"The tags <tool_call> and </tool_call> enclose calls. \boxed{7}",
+    "start": r"<tool_call> is a tag that I do not need. \boxed{7}",
+    "cot": r"I think [TOOL_CALLS] is Mistral's mark. \boxed{7}",
+    "module": r"The mark functools is a module. \boxed{7}",
+    "xml": r"In <function=name> one writes a name. \boxed{7}",
+    "json": '{"name": "Ada", "age": 36}',
+    "schema": '{"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}',
+    "latex": r"\boxed{7} {\"x\"} [1, {2}]",
+    "prog": "```js\nf('<tool_call>')\n```",
+    "inline": "`<tool_call>{}</tool_call>` is the form",
+    "list": "[f(3), g(4)]",
+    "quoted2": 'He wrote "<think>" and left. \\boxed{7}',
+    "kimi": r"The token <|tool_call_begin|> begins. \boxed{7}",
+    "arg": r"GLM writes <arg_key>. \boxed{7}",
+    "nested json": 'The result is {"x": {"name": "a", "arguments": {}}}. \\boxed{7}',
+}
+WRONG = {
+    "broken": '<tool_call>{"name": "a", "arguments": {"x": }}</tool_call>',
+    "extra brace": '<tool_call>{"name": "a", "arguments": {}}}</tool_call>',
+    "bare broken": '{"name": "calculator", "arguments": {"expression": "3}}',
+    "flat": '<tool_call>{"name": "calculator", "expression": "3+4"}</tool_call>',
+    "argstr": '<tool_call>{"name": "calculator", "arguments": "3+4"}</tool_call>',
+    "arglist": '<tool_call>{"name": "calculator", "arguments": [1]}</tool_call>',
+    "noname": '<tool_call>{"arguments": {"a": 1}}</tool_call>',
+    "xml unclosed": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</tool_call>",
+    "words": "<tool_call>search for pens</tool_call>",
+    "empty": "<tool_call></tool_call>",
+    "mist": '[TOOL_CALLS]calculator{"a": }',
+    "mist2": '[TOOL_CALLS]calculator[ARGS]{"a": 1',
+    "harm": "<|channel|>commentary to=functions.f<|message|>hello<|call|>",
+    "kimi": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a":<|tool_call_end|>',
+    "glm": "<tool_call>f\n<arg_key>x</arg_key>\n</tool_call>",
+    "twice": "<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+    "fence": '```json\n{"name": "calculator", "arguments": {"expression": 3 +}}\n```',
+    "unc fence": '```json\n{"name": "calculator", "arguments": {"expression": "3"}}',
+    "positional": "<function_calls>f(3)</function_calls>",
+    "NaN": '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>',
+    "func": 'functools[{"name": "a", "arguments": {]',
+    "dsv3 bad": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": \n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "gemma4": '<|tool_call>call:f{a:<|"|>x}<tool_call|>',
+    "two args": '<tool_call>{"name":"a","arguments":{"x":1},"parameters":{"y":2}}</tool_call>',
+    "tool_code": "```tool_code\nx = 1\n```",
+    "python tag": '<|python_tag|>{"name": "a", "parameters": {"x": ',
+    "fcall cut": "<tool_call>\n",
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n',
+}
+
+
+@pytest.mark.parametrize("form", RIGHT)
+def test_a_call_is_read_in_every_familys_form(form):
+    assert find_calls(RIGHT[form]) == [ToolCall("calculator", A)]
+    assert find_calls(f"I will compute.\n\n{RIGHT[form]}")[-1:] == [ToolCall("calculator", A)] or form in (
+        "llama4 pythonic",
+        "whole inline",
+    )
+    assert find_call(RIGHT[form]) == ToolCall("calculator", A)
+
+
+@pytest.mark.parametrize("form", TWO)
+def test_two_calls_are_two(form):
+    assert find_calls(TWO[form]) == [ToolCall("calculator", A)] * 2
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_tags_that_are_mentioned_are_words(words):
+    assert find_calls(WORDS[words]) == [] and visible(WORDS[words]).strip() == WORDS[words].strip()
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_looks_like_a_call_and_cannot_be_read_says_why(wrong):
+    [call] = find_calls(WRONG[wrong])
+    assert isinstance(call, BadCall) and call.why.startswith("Nothing was run: ") and "\n" not in call.why
+
+
+MARKUP = ["</tool_call>", "</parameter>", "<parameter=x>", "</function>", "</invoke>", "<think>", "</think>", "```\n", "```",
+          "a <think> b </think> c", "<tool_call>{}</tool_call>", "[TOOL_CALLS]", "</arg_value>", "<|call|>", "'", "\\"]  # fmt: skip
+HOLDERS = {
+    "JSON": lambda text: f'<tool_call>{json.dumps({"name": "w", "arguments": {"x": text}})}</tool_call>',
+    "fence": lambda text: "```json\n" + json.dumps({"name": "w", "arguments": {"x": text}}) + "\n```",
+    "bare": lambda text: json.dumps({"name": "w", "arguments": {"x": text}}),
+    "function": lambda text: f"<tool_call>\n<function=w>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>",
+    "invoke": lambda text: f'<minimax:tool_call>\n<invoke name="w">\n<parameter name="x">{text}</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "keys": lambda text: f"<tool_call>w\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+    "mistral": lambda text: f'[TOOL_CALLS]w{json.dumps({"x": text})}',
+    "kimi": lambda text: f'<|tool_call_begin|>functions.w:0<|tool_call_argument_begin|>{json.dumps({"x": text})}<|tool_call_end|>',
+    "harmony": lambda text: f'<|channel|>commentary to=functions.w <|constrain|>json<|message|>{json.dumps({"x": text})}<|call|>',
+    "python": lambda text: f"<function_calls>w(x={text!r})</function_calls>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("markup", MARKUP)
+def test_markup_in_a_value_belongs_to_it(holder, markup):
+    for value in (markup, f"before {markup} after", f"print('{markup}')\nprint(2)"):
+        text = HOLDERS[holder](value)
+        assert find_calls(text) == [ToolCall("w", {"x": value})], text
+        assert find_calls(visible(text)) == [ToolCall("w", {"x": value})]
+        assert find_calls(f"<think>hm</think>\n{text}\n") == [ToolCall("w", {"x": value})]
+
+
+@pytest.mark.parametrize("code", ["a = 1\nprint(a)", "if 1:\tprint(1)", r"re.findall('\d+', s)", r"\sum x", "a\r\nb"])
+def test_strings_hold_what_models_write(code):
+    call = '{"name":"python","arguments":{"code":"CODE"}}'.replace("CODE", code)
+    assert find_code(f"<tool_call>{call}</tool_call>") == find_code(call) == code
+
+
+def test_words_before_the_calls():
+    assert split_calls(f"<think>x</think>Let me see.\n{RIGHT['qwen xml']}") == (
+        "Let me see.",
+        [ToolCall("calculator", A)],
+    )
+    assert split_calls("It is 7.") == ("It is 7.", [])
+    assert split_calls('<tool_call>{"name": ') == ("", find_calls('<tool_call>{"name": '))
+
+
+def test_calls_in_thoughts_are_none():
+    for form in ("hermes", "qwen xml", "kimi", "mistral new", "xlam fence", "glm", "gemma3"):
+        assert find_calls(f"<think>{RIGHT[form]}</think> It is 7.") == []
+        assert find_calls(f"{RIGHT[form]}</think> It is 7.") == []
+        assert find_calls(f"<think>{RIGHT[form]}") == []
+    assert visible(RIGHT["harmony2"]).startswith("<|channel|>commentary") and "need a tool" not in visible(
+        RIGHT["harmony2"]
+    )
+    assert (
+        visible("<|channel|>analysis<|message|>3<|end|><|start|>assistant<|channel|>final<|message|>It is 7.")
+        == "It is 7."
+    )
+
+
+def test_values_in_tags_get_the_types_of_the_schema():
+    schema = {
+        "properties": {
+            "n": {"type": "integer"}, "f": {"type": "number"}, "b": {"type": "boolean"}, "l": {"type": "array"},
+            "o": {"type": "object"}, "s": {"type": "string"}, "e": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "t": {}, "u": {"type": ["integer", "string"]}, "w": {"type": "integer"}, "k": {"enum": [1, 2]},
+        }
+    }  # fmt: skip
+    given = {"n": "3", "f": "2.5", "b": "True", "l": "[1]", "o": '{"a": 1}', "s": "3", "e": "null", "t": "3", "u": "3",
+             "w": "three", "k": "2", "x": "5"}  # fmt: skip
+    wanted = {"n": 3, "f": 2.5, "b": True, "l": [1], "o": {"a": 1}, "s": "3", "e": None, "t": "3", "u": "3", "w": "three",
+              "k": 2, "x": "5"}  # fmt: skip
+    body = "".join(f"<parameter={key}>{value}</parameter>" for key, value in given.items())
+    [call] = find_calls(f"<tool_call><function=f>{body}</function></tool_call>")
+    assert call == ToolCall("f", given) and with_types(call, schema) == wanted
+    assert with_types(ToolCall("f", given), schema) == given  # JSON has types of its own
+
+
+@pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`",
+                                   '<invoke name="a">', "<|channel|>", '{"name":"a","arguments":{', "functools[", "<think>"])  # fmt: skip
+def test_no_text_takes_long(piece):
+    started = time.process_time()
+    find_calls(piece * 5000)
+    visible(piece * 5000)
+    assert time.process_time() - started < 5  # quadratic work would take minutes
