@@ -30,7 +30,7 @@ def batch(seed=0, problems=3, samples=4):
 def test_every_kind_is_normalised_by_itself_and_the_sum_over_the_batch(weights):
     outcome, process, own = weights
     episodes = batch()
-    assign(episodes, "gdpo", outcome_weight=outcome, process_weight=process, reward_weight=own)
+    assign(episodes, "gdpo", outcome_weight=outcome, process_weight=process, reward_weight=own, turn_credit="own")
     sums = {}
     for problem in range(3):
         for place, agent in enumerate(("a", "b")):

@@ -52,7 +52,7 @@ def numbers(episodes: list[Episode]) -> list[list[float]]:
 )
 def test_by_hand(rule, want):
     episodes = duo()
-    assign(episodes, rule)
+    assign(episodes, rule, turn_credit="own")
     for got, expected in zip(numbers(episodes), want, strict=True):
         assert got == pytest.approx(expected, abs=2e-6)
 
@@ -64,8 +64,8 @@ def test_a_team_reward_is_the_same_as_paying_every_row(rule):
         episode.outcome = episode.turns[0].reward
         for t in episode.turns:
             t.reward = None
-    assign(paid, rule)
-    assign(outcome, rule)
+    assign(paid, rule, turn_credit="own")
+    assign(outcome, rule, turn_credit="own")
     assert numbers(paid) == numbers(outcome)
 
 
@@ -76,7 +76,7 @@ def test_agents_that_speak_at_the_same_turn_do_not_mix():
         Episode(str(i), "p", [turn("router", 0, 0.0), turn(agent, 1, float(i))]) for i, agent in enumerate(second)
     ]
     for rule in ("at_grpo", "dr_mas"):
-        metrics = assign(episodes, rule)
+        metrics = assign(episodes, rule, turn_credit="own")
         assert [n[1] for n in numbers(episodes)] == pytest.approx([0.0, -0.7071068, 0.7071068], abs=2e-6)
         assert metrics["groups"] == 3.0 and metrics["groups_of_one"] == 1.0 and metrics["groups_no_spread"] == 0.5
 
@@ -101,8 +101,8 @@ def test_trajectory_is_the_mean_of_its_rows_or_their_sum():
         return [Episode("0", "p", [turn("a", 0, 1.0), turn("b", 1, 0.0)]), Episode("1", "p", [turn("a", 0, 2.0)])]
 
     means, sums = episodes(), episodes()
-    assign(means, "dr_grpo")
-    assign(sums, "dr_grpo", reduce="sum")
+    assign(means, "dr_grpo", turn_credit="own")
+    assign(sums, "dr_grpo", reduce="sum", turn_credit="own")
     assert numbers(means) == [pytest.approx([-0.75] * 2), pytest.approx([0.75])]
     assert numbers(sums) == [pytest.approx([-0.5] * 2), pytest.approx([0.5])]
 
@@ -110,11 +110,11 @@ def test_trajectory_is_the_mean_of_its_rows_or_their_sum():
 def test_knobs_are_independent():
     # Trajectories by agent: solver means 1 and 0, verifier 1 and 0: +-.5 each, and the first solver's two rows share.
     episodes = duo()
-    metrics = assign(episodes, "dr_grpo", group="agent")
+    metrics = assign(episodes, "dr_grpo", group="agent", turn_credit="own")
     assert numbers(episodes) == [pytest.approx([0.5] * 3), pytest.approx([-0.5] * 2)]
     assert metrics["groups"] == 2.0
     # Rows of the whole problem: 1, 1, 1, 0, 0: mean .6
-    assign(episodes, "dr_grpo", unit="row")
+    assign(episodes, "dr_grpo", unit="row", turn_credit="own")
     assert numbers(episodes) == [pytest.approx([0.4] * 3), pytest.approx([-0.6] * 2)]
 
 
@@ -147,8 +147,8 @@ def test_another_agents_rewards_change_nothing(rule):
     before, after = duo(), duo()
     for i, episode in enumerate(after):
         episode.turns[1].reward = -50.0 + i
-    assign(before, rule)
-    assign(after, rule)
+    assign(before, rule, turn_credit="own")
+    assign(after, rule, turn_credit="own")
     for one, other in zip(before, after, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
             if a.agent == "solver":
@@ -175,10 +175,10 @@ def test_length_of_an_answer_does_not_change_the_statistic():
 def test_sum_with_an_unknown_row_takes_the_trajectory_out():
     episodes = duo()
     episodes[0].turns[1].reward = math.nan
-    metrics = assign(episodes, "grpo", reduce="sum")
+    metrics = assign(episodes, "grpo", reduce="sum", turn_credit="own")
     assert [t.advantages for t in episodes[0].turns] == [None] * 3
     assert metrics["turns_nonfinite"] == 3.0 and metrics["groups_of_one"] == 1.0
-    metrics = assign(episodes, "grpo")
+    metrics = assign(episodes, "grpo", turn_credit="own")
     assert episodes[0].turns[0].advantages == pytest.approx([0.7071068] * 2, abs=2e-6)
     assert metrics["turns_nonfinite"] == 1.0
 
@@ -202,11 +202,11 @@ def test_normalising_afterwards():
     # dr_grpo gives +-.5 to 6 and 4 tokens: mean .1, variance .25 - .01 = .24, deviation .4898979
     # (.5 - .1) / .4898979 = .8164966 ; (-.5 - .1) / .4898979 = -1.2247449
     episodes = duo()
-    assign(episodes, "dr_grpo", normalize_advantages="batch")
+    assign(episodes, "dr_grpo", normalize_advantages="batch", turn_credit="own")
     assert numbers(episodes) == [pytest.approx([0.8164966] * 3, abs=1e-6), pytest.approx([-1.2247449] * 2, abs=1e-6)]
     # Per agent: solver 4 and 2 tokens: mean 1/6, variance 1/4 - 1/36 = 2/9, deviation .4714045:
     # (1/3)/.4714045 = .7071068, (-2/3)/.4714045 = -1.4142136 ; verifier +-1
-    assign(episodes, "dr_grpo", normalize_advantages="agent")
+    assign(episodes, "dr_grpo", normalize_advantages="agent", turn_credit="own")
     assert numbers(episodes) == [
         pytest.approx([0.7071068, 1.0, 0.7071068], abs=1e-6),
         pytest.approx([-1.4142136, -1.0], abs=1e-6),
@@ -228,7 +228,7 @@ def test_normalising_action_level_counts_turns():
 
 def test_metrics_per_agent():
     # dr_grpo: solver rewards 1, 1, 0; advantages .5 on 4 tokens, -.5 on 2: mean 1/6, deviation .4714045
-    metrics = assign(duo(), "dr_grpo")
+    metrics = assign(duo(), "dr_grpo", turn_credit="own")
     assert metrics["reward/solver"] == pytest.approx(2 / 3) and metrics["reward/verifier"] == 0.5
     assert metrics["advantage_mean/solver"] == pytest.approx(1 / 6)
     assert metrics["advantage_std/solver"] == pytest.approx(0.4714045)

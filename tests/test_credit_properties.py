@@ -135,8 +135,8 @@ def test_a_constant_reward_for_all_changes_nothing(rule, episodes, shift):
     shifted = copy.deepcopy(episodes)
     for t in (t for e in shifted for t in e.turns):
         t.reward = (t.reward or 0.0) + shift
-    assign(episodes, rule, eps=0.1)
-    assign(shifted, rule, eps=0.1)
+    assign(episodes, rule, eps=0.1, turn_credit="own")
+    assign(shifted, rule, eps=0.1, turn_credit="own")
     for one, other in zip(episodes, shifted, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
             assert a.advantages == pytest.approx(b.advantages, abs=1e-6)
@@ -151,8 +151,8 @@ def test_dr_mas_takes_each_agents_reward_scale_out(episodes, scale):
         t.reward = (t.reward or 0.0) * scale
     for e in (*episodes, *scaled):
         e.outcome = None
-    assign(episodes, "dr_mas", eps=0.0)
-    assign(scaled, "dr_mas", eps=0.0)
+    assign(episodes, "dr_mas", eps=0.0, turn_credit="own")
+    assign(scaled, "dr_mas", eps=0.0, turn_credit="own")
     for one, other in zip(episodes, scaled, strict=True):
         for a, b in zip(one.turns, other.turns, strict=True):
             assert a.advantages == pytest.approx(b.advantages, abs=1e-5)

@@ -52,7 +52,7 @@ def test_no_reward_from_the_environment_is_not_a_failed_judgement():
 @pytest.mark.parametrize("missing", [None, Unscored("time-out")])
 def test_unjudged_turn_leaves_the_loss_and_is_counted(missing):
     judged, not_judged = turn("a", 0, coach=Scored(10.0)), turn("b", 1, reward=1.0, coach=missing)
-    metrics = assign([Episode("e", "g", [judged, not_judged])], "reinforce_pp")
+    metrics = assign([Episode("e", "g", [judged, not_judged])], "reinforce_pp", turn_credit="own")
     assert not_judged.advantages is None and not_judged.returns is None
     assert judged.returns == [1.0]
     assert metrics["turns_unjudged"] == 1.0 and metrics["turns"] == 2.0

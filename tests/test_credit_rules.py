@@ -112,7 +112,7 @@ def test_reinforce_pp_normalises_by_token_and_by_agent():
     # a: return 1 on 3 tokens, 0 on 1 token: mean .75, variance .75*.25 = .1875, deviation .4330127
     # .25/.4330127 = .5773503, -.75/.4330127 = -1.7320508. b: one value only: no spread: 0.
     turns = [turn("a", 0, 1.0, tokens=3), turn("b", 1, 100.0, tokens=2), turn("a", 2, 0.0)]
-    assign([Episode("0", "p", turns)], "reinforce_pp", reward_clip=1000.0)
+    assign([Episode("0", "p", turns)], "reinforce_pp", turn_credit="own", reward_clip=1000.0)
     assert turns[0].advantages == pytest.approx([0.5773503] * 3, abs=1e-6)
     assert turns[2].advantages == pytest.approx([-1.7320508], abs=1e-6)
     assert turns[1].advantages == [0.0, 0.0] and turns[1].returns == [100.0, 100.0]
@@ -123,7 +123,9 @@ def test_reinforce_pp_with_a_critic_by_hand():
     # Mean of 0, .75, -.25: 1/6; squares (0 + .5625 + .0625)/3 - 1/36 = .1805556, deviation .4249183.
     # (0 - .1666667)/.4249183 = -.392232 ; .5833333/.4249183 = 1.372813 ; -.4166667/.4249183 = -.980581
     turns = [turn("a", 0, 1.0, tokens=2, values=[0.5, 0.25]), turn("a", 1, 0.0, values=[0.25])]
-    metrics = assign([Episode("0", "p", turns)], "reinforce_pp", critic=True, gamma=0.5, outcome_weight=0.0)
+    metrics = assign(
+        [Episode("0", "p", turns)], "reinforce_pp", turn_credit="own", critic=True, gamma=0.5, outcome_weight=0.0
+    )
     assert turns[0].returns == pytest.approx([0.5, 1.0]) and turns[1].returns == pytest.approx([0.0])
     assert turns[0].advantages == pytest.approx([-0.392232, 1.372813], abs=1e-5)
     assert turns[1].advantages == pytest.approx([-0.980581], abs=1e-5)
@@ -131,13 +133,15 @@ def test_reinforce_pp_with_a_critic_by_hand():
     # 1 - .1805556/.1666667 = -.0833333
     assert metrics["explained_variance/a"] == pytest.approx(-0.0833333, abs=1e-6)
     # gae_lambda .5: delta = [.5*.25 - .5, 1 - .25] = [-.375, .75]; A = [-.375 + .25*.75, .75] = [-.1875, .75]
-    assign([Episode("0", "p", turns)], "reinforce_pp", critic=True, gamma=0.5, gae_lambda=0.5)
+    assign([Episode("0", "p", turns)], "reinforce_pp", turn_credit="own", critic=True, gamma=0.5, gae_lambda=0.5)
     assert turns[0].returns == pytest.approx([0.3125, 1.0])
 
 
 def test_reinforce_pp_with_a_critic_clips_the_reward_first():
     one, other = turn("a", 0, 30.0, values=[4.0]), turn("a", 1, 0.0, values=[0.0])
-    assign([Episode("0", "p", [one, other])], "reinforce_pp", critic=True)  # 10 - 4 = 6 and 0: +-3 / 3
+    assign(
+        [Episode("0", "p", [one, other])], "reinforce_pp", turn_credit="own", critic=True
+    )  # 10 - 4 = 6 and 0: +-3 / 3
     assert one.returns == [10.0] and one.advantages == pytest.approx([1.0]) and other.advantages == pytest.approx([-1])
 
 
@@ -145,7 +149,7 @@ def test_reinforce_pp_with_a_critic_by_turn():
     # One step a turn: A = 1 - .4 = .6 on all three tokens, 0 - .2 = -.2 on the one of the other turn.
     # Mean over tokens (1.8 - .2)/4 = .4, deviation sqrt((3 * .04 + .36)/4) = .3464102; .2/.3464 = .57735, -1.73205
     turns = [turn("a", 0, 1.0, tokens=3, values=[0.4]), turn("a", 1, 0.0, values=[0.2])]
-    assign([Episode("0", "p", turns)], "reinforce_pp", critic=True, level="action", gamma=0.5)
+    assign([Episode("0", "p", turns)], "reinforce_pp", turn_credit="own", critic=True, level="action", gamma=0.5)
     assert turns[0].returns == pytest.approx([1.0] * 3) and turns[0].advantages == pytest.approx(
         [0.57735] * 3, abs=1e-5
     )
@@ -154,7 +158,7 @@ def test_reinforce_pp_with_a_critic_by_turn():
 
 def test_the_error_of_the_critic_alone_teaches_nothing():
     turns = [turn("a", 0, 1.0, values=[0.5]), turn("a", 1, 1.0, values=[0.9])]
-    assign([Episode("0", "p", turns)], "reinforce_pp", critic=True)
+    assign([Episode("0", "p", turns)], "reinforce_pp", turn_credit="own", critic=True)
     assert [t.advantages for t in turns] == [[0.0], [0.0]] and [t.returns for t in turns] == [[1.0], [1.0]]
 
 

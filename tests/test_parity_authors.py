@@ -131,7 +131,7 @@ def test_the_groups_of_at_grpo(case, theirs):
         group = f"p{rollout // case['samples']}"
         episode = episodes.setdefault(rollout, Episode(f"{rollout:02d}", group))
         episode.turns.append(spoken("ab"[agent], len(episode.turns), reward=reward))
-    assign(list(episodes.values()), "at_grpo")
+    assign(list(episodes.values()), "at_grpo", turn_credit="own")
     turns = [turn for episode in episodes.values() for turn in episode.turns]
     groups: dict[int, list[int]] = {}
     for place, group in enumerate(theirs["groups"]):

@@ -16,7 +16,7 @@ from typing import Any
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.normalize import credit_metrics, normalize, observed_returns
-from mafrt.algorithms.rewards import CreditContext, Row, reward_rows
+from mafrt.algorithms.rewards import CreditContext, Row, are_opponents, fill_later, pays_by_turn, reward_rows
 from mafrt.algorithms.stats import mean, no_spread
 from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
 from mafrt.config.resolve import user_line
@@ -97,6 +97,7 @@ def assign(
     trajectories, spans_lost = reward_rows(
         episodes, chosen, about, kl_coef=kl_coef if chosen.kl_in == "reward" else 0.0
     )
+    about = _told(about, trajectories)
     observed = observed_returns(trajectories)
     metrics = _credit(chosen, trajectories, about)
     rows = [row for trajectory in trajectories for row in trajectory]
@@ -106,9 +107,18 @@ def assign(
             row.drop("nonfinite")
         row.turn.paid = None if row.dropped else row.reward
     metrics |= credit_metrics(rows, observed) | {"spans_unlocated": float(spans_lost)}
+    if about.by_turn:
+        metrics["paid_by_turn"] = 1.0
     # After the metrics: a normalised deviation is 1 and carries no information.
     normalize(rows, chosen.normalize_advantages, by_turn=_by_turn(chosen), observed=observed)
     return metrics
+
+
+def _told(context: CreditContext, trajectories: Trajectories) -> CreditContext:
+    """The context with the facts that were left to be inferred from the batch."""
+    by_turn = pays_by_turn(trajectories) if context.by_turn is None else context.by_turn
+    opponents = are_opponents(trajectories) if context.opponents is None else context.opponents
+    return dataclasses.replace(context, by_turn=by_turn, opponents=opponents)
 
 
 def _credit(chosen: Algorithm, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:

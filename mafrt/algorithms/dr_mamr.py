@@ -61,7 +61,7 @@ class DrMamr(GroupRelative):
         return self.influence_weight > 0
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
-        metrics = group(trajectories, self)
+        metrics = group(trajectories, self, context)
         rows = [row for some in trajectories for row in some if row.dropped is None]
         measured = [row for row in rows if row.turn.influence is not None]
         if self.influence_weight == 0 or not measured:

@@ -16,19 +16,27 @@ A sample is a trajectory (the mean over its rows' rewards, or their sum) or a ro
 advantage of its sample on all its tokens. A group of one, or without spread, carries no signal: advantage 0, and the
 group is counted. Rows out of the loss enter no statistic. Statistics weigh samples, never tokens.
 
+Where turns are paid as they come (`turn_credit="to_go"`), a mean over a trajectory's turns pays for being short, and a
+turn's own pay says nothing of what the turn makes possible. Then a trajectory is worth the sum of its turns' pay, the
+outcome counted once, and a row what is paid from its step on. A row's baseline is the mean over the rows of the same
+agent and turn index, which every sample that reached this turn enters once; `group` says over which rows the deviation
+runs. Both estimate the gradient of E[sum r + R]. With outcomes only, the two forms are the same but for the baseline
+of `dr_mas`, which is then its paper's.
+
 Deviations: `eps` is 1e-6 as in verl and Dr. MAS (TRL: 1e-4). The leave-one-out baseline is written as
 (x - mean) * n / (n - 1), which equals x minus the mean of the others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
-from mafrt.algorithms.rewards import CreditContext, Row
-from mafrt.algorithms.stats import mean, no_spread, std, total
+from mafrt.algorithms.rewards import CreditContext, Row, fill_later
+from mafrt.algorithms.stats import mean, no_spread, total
 from mafrt.config.schema import at_least, check_bool, check_choice
 
 
@@ -49,6 +57,8 @@ class GroupRelative(Algorithm):
     """a trajectory's reward from its rows'; with "sum", one row of unknown reward takes the trajectory out"""
     eps: float = structural(1e-6)
     """added to the standard deviation"""
+    turn_credit: Literal["to_go", "own"] = "to_go"
+    """where turns are paid as they come, credit all that follows from a turn, or its own pay only (the papers' form)"""
 
     needs_groups: ClassVar[bool] = True
 
@@ -62,55 +72,144 @@ class GroupRelative(Algorithm):
         check_choice("group", self.group, ("problem", "agent", "turn"))
         check_choice("baseline", self.baseline, ("mean", "leave_one_out"))
         check_choice("reduce", self.reduce, ("mean", "sum"))
+        check_choice("turn_credit", self.turn_credit, ("to_go", "own"))
         check_bool("scale", self.scale)
         at_least(self, 0, "eps")
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
-        return group(trajectories, self)
+        return group(trajectories, self, context)
 
 
-def group(trajectories: Trajectories, settings: GroupRelative) -> dict[str, float]:
+@dataclass
+class Sample:
+    """A trajectory or a row as its group sees it."""
+
+    rows: list[Row]
+    reward: float
+    bare: float
+    """`reward` without the KL penalty"""
+    size: float
+    """the largest number that `bare` was computed from"""
+
+    @property
+    def turn(self) -> tuple[str, int]:
+        """Agent and turn index of a sample that is one row."""
+        return self.rows[0].turn.agent, self.rows[0].own_turn
+
+
+def group(trajectories: Trajectories, settings: GroupRelative, context: CreditContext) -> dict[str, float]:
     """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""
+    to_go = bool(context.by_turn) and settings.turn_credit == "to_go"
     if settings.unit == "trajectory" and settings.reduce == "sum":
         drop_incomplete(trajectories)
-    samples: dict[Hashable, list[Row]] = {}
-    for row in (row for rows in trajectories for row in rows if row.dropped is None):
-        member = (row.position,) if settings.unit == "row" else ()
-        samples.setdefault((_key(row, settings.group), row.episode, *member), []).append(row)
-    members: dict[Hashable, list[list[Row]]] = {}
+    if to_go and settings.unit == "row":
+        fill_later(trajectories, own=bool(context.opponents))
+    members: dict[Hashable, list[Sample]] = {}
     # Dict order follows the episodes; statistics are exact sums, so the order changes no bit.
-    for rows in samples.values():
-        members.setdefault(_key(rows[0], settings.group), []).append(rows)
+    for rows in trajectories:
+        for sample in _samples(rows, settings, to_go=to_go):
+            members.setdefault(_key(sample.rows[0], settings.group), []).append(sample)
     group_stats = GroupStats()
-    fold = mean if settings.unit == "row" or settings.reduce == "mean" else total
-    for group_rows in members.values():
-        rewards = [fold([row.reward for row in rows]) for rows in group_rows]
-        # Spread caused by the KL penalty alone is no signal about answers, so it is not scaled up to 1.
-        bare = [fold([row.reward - total(row.kl_rewards) for row in rows]) for rows in group_rows]
-        floor = 1.0 if no_spread(bare) else 0.0
-        advantages = relative(rewards, scale=settings.scale, baseline=settings.baseline, eps=settings.eps, floor=floor)
-        group_stats.add(rewards, (row.turn.agent for rows in group_rows for row in rows))
-        for rows, reward, advantage in zip(group_rows, rewards, advantages, strict=True):
-            for row in rows:
+    for samples in members.values():
+        rewards = [sample.reward for sample in samples]
+        # Those of one turn index are compared; all of a group together are one deviation.
+        alike = [sample.turn for sample in samples] if to_go and settings.unit == "row" else None
+        advantages = relative(
+            rewards,
+            scale=settings.scale,
+            baseline=settings.baseline,
+            eps=settings.eps,
+            bare=[sample.bare for sample in samples],
+            size=max(sample.size for sample in samples),
+            alike=alike,
+        )
+        group_stats.add([s.bare for s in samples], (row.turn.agent for s in samples for row in s.rows), alike)
+        for sample, advantage in zip(samples, advantages, strict=True):
+            for row in sample.rows:
                 tokens = len(row.turn.action_ids)
-                row.fill([advantage] * tokens, [reward] * tokens)
+                row.fill([advantage] * tokens, [sample.reward] * tokens)
     return group_stats.metrics()
 
 
+def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> list[Sample]:
+    """The samples of one episode, of rows in the loss."""
+    known = [row for row in rows if row.dropped is None]
+    if settings.unit == "row":
+        return [
+            Sample([row], row.reward + row.later, row.bare + row.later, max(abs(row.bare), abs(row.later)))
+            for row in known
+        ]
+    if to_go and settings.reduce == "mean" and (gone := next((r.dropped for r in rows if not r.pay_known), None)):
+        for row in known:
+            row.drop(gone)  # what the trajectory was paid is unknown
+        return []
+    if not known:
+        return []
+    reward, bare = (trajectory_reward(rows, settings, to_go=to_go, kl=kl) for kl in (True, False))
+    return [Sample(known, reward, bare, max(abs(row.bare) for row in known))]
+
+
+def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:
+    """What a trajectory is worth: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by turn
+    is added up, and the mean is of outcome and penalties only."""
+    known = [row for row in rows if row.dropped is None]
+    rewards = [row.reward if kl else row.bare for row in known]
+    if settings.reduce == "sum":
+        return total(rewards)
+    if not to_go:
+        return mean(rewards)
+    rest = mean([reward - row.pay for reward, row in zip(rewards, known, strict=True)])
+    return rest + total(row.pay for row in rows)
+
+
 def relative(
-    rewards: Sequence[float], *, scale: bool, baseline: str = "mean", eps: float = 1e-6, floor: float = 0.0
+    rewards: Sequence[float],
+    *,
+    scale: bool,
+    baseline: str = "mean",
+    eps: float = 1e-6,
+    bare: Sequence[float] | None = None,
+    size: float = 0.0,
+    alike: Sequence[Hashable] | None = None,
 ) -> list[float]:
-    """Advantages of one group's samples, in their order; zeros for a group of one or without spread."""
-    n = len(rewards)
-    if n < 2 or no_spread(rewards):
-        return [0.0] * n
-    centre = mean(rewards)
-    factor = n / (n - 1) if baseline == "leave_one_out" else 1.0
-    if scale:
-        spread = max(std(rewards, unbiased=True), floor) + eps
-        # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
-        factor = factor / spread if spread else 0.0
-    return [(reward - centre) * factor for reward in rewards]
+    """Advantages of one group's samples, in their order; zeros for a group of one or without spread.
+
+    Args:
+        rewards: of the samples.
+        scale: divide by the unbiased standard deviation + `eps`.
+        baseline: "mean", or "leave_one_out".
+        eps: added to the deviation.
+        bare: the rewards without the KL penalty. Where they have no spread, the KL's is no signal about the answers and
+            is not scaled up to 1.
+        size: the largest number that the rewards were computed from; see `no_spread`.
+        alike: samples of equal keys are compared with each other, those of all keys divided by one deviation; None: all
+            are compared.
+    """
+    bare = rewards if bare is None else bare
+    parts: dict[Hashable, list[int]] = {}
+    for place in range(len(rewards)):
+        parts.setdefault(None if alike is None else alike[place], []).append(place)
+    compared = [places for places in parts.values() if len(places) > 1]
+    flat = all(no_spread([bare[place] for place in places], size) for places in compared)
+    if flat and all(no_spread([rewards[place] for place in places], size) for places in compared):
+        return [0.0] * len(rewards)
+    gaps = [0.0] * len(rewards)
+    factors = [1.0] * len(rewards)
+    for places in compared:
+        if no_spread([rewards[place] for place in places], size):
+            continue  # the mean of equal numbers may be off by a rounding
+        centre = mean([rewards[place] for place in places])
+        n = len(places)
+        for place in places:
+            gaps[place] = rewards[place] - centre
+            factors[place] = n / (n - 1) if baseline == "leave_one_out" else 1.0
+    if not scale:
+        return [gap * factor for gap, factor in zip(gaps, factors, strict=True)]
+    degrees = sum(len(places) - 1 for places in compared)
+    deviation = math.sqrt(total(gap * gap for gap in gaps) / degrees)
+    spread = max(deviation, 1.0 if flat else 0.0) + eps
+    # Squares of numbers below 1e-160 vanish: with eps=0 there is nothing to divide by.
+    return [gap * (factor / spread if spread else 0.0) for gap, factor in zip(gaps, factors, strict=True)]
 
 
 @dataclass
@@ -123,13 +222,17 @@ class GroupStats:
     of_agent: dict[str, list[bool]] = field(default_factory=dict)
     """Agent -> for each of its groups of two or more: True if the group has no spread."""
 
-    def add(self, rewards: Sequence[float], agents: Iterable[str]) -> None:
-        """Count one group, in which `agents` have turns."""
+    def add(self, rewards: Sequence[float], agents: Iterable[str], alike: Sequence[Hashable] | None = None) -> None:
+        """Count one group, in which `agents` have turns; `alike` as of `relative`."""
         self.groups += 1
-        if len(rewards) == 1:
+        parts: dict[Hashable, list[float]] = {}
+        for place, reward in enumerate(rewards):
+            parts.setdefault(None if alike is None else alike[place], []).append(reward)
+        compared = [some for some in parts.values() if len(some) > 1]
+        if not compared:
             self.alone += 1
             return
-        flat = no_spread(rewards)
+        flat = all(map(no_spread, compared))
         self.flat += flat
         for agent in set(agents):
             self.of_agent.setdefault(agent, []).append(flat)

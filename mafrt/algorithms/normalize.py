@@ -34,7 +34,7 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
         for row in reversed(rows):
             if row.dropped is None:
                 # The KL penalty always differs between turns; it would hide that the rewards themselves are flat.
-                own = row.reward - total(row.kl_rewards)
+                own = row.bare
                 rest.append(own)
                 seen.setdefault(row.turn.agent, {}).setdefault(row.own_turn, []).append((own, total(rest)))
     observed = {}

@@ -13,8 +13,13 @@ normalisation. At `level="action"` the turn is one step: A = r - V_0 on all its 
 
 Source: REINFORCE++ (2501.03262), OpenRLHF; MARTI and multiagent-coaching train with it. The baseline variant first
 subtracts the mean reward of the problem's trajectories (before the clip, as OpenRLHF does), one number a trajectory,
-the mean over its turns; its normalisation counts trajectories too, so talkative ones do not weigh more. A group of one
-gets 0.
+the mean over its turns; its normalisation counts trajectories too, so talkative ones do not weigh more. The turns of a
+trajectory that is alone in its group get 0.
+
+Where turns are paid as they come (`turn_credit="to_go"`), the turn's reward is what is paid from its step on, each
+turn's pay clipped by itself. The mean, of the batch or of the problem, is then one for each index of a turn of the
+agent, over the turns that reached it, one number each: a mean in which long trajectories or long turns count more would
+pay for being short. All turns of the agent share one deviation.
 
 The normalisation of `reinforce_pp` weighs every token alike and divides by the population's deviation, as OpenRLHF
 does. Deviation: it is per agent, since agents' rewards differ in scale; the caller passes the batch of all processes.
@@ -33,7 +38,7 @@ from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.gae import explained, step_values
 from mafrt.algorithms.group_relative import GroupStats
 from mafrt.algorithms.normalize import NOISE
-from mafrt.algorithms.rewards import CreditContext, Row
+from mafrt.algorithms.rewards import CreditContext, Row, fill_later
 from mafrt.algorithms.stats import mean, no_spread, std, total
 from mafrt.config.schema import at_least, check_bool, check_choice, within
 from mafrt.core.errors import ConfigError
@@ -55,6 +60,8 @@ class Reinforce(Algorithm):
     """the group of the baseline: all turns of the problem, the same agent's, or the same agent's at the same turn"""
     eps: float = structural(1e-8)
     """added to the standard deviation"""
+    turn_credit: Literal["to_go", "own"] = "to_go"
+    """where turns are paid as they come, credit all that follows from a turn, or its own pay only (the papers' form)"""
 
     def __post_init__(self) -> None:
         if self.truncation == "bootstrap":
@@ -67,9 +74,10 @@ class Reinforce(Algorithm):
         at_least(self, 0, "reward_clip", "eps")
         check_bool("baseline", self.baseline)
         check_choice("group", self.group, ("problem", "agent", "turn"))
+        check_choice("turn_credit", self.turn_credit, ("to_go", "own"))
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
-        return reinforce_pp(trajectories, self)
+        return reinforce_pp(trajectories, self, context)
 
     @property
     def trace_decay(self) -> float:
@@ -77,10 +85,14 @@ class Reinforce(Algorithm):
         return 1.0
 
 
-def reinforce_pp(trajectories: Trajectories, settings: Reinforce) -> dict[str, float]:
+def reinforce_pp(trajectories: Trajectories, settings: Reinforce, context: CreditContext) -> dict[str, float]:
     """Fill advantages and returns of all rows in the loss."""
+    to_go = bool(context.by_turn) and settings.turn_credit == "to_go"
+    if to_go:
+        bound = settings.reward_clip
+        fill_later(trajectories, own=bool(context.opponents), clip=lambda pay: max(-bound, min(bound, pay)))
     rows = [row for trajectory in trajectories for row in trajectory if row.dropped is None]
-    metrics = _subtract_mean(rows, settings) if settings.baseline else {}
+    metrics, alone = _subtract_mean(rows, settings, to_go=to_go) if settings.baseline else ({}, [])
     agents: dict[str, list[Row]] = {}
     for row in rows:
         advantages, returns = _advantages(row, settings)
@@ -90,8 +102,12 @@ def reinforce_pp(trajectories: Trajectories, settings: Reinforce) -> dict[str, f
         else:
             row.drop("nonfinite")
     for own in agents.values():
-        for row, scaled in zip(own, _normalised(own, settings), strict=True):
+        normalised = _by_index(own, settings) if to_go else _normalised(own, settings)
+        for row, scaled in zip(own, normalised, strict=True):
             row.turn.advantages = scaled
+    for row in alone:
+        if row.turn.advantages:  # nothing to compare it with, and the batch's mean is no comparison
+            row.turn.advantages = [0.0] * len(row.turn.advantages)
     return metrics | (explained(trajectories, settings.level) if settings.critic_reads else {})
 
 
@@ -111,35 +127,89 @@ def _normalised(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
         numbers = [mean(some) for some in numbers_of.values()]
     else:
         numbers = [value for values in returns for value in values]
-    if not numbers or no_spread(numbers):
+    if not numbers or no_spread(numbers, _size(rows)):
         return [[0.0] * len(values) for values in returns]
     floor, penalised = 0.0, any(row.kl_rewards for row in rows)
     if penalised or settings.critic_reads:
         rewards = [total(row.token_rewards.values()) for row in rows]
-        if not penalised and no_spread(rewards):
+        flat = no_spread(rewards, _size(rows))
+        if not penalised and flat:
             return [[0.0] * len(values) for values in returns]
-        floor = 1.0 if no_spread(rewards) else NOISE * std(rewards, unbiased=False)
+        floor = 1.0 if flat else NOISE * std(rewards, unbiased=False)
     centre, scale = mean(numbers), max(std(numbers, unbiased=False), floor) + settings.eps
     return [[(value - centre) / scale if scale else 0.0 for value in values] for values in returns]
 
 
-def _subtract_mean(rows: Sequence[Row], settings: Reinforce) -> dict[str, float]:
-    """Subtract the group's mean reward, one number a trajectory, from every row's reward."""
+def _by_index(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
+    """The same where turns are paid as they come: centred over the agent's turns of one index, scaled by one deviation.
+
+    Statistics run over turns, one number each, the return at the first token. Turns without tokens enter none.
+    """
+    returns = [row.turn.advantages or [] for row in rows]
+    indices: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        if returns[place]:
+            indices.setdefault(row.own_turn, []).append(place)
+    size = _size(rows)
+    centres, gaps, reward_gaps = [0.0] * len(rows), list[float](), list[float]()
+    for places in indices.values():
+        first = [returns[place][0] for place in places]
+        rewards = [_whole(rows[place]) for place in places]
+        # With a baseline the problem's mean is subtracted already.
+        centre = 0.0 if settings.baseline else mean(first)
+        same = no_spread(first, size)
+        for place, number in zip(places, first, strict=True):
+            # The mean of equal numbers may be off by a rounding.
+            centres[place] = number if same else centre
+        gaps += [0.0 if same else number - centre for number in first]
+        reward_gaps += [0.0] * len(rewards) if no_spread(rewards, size) else [r - mean(rewards) for r in rewards]
+    flat, penalised = not any(reward_gaps), any(row.kl_rewards for row in rows)
+    if not gaps or (flat and not penalised) or not any(gaps):
+        return [[0.0] * len(values) for values in returns]
+    floor = 1.0 if flat else NOISE * std(reward_gaps, unbiased=False)
+    scale = max(std(gaps, unbiased=False), floor) + settings.eps
+    return [
+        [(value - centre) / scale if scale else 0.0 for value in values]
+        for values, centre in zip(returns, centres, strict=True)
+    ]
+
+
+def _whole(row: Row) -> float:
+    """The turn's reward and what follows from it, KL penalty left out."""
+    return total([*row.token_rewards.values(), row.later])
+
+
+def _size(rows: Sequence[Row]) -> float:
+    """The largest reward that the numbers were computed from; their rounding is in proportion to it."""
+    return max((max(abs(row.bare), abs(row.later)) for row in rows), default=0.0)
+
+
+def _subtract_mean(rows: Sequence[Row], settings: Reinforce, *, to_go: bool) -> tuple[dict[str, float], list[Row]]:
+    """Subtract the group's mean reward, one number a trajectory, from every row's reward.
+
+    Returns the counts of groups, and the rows of trajectories that are alone in theirs. With `to_go` groups are the same
+    agent's turns of one index.
+    """
     groups: dict[tuple[object, ...], dict[int, list[Row]]] = {}
+    group = "turn" if to_go else settings.group
     for row in rows:
-        own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}[settings.group]
+        own = {"problem": (), "agent": (row.turn.agent,), "turn": (row.turn.agent, row.own_turn)}[group]
         groups.setdefault((row.group, *own), {}).setdefault(row.episode, []).append(row)
     group_stats = GroupStats()
+    alone: list[Row] = []
     for trajectories in groups.values():
-        rewards = [mean([total(row.token_rewards.values()) for row in some]) for some in trajectories.values()]
+        rewards = [mean([_whole(row) for row in some]) for some in trajectories.values()]
         members = [row for some in trajectories.values() for row in some]
         group_stats.add(rewards, (row.turn.agent for row in members))
-        centre = mean(rewards)
+        if len(trajectories) == 1:
+            alone += members
+        # The mean of equal numbers may be off by a rounding.
+        centre = rewards[0] if no_spread(rewards, _size(members)) else mean(rewards)
         for row in members:
             # Spread over the tokens where the turn is paid, so that spans lose the mean once and not once each.
             share = centre / len(row.token_rewards)
             row.token_rewards = {token: reward - share for token, reward in row.token_rewards.items()}
-    return group_stats.metrics()
+    return group_stats.metrics(), alone
 
 
 def _advantages(row: Row, settings: Reinforce) -> tuple[list[float], list[float]]:
@@ -173,4 +243,6 @@ def _clipped(row: Row, settings: Reinforce) -> list[float]:
     # Scaling instead of cutting keeps the proportions of the spans.
     kept = settings.reward_clip / abs(reward) if abs(reward) > settings.reward_clip else 1.0
     penalties = row.kl_rewards or [0.0] * len(row.turn.action_ids)
-    return [kept * row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
+    rewards = [kept * row.token_rewards.get(token, 0.0) + penalty for token, penalty in enumerate(penalties)]
+    rewards[-1] += row.later
+    return rewards

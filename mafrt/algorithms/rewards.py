@@ -63,6 +63,12 @@ class CreditContext:
     """Agent -> its own reward settings: weights of the parts of its turns' rewards."""
     agent_kl: Mapping[str, float] | None = None
     """Agent -> weight of its own KL penalty in the reward, in place of `kl_coef`."""
+    by_turn: bool | None = None
+    """Whether turns are paid as they come. None: inferred, if some turn of an episode of several has a reward or a
+    score other than 0. See `fill_later`."""
+    opponents: bool | None = None
+    """Whether agents are paid against each other (`Env.opponents`): what later turns earn then counts for their own
+    agent only. None: inferred, if what the agents of every episode are paid adds up to 0. The runner sets it."""
     joint: Joint | None = None
     """(row, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
 
@@ -81,8 +87,21 @@ class Row:
     group: str
     position: int = 0
     """Position of the turn in its episode."""
+    step: int = 0
+    """Index of its environment step in the episode; turns spoken at the same time share it."""
     reward: float = 0.0
     """The turn's reward as one number, for rules that give a turn one number."""
+    bare: float = 0.0
+    """`reward` without the KL penalty; whether rewards differ is asked of these."""
+    own_reward: float = 0.0
+    """The environment's part of `reward`: what the turn itself was paid."""
+    late: list[tuple[int, float]] = field(default_factory=list)
+    """The parts of `own_reward` that came with a later step: `env_step` of that step, and the amount."""
+    later: float = 0.0
+    """What the turns of its step and of later ones are paid beside this one's own pay; 0 unless turns are paid as they
+    come (`fill_later`)."""
+    later_process: float = 0.0
+    """The coach's part of `later`."""
     token_rewards: dict[int, float] = field(default_factory=dict)
     """Token index -> reward without the KL penalty, for rules that see tokens; they add up to `reward` less it."""
     kl_rewards: list[float] = field(default_factory=list)
@@ -98,6 +117,16 @@ class Row:
     """The last turn of an episode that was truncated, whose future is bootstrapped."""
     dropped: Dropped | None = None
     """Why the turn is out of the loss; None if it is in."""
+
+    @property
+    def pay(self) -> float:
+        """What the turn itself was paid, by environment and coach: its reward without outcome and penalties."""
+        return self.own_reward + self.process_reward
+
+    @property
+    def pay_known(self) -> bool:
+        """Whether `pay` is known. A turn may be out of the loss for other reasons, which leave its pay known."""
+        return self.dropped not in ("unjudged", "nonfinite")
 
     @property
     def key(self) -> tuple[int, int]:
@@ -147,8 +176,8 @@ def reward_rows(
         spoken: dict[str, int] = {}
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
-        for position, turn in enumerate(episode.turns):
-            row = Row(turn, index, episode.group, position)
+        for position, (turn, step) in enumerate(zip(episode.turns, env_steps(episode.turns), strict=True)):
+            row = Row(turn, index, episode.group, position, step)
             row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
             row.cut_off = truncated and future and position == len(episode.turns) - 1
@@ -175,10 +204,86 @@ def reward_rows(
             for row in rows:
                 _shorten(row, settings, context)
         for row in rows:
+            row.bare = row.reward
             if coef := (context.agent_kl or {}).get(row.turn.agent, kl_coef):
                 _penalise(row, coef)
         trajectories.append(rows)
     return trajectories, spans_lost
+
+
+def env_steps(turns: Sequence[Turn]) -> list[int]:
+    """Index of the environment step of each turn in its episode: a new one begins where `env_step` changes, or where an
+    agent speaks again."""
+    steps: list[int] = []
+    step, at, spoken = -1, None, set[str]()
+    for turn in turns:
+        if turn.env_step != at or turn.agent in spoken:
+            step, at, spoken = step + 1, turn.env_step, set()
+        spoken.add(turn.agent)
+        steps.append(step)
+    return steps
+
+
+def payments(rows: Sequence[Row]) -> list[tuple[int, float, str]]:
+    """What the environment paid in an episode, as (step, amount, agent): late pay at the step with which it came."""
+    out = []
+    at = {row.turn.env_step: row.step for row in rows}
+    for row in rows:
+        parts = [(at.get(step, row.step), amount) for step, amount in row.late]
+        out += [(step, amount, row.turn.agent) for step, amount in parts]
+        # Exact where nothing came late.
+        out.append((row.step, total([row.own_reward, *(-amount for _, amount in parts)]), row.turn.agent))
+    return [payment for payment in out if payment[1]]
+
+
+def pays_by_turn(trajectories: Sequence[Sequence[Row]]) -> bool:
+    """Whether some turn of an episode of several turns is paid by itself, by the environment or the coach."""
+    return any(row.pay != 0.0 or row.late for rows in trajectories if len(rows) > 1 for row in rows)
+
+
+def are_opponents(trajectories: Sequence[Sequence[Row]]) -> bool:
+    """Whether what the environment pays the agents adds up to 0 in every episode, and is not all 0."""
+    found = False
+    for rows in trajectories:
+        paid = [row.own_reward for row in rows]
+        largest = max(map(abs, paid), default=0.0)
+        if not math.isfinite(largest):
+            continue
+        if abs(total(paid)) > 1e-9 * largest or (largest and len({row.turn.agent for row in rows}) < 2):
+            return False
+        found = found or largest > 0.0
+    return found
+
+
+def fill_later(
+    trajectories: Sequence[Sequence[Row]], *, own: bool, clip: Callable[[float], float] = lambda pay: pay
+) -> None:
+    """Fill `later` of every row: what is paid from its step on beside the turn's own pay.
+
+    With rewards by turn and an outcome R, the gradient of E[sum r + R] weighs turn t with sum_{u >= t} r_u + R: the
+    turn's `reward` (its own pay and R) and `later`. Penalties stay with the turn that earned them. A turn whose later
+    pay is unknown leaves the loss.
+
+    Args:
+        trajectories: the rows of each episode.
+        own: what other agents are paid does not count (opponents, and rules by which agents are on their own).
+        clip: bound of the pay of one turn.
+    """
+    for rows in trajectories:
+        paid = payments(rows)
+        for row in rows:
+            after = [other for other in rows if other.step >= row.step and other is not row]
+            after = [other for other in after if not own or other.turn.agent == row.turn.agent]
+            if gone := next((other.dropped for other in after if not other.pay_known), None):
+                row.drop(gone)
+                continue
+            row.later_process = total(clip(other.process_reward) for other in after)
+            agents = {row.turn.agent} if own else {other.turn.agent for other in rows}
+            to_go = [clip(amount) for step, amount, agent in paid if step >= row.step and agent in agents]
+            # The turn's own pay is in its reward; what came late is counted there, and not twice.
+            row.later = total([row.later_process, *to_go, -clip(row.own_reward)])
+            if not math.isfinite(row.later):
+                row.drop("nonfinite")
 
 
 def _payees(episode: Episode, outcome_to: str) -> set[int]:
@@ -201,7 +306,9 @@ def _pay(
     last = max(len(turn.action_ids) - 1, 0)
     base = 0.0
     if turn.reward is not None and settings.reward_weight != 0.0:
-        base += settings.reward_weight * turn.reward
+        row.own_reward = settings.reward_weight * turn.reward
+        row.late = [(step, settings.reward_weight * amount) for step, amount in turn.late]
+        base += row.own_reward
     if outcome and episode.outcome is not None and settings.outcome_weight != 0.0:
         row.outcome_reward = settings.outcome_weight * episode.outcome
         base += row.outcome_reward
@@ -260,6 +367,8 @@ def _share(rows: list[Row]) -> None:
     summed = math.fsum(row.reward for row in rows) if gone is None else 0.0
     for row in rows:
         row.reward = summed
+        # Every row carries all of them.
+        row.own_reward, row.process_reward, row.outcome_reward, row.late = 0.0, 0.0, 0.0, []
         row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): summed}
         if gone:
             row.drop(gone)

@@ -10,6 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 
+ROUNDING = 1e-12
+"""Differences below this share of the numbers are rounding: thousands of times that of one float64 operation."""
+
+
 def total(numbers: Iterable[float]) -> float:
     """Exactly rounded sum; NaN where the sum has no value in float64 (overflow, or inf - inf)."""
     try:
@@ -23,9 +27,16 @@ def mean(numbers: Sequence[float]) -> float:
     return total(numbers) / len(numbers)
 
 
-def no_spread(numbers: Sequence[float]) -> bool:
-    """Whether all numbers are equal. Asked before dividing: the mean of n equal floats may be off by a rounding."""
-    return min(numbers) == max(numbers)
+def no_spread(numbers: Sequence[float], size: float = 0.0) -> bool:
+    """Whether all numbers are equal up to rounding. Asked before dividing, which would scale a rounding up to 1.
+
+    Args:
+        numbers: at least one.
+        size: the largest number that they were computed from, where it is larger than they are: rounding is in
+            proportion to it.
+    """
+    least, most = min(numbers), max(numbers)
+    return least == most or most - least <= ROUNDING * max(abs(least), abs(most), size)
 
 
 def std(numbers: Sequence[float], *, unbiased: bool) -> float:

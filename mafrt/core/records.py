@@ -48,6 +48,7 @@ def pack_turn(turn: Turn) -> dict[str, Any]:
 def unpack_turn(record: dict[str, Any]) -> Turn:
     coach, evidence = record.get("coach"), record.get("evidence")
     turn = Turn(**{name: value for name, value in record.items() if name in _PLAIN})
+    turn.late = [(step, amount) for step, amount in turn.late]  # JSON has no tuples
     turn.coach = None if coach is None else unpack_verdict(coach)
     turn.audit = None if record.get("audit") is None else Audit(**record["audit"])
     turn.evidence = None if evidence is None else unpack_evidence(evidence)

@@ -99,6 +99,8 @@ class Turn:
     """Version of the adapter that sampled it."""
     reward: float | None = None
     """Filled from `env.step`; None if the environment gave this agent none."""
+    late: list[tuple[int, float]] = field(default_factory=list)
+    """Parts of `reward` that came with a later step: `env_step` of that step, and the amount."""
     evidence: Evidence | None = None
     """Filled from `info["evidence"]` of `env.step`; None if the environment gave none."""
     coach: Verdict | None = None

@@ -74,6 +74,8 @@ class Live:
             if turn is not None:
                 # None means that nothing was paid, which is not the same as a reward of 0.
                 turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+                if reward and turn.env_step != self.env_step:
+                    turn.late = [*turn.late, (self.env_step, float(reward))]  # forks share the list of the turn
             # A reward of 0 loses nothing, so environments may name all agents in every step.
             elif reward:
                 name = self.env.class_name
