@@ -82,17 +82,24 @@ def test_turns_cut_by_length_can_be_masked():
 
 
 def test_an_empty_turn_without_judgement_cuts_the_chain():
-    # c's reward is unknown and c said nothing: b bootstraps from d's value .5: 0 + .5 - .25; d: 1 - .5.
+    # c's reward is unknown and c said nothing: b's step would be paid it, so b leaves the loss; d: 1 - .5.
     turns = [turn("b", 0, 0.0, (0.25,)), turn("c", 1, 9.0, ()), turn("d", 2, 1.0, (0.5,))]
     turns[0].coach, turns[2].coach = Scored(0.0), Scored(0.0)
     assign([Episode("0", "p", turns)], "gae", gae_lambda=1.0)
-    assert turns[0].advantages == [0.25] and turns[2].advantages == [0.5]
+    assert turns[0].advantages is None and turns[2].advantages == [0.5]
 
 
 def test_the_reward_of_an_empty_turn_is_not_lost_where_each_turn_stands_alone():
-    turns = [turn("b", 0, 0.0, (0.25,)), turn("c", 1, 3.0, ())]
+    # Of its own agent: the turn before is paid it. Another agent is not.
+    turns = [turn("b", 0, 0.0, (0.25,)), turn("b", 1, 3.0, ())]
     assign([Episode("0", "p", turns)], "ippo")
     assert turns[0].returns == [3.0]
+    for rule in ("ippo", "cory", "maporl"):
+        paid = [turn("b", 0, 1.0, (0.25,)), turn("c", 1, 3.0, ())]
+        silent = [turn("b", 0, 1.0, (0.25,)), turn("c", 1, 3.0, (0.0,))]
+        assign([Episode("0", "p", paid)], rule)
+        assign([Episode("0", "p", silent)], rule)
+        assert paid[0].returns == silent[0].returns, rule  # what c says or not, b is paid alike
 
 
 def test_at_grpo_compares_an_agents_own_nth_turns():

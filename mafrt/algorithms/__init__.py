@@ -17,7 +17,7 @@ from typing import Any
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.normalize import credit_metrics, normalize, observed_returns
 from mafrt.algorithms.rewards import CreditContext, Row, are_opponents, fill_later, pays_by_turn, reward_rows
-from mafrt.algorithms.stats import mean, no_spread
+from mafrt.algorithms.stats import mean, no_spread, total
 from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
 from mafrt.config.resolve import user_line
 from mafrt.core.errors import ConfigError, MafrtError
@@ -145,30 +145,38 @@ def groups_without_spread(
 ) -> list[str]:
     """Names of the groups without a learning signal, sorted: all rewards equal, or fewer than two known.
 
-    A sample's reward is the mean over its turns without the overlong and KL penalties: DAPO (2503.14476, eq. 11)
+    A sample's reward is the mean over its turns (what they are paid as they come is added up) without the overlong and KL
+    penalties: DAPO (2503.14476, eq. 11)
     filters on correctness, and wrong answers of unequal length are equally wrong. Arguments as of `assign`; advantages
     and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, dataclasses.replace(chosen, overlong_buffer=0.0), about)
+    by_turn = _told(about, trajectories).by_turn and getattr(chosen, "turn_credit", "to_go") == "to_go"
     rewards: dict[str, list[float]] = {episode.group: [] for episode in episodes}
     for episode, rows in zip(episodes, trajectories, strict=True):
-        known = [row.reward for row in rows if row.dropped is None]
+        known = [row for row in rows if row.dropped is None]
         if known:
-            rewards[episode.group].append(mean(known))
+            # Pay by turn is added up, since a mean would call a long episode equal to a short one.
+            paid = total(row.pay for row in known) if by_turn else 0.0
+            rewards[episode.group].append(mean([r.reward - (r.pay if by_turn else 0.0) for r in known]) + paid)
     return sorted(group for group, numbers in rewards.items() if len(numbers) < 2 or no_spread(numbers))
 
 
 def turn_rewards(
     episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
 ) -> list[list[float | None]]:
-    """Reward of each turn of each episode as `assign` computes it, without the KL penalty; None where unknown.
+    """What each turn of each episode is worth, without the KL penalty; None where unknown.
 
+    It is the turn's reward as `assign` computes it, and where turns are paid as they come, what follows it (`Row.later`).
     Arguments as of `assign`; advantages and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, chosen, about)
-    return [[None if row.dropped else row.reward for row in rows] for rows in trajectories]
+    about = _told(about, trajectories)
+    if about.by_turn and chosen.share == "own" and getattr(chosen, "turn_credit", "to_go") == "to_go":
+        fill_later(trajectories, own=bool(about.opponents))
+    return [[None if row.dropped else row.reward + row.later for row in rows] for rows in trajectories]
 
 
 def _resolve(

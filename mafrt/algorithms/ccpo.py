@@ -5,7 +5,8 @@
 
 R is the episode's sum of rewards, the outcome counted once. R without i comes from the episode played again with agent
 i silent (`mafrt.rollout.left_out`), one replay for each agent of each episode. All turns of an agent in an episode
-share its A_i. Where a contribution is unknown, the agent's r_i is R.
+share its A_i. Where a contribution is unknown or not finite, the mean of those known in the group stands for it; where
+none is known, r_i is R.
 
 Source: 2603.21563 and its code (`_compute_counterfactual_role_rewards`). There the bonus is half the difference of
 rewards of -1 and 1, that is the difference of 0 and 1, and its weight .2 stands beside a return twice as large: .1
@@ -17,6 +18,7 @@ the deviation leaves exactly the advantages of R alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -51,7 +53,7 @@ class Ccpo(GroupRelative):
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         drop_incomplete(trajectories)
-        groups: dict[Hashable, list[tuple[list[Row], float]]] = {}
+        groups: dict[Hashable, list[tuple[list[Row], float, float | None]]] = {}
         agents: dict[str, list[float]] = {}
         for rows in trajectories:
             known = [row for row in rows if row.dropped is None]
@@ -59,16 +61,29 @@ class Ccpo(GroupRelative):
             for agent in sorted({row.turn.agent for row in known}):
                 own = [row for row in known if row.turn.agent == agent]
                 contribution = own[0].turn.contribution
+                if contribution is not None and not math.isfinite(contribution):
+                    contribution = None
                 if contribution is not None:
                     agents.setdefault(agent, []).append(contribution)
-                reward = whole + self.contribution_weight * (contribution or 0.0)
-                groups.setdefault((own[0].group, agent), []).append((own, reward))
+                groups.setdefault((own[0].group, agent), []).append((own, whole, contribution))
         group_stats = GroupStats()
         for members in groups.values():
-            rewards = [reward for _, reward in members]
+            known = [contribution for _, _, contribution in members if contribution is not None]
+            usual = mean(known) if known else 0.0
+            shares = [usual if contribution is None else contribution for _, _, contribution in members]
+            rewards = [whole + self.contribution_weight * c for (_, whole, _), c in zip(members, shares, strict=True)]
+            kl = [total(row.reward - row.bare for row in own) for own, _, _ in members]
             group_stats.add(rewards, (members[0][0][0].turn.agent,))
-            advantages = relative(rewards, scale=self.scale, baseline=self.baseline, eps=self.eps)
-            for (own, reward), advantage in zip(members, advantages, strict=True):
+            bare = [reward - penalty for reward, penalty in zip(rewards, kl, strict=True)]
+            advantages = relative(
+                rewards,
+                scale=self.scale,
+                baseline=self.baseline,
+                eps=self.eps,
+                bare=bare,
+                size=max(abs(row.reward) for own, _, _ in members for row in own),
+            )
+            for (own, _, _), reward, advantage in zip(members, rewards, advantages, strict=True):
                 for row in own:
                     tokens = len(row.turn.action_ids)
                     row.fill([advantage] * tokens, [reward] * tokens)

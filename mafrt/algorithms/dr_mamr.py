@@ -4,7 +4,7 @@
 
 R: everything that the episode earned, among the episodes of its problem. C: influence of the turn
 (`mafrt.rollout.influence`), averaged over similar turns of the same agent on the problem, among that agent's turns
-there. Similar: the words agree to the share `influence_similarity`. A turn that no later turn shows has no C, and its
+there. Similar: the words agree to the share `influence_similarity`. A turn that no later turn shows has no C (nor one whose C is not finite), and its
 second term is 0; so has a problem on which the agent's turns all have one C.
 
 Multi-turn GRPO divides the loss of an episode by its number of turns T. Of two episodes with equal rewards, each turn
@@ -21,6 +21,7 @@ environment and a warm start of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -63,7 +64,7 @@ class DrMamr(GroupRelative):
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         metrics = group(trajectories, self, context)
         rows = [row for some in trajectories for row in some if row.dropped is None]
-        measured = [row for row in rows if row.turn.influence is not None]
+        measured = [row for row in rows if row.turn.influence is not None and math.isfinite(row.turn.influence)]
         if self.influence_weight == 0 or not measured:
             return metrics
         shared = _averaged(measured, self.influence_similarity)

@@ -11,22 +11,26 @@ advantage and return.
 `bootstrap` selects the successor of a turn's last token: `"none"` no successor (IPPO, each turn its own episode),
 `"agent"` the same agent's next turn, `"team"` the next turn of any agent in speaking order (MARFT, MAPPO).
 
+Turns spoken at the same time have one reward, all that their step pays, at the last of them; a reward that came after
+others spoke belongs to the step that it came with. `ippo` adds to a turn's reward what its own agent is paid after it.
+
 Deviations: a turn of unknown reward cuts the chain. Its predecessor bootstraps from that turn's value, since any
 substitute reward, 0 included, would be learnt as if it had been observed. A turn without tokens is no step: its reward
-is added to the step before it. Advantages are float64 and are not normalised here. A truncated episode bootstraps from
+is added to the step before it (with `bootstrap="none"`, its agent's turn before it), which leaves the loss where that
+reward is unknown. Advantages are float64 and are not normalised here. A truncated episode bootstraps from
 the critic's value at the last step of its last turn, the nearest value available.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.happo import joint_steps_of
-from mafrt.algorithms.rewards import CreditContext, Row
+from mafrt.algorithms.rewards import CreditContext, Row, moved_pay
 from mafrt.algorithms.stats import explained_variance, total
 from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.schema import within
@@ -62,20 +66,31 @@ class Gae(Algorithm, ValueHeadSettings):
         return gae(trajectories, self)
 
 
-def gae(trajectories: Sequence[Sequence[Row]], settings: Gae) -> dict[str, float]:
+def gae(
+    trajectories: Sequence[Sequence[Row]], settings: Gae, silent: Literal["pay", "outcome", "nothing"] = "pay"
+) -> dict[str, float]:
     """Fill advantages and returns of all rows from their rewards and `turn.values`.
+
+    Args:
+        trajectories: the rows of each episode.
+        settings: the rule's.
+        silent: where each turn is its own chain, what the turn before is paid for a turn of its agent without tokens:
+            all, the outcome alone (its pay is counted already), or nothing (all of it is).
 
     Raises:
         ConfigError: a turn has no values (`gae` needs a critic), or not one per action token.
     """
     for rows in trajectories:
-        if settings.bootstrap == "none":
-            _pay_empty_turns(rows)
+        alone = settings.bootstrap == "none"
+        if alone and settings.share == "own" and silent != "nothing":
+            moved = _pay_empty_turns(rows, pay=silent == "pay")
+        else:
+            moved = moved_pay(rows) if settings.bootstrap == "team" or settings.joint_advantage else {}
         if settings.joint_advantage:
-            _walk_joint_steps(rows, settings)
+            _walk_joint_steps(rows, settings, moved)
             continue
         for chain in _chains(rows, settings.bootstrap):
-            _walk(chain, settings, cut_off=any(row.cut_off for row in rows))
+            _walk(chain, settings, moved, cut_off=any(row.cut_off for row in rows))
     return explained(trajectories, settings.level)
 
 
@@ -113,8 +128,10 @@ def step_values(row: Row, level: str) -> list[float]:
     return values
 
 
-def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
+def _walk(chain: list[Row], settings: Gae, moved: Mapping[tuple[int, int], float], *, cut_off: bool) -> None:
     """GAE backwards over one chain. `next_value` is None where the successor's value is unknown.
+
+    `moved` is added to the rewards of turns, at their last step (`moved_pay`).
 
     With `cut_off` (truncated episode) the critic's last value replaces the missing future.
     """
@@ -126,10 +143,10 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
         if not tokens:
             # There is no step to pay, so the reward moves to the step before, which led to the empty turn.
             if row.dropped is None:
-                carried += row.reward
+                carried += row.reward + moved.get(row.key, 0.0)
                 row.fill([], [])
-            else:  # its reward is unknown, so the turn before it bootstraps from the value after it
-                next_advantage = carried = 0.0
+            else:  # the step before it would be paid its reward, which is unknown
+                next_value, next_advantage, carried = None, 0.0, 0.0
             continue
         values = step_values(row, settings.level)
         finite = all(map(math.isfinite, values))
@@ -147,7 +164,8 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
         advantages = [0.0] * steps
         for step in reversed(range(steps)):
             reward = row.paid(step) if token_level else row.reward
-            reward += carried if step == steps - 1 else 0.0
+            if step == steps - 1:
+                reward += carried + row.later + moved.get(row.key, 0.0)
             delta = reward + settings.gamma * next_value - values[step]
             next_advantage = delta + settings.gamma * settings.gae_lambda * next_advantage
             advantages[step], next_value = next_advantage, values[step]
@@ -160,20 +178,26 @@ def _walk(chain: list[Row], settings: Gae, *, cut_off: bool) -> None:
         row.fill(advantages, returns)
 
 
-def _pay_empty_turns(rows: Sequence[Row]) -> None:
-    """Move the reward of each turn without tokens to the previous turn, where every turn is its own chain."""
-    before: Row | None = None
+def _pay_empty_turns(rows: Sequence[Row], *, pay: bool) -> dict[tuple[int, int], float]:
+    """What the turn before is paid for turns of its agent without tokens, where every turn is its own chain.
+
+    An outcome that the turn before has itself is not added again. A turn before one of unknown reward leaves the loss.
+    """
+    moved: dict[tuple[int, int], float] = {}
+    before: dict[str, Row] = {}
     for row in rows:
         if row.turn.action_ids:
-            before = row
-        elif row.dropped is None and before is not None:
-            last = len(before.turn.action_ids) - 1
-            before.reward += row.reward
-            before.token_rewards[last] = before.token_rewards.get(last, 0.0) + row.reward
-            row.reward, row.token_rewards = 0.0, {}
+            before[row.turn.agent] = row
+        elif (spoken := before.get(row.turn.agent)) is not None:
+            if row.dropped is not None:
+                spoken.drop(row.dropped)
+            else:
+                outcome = 0.0 if spoken.outcome_reward else row.outcome_reward
+                moved[spoken.key] = moved.get(spoken.key, 0.0) + (row.pay if pay else 0.0) + outcome
+    return moved
 
 
-def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
+def _walk_joint_steps(rows: Sequence[Row], settings: Gae, moved: Mapping[tuple[int, int], float]) -> None:
     """GAE backwards over joint steps: one reward, one value (before the first turn), one advantage per joint step."""
     steps: dict[int, list[Row]] = {}
     for row, step in zip(rows, joint_steps_of([row.turn.agent for row in rows]), strict=True):
@@ -182,10 +206,12 @@ def _walk_joint_steps(rows: Sequence[Row], settings: Gae) -> None:
     next_advantage = carried = 0.0
     for members in reversed(steps.values()):
         spoken = [row for row in members if row.turn.action_ids]
-        reward = total([row.reward for row in members]) + carried
+        reward = total([row.reward for row in members] + [moved.get(row.key, 0.0) for row in members]) + carried
         gone = next((row.dropped for row in members if row.dropped), None)
         if not spoken:
             carried = 0.0 if gone else reward
+            if gone:  # the step before it would be paid its reward, which is unknown
+                next_value, next_advantage = None, 0.0
             continue
         # The value before the first turn is the only one that does not depend on the joint action itself.
         value = step_values(spoken[0], "action")[0]

@@ -2,7 +2,8 @@
 
     A = A_E + step_weight * A_S
     A_E: the trajectory's total reward among the trajectories of its problem
-    A_S: the turn's discounted return sum_k gamma^k r_{t+k} among the turns of its problem with the same anchor state
+    A_S: the turn's discounted return sum_k gamma^k r_{t+k} among the turns of its problem with the same anchor state.
+         k counts environment steps, and r is all that one pays: agents that speak at the same time share it
 
 Source: GiGPO (2505.10978) and its code, verl-agent. Each part is (x - mean) (`norm="mean"`, the paper's F_norm = 1)
 or (x - mean) / (std + eps) (`norm="mean_std"`). A group of one contributes 0 and is counted.
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
 from mafrt.algorithms.group_relative import GroupStats, drop_incomplete, relative
-from mafrt.algorithms.rewards import CreditContext, Row
+from mafrt.algorithms.rewards import CreditContext, Row, step_rewards
 from mafrt.algorithms.stats import total
 from mafrt.config.schema import at_least, check_choice, within
 from mafrt.core.types import Turn
@@ -78,27 +79,38 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
     episode_part: dict[int, float] = {}
     group_stats = GroupStats()
     for members in problems.values():
-        totals = [total(row.reward for row in rows) for rows in members]
-        group_stats.add(totals, (row.turn.agent for rows in members for row in rows))
-        for rows, advantage in zip(members, relative(totals, scale=scale, eps=settings.eps), strict=True):
+        totals, bare = ([total(step_rewards(rows, kl=kl)) for rows in members] for kl in (True, False))
+        size = max(abs(row.bare) for rows in members for row in rows)
+        group_stats.add(bare, (row.turn.agent for rows in members for row in rows))
+        parts = relative(totals, scale=scale, eps=settings.eps, bare=bare, size=size)
+        for rows, advantage in zip(members, parts, strict=True):
             episode_part[rows[0].episode] = advantage
 
-    step_groups: dict[tuple[Hashable, ...], list[tuple[Row, float]]] = {}
+    step_groups: dict[tuple[Hashable, ...], list[tuple[Row, float, float]]] = {}
     read = settings.anchor or (lambda turn: tuple(turn.prompt_ids))
     names = clusters([row for rows in complete for row in rows], read, settings.similarity)
     for rows in complete:
-        running = 0.0
+        to_go, bare_to_go = (_discounted(step_rewards(rows, kl=kl), settings.gamma) for kl in (True, False))
         for row in reversed(rows):
-            running = row.reward + settings.gamma * running
-            step_groups.setdefault(names[row.key], []).append((row, running))
+            step_groups.setdefault(names[row.key], []).append((row, to_go[row.step], bare_to_go[row.step]))
     steps = GroupStats()
-    for pairs in step_groups.values():
-        returns = [value for _, value in pairs]
-        steps.add(returns, (row.turn.agent for row, _ in pairs))
-        for (row, value), part in zip(pairs, relative(returns, scale=scale, eps=settings.eps), strict=True):
+    for alike in step_groups.values():
+        returns, bare = ([member[place] for member in alike] for place in (1, 2))
+        steps.add(bare, (row.turn.agent for row, _, _ in alike))
+        size = max(abs(row.bare) for row, _, _ in alike)
+        parts = relative(returns, scale=scale, eps=settings.eps, bare=bare, size=size)
+        for (row, value, _), part in zip(alike, parts, strict=True):
             tokens = len(row.turn.action_ids)
             row.fill([episode_part[row.episode] + settings.step_weight * part] * tokens, [value] * tokens)
     return group_stats.metrics() | steps.metrics("anchors")
+
+
+def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
+    """The discounted sum of each step's reward and those after it."""
+    sums, running = [0.0] * len(rewards), 0.0
+    for step in reversed(range(len(rewards))):
+        sums[step] = running = rewards[step] + gamma * running
+    return sums
 
 
 def clusters(rows: Sequence[Row], read: Anchor, similarity: float) -> dict[tuple[int, int], tuple[Hashable, ...]]:

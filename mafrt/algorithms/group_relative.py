@@ -143,10 +143,16 @@ def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> li
         for row in known:
             row.drop(gone)  # what the trajectory was paid is unknown
         return []
-    if not known:
-        return []
-    reward, bare = (trajectory_reward(rows, settings, to_go=to_go, kl=kl) for kl in (True, False))
-    return [Sample(known, reward, bare, max(abs(row.bare) for row in known))]
+    parts: dict[Hashable, list[Row]] = {}
+    for row in known:
+        parts.setdefault(_key(row, settings.group), []).append(row)
+    samples = []
+    for part in parts.values():
+        # What a team is paid by turn is paid for the whole trajectory.
+        paid = rows if to_go else part
+        reward, bare = (trajectory_reward(paid, settings, to_go=to_go, kl=kl) for kl in (True, False))
+        samples.append(Sample(part, reward, bare, max(abs(row.bare) for row in part)))
+    return samples
 
 
 def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:

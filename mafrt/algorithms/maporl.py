@@ -101,7 +101,7 @@ def maporl(trajectories: Trajectories, settings: MaporlBase) -> dict[str, float]
             # The KL penalty belongs to the turn that diverged, so other rounds do not share it.
             row.reward = score + total(row.kl_rewards)
             row.token_rewards = {max(len(row.turn.action_ids) - 1, 0): score}
-    return gae(trajectories, settings) | ({"round_bonus": mean(bonuses)} if bonuses else {})
+    return gae(trajectories, settings, silent="nothing") | ({"round_bonus": mean(bonuses)} if bonuses else {})
 
 
 def _ahead(rounds: Sequence[Round], t: int, agent: str, gamma: float) -> float:

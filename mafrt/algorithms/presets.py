@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
-from mafrt.algorithms.base import structural
-from mafrt.algorithms.gae import Gae
+from mafrt.algorithms.base import Trajectories, structural
+from mafrt.algorithms.gae import Gae, gae
 from mafrt.algorithms.gigpo import GigpoBase
 from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.maporl import MaporlBase
 from mafrt.algorithms.reinforce_pp import Reinforce
+from mafrt.algorithms.rewards import CreditContext, fill_later
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.schema import check_bool, within
@@ -63,12 +64,19 @@ class Maporl(MaporlBase):
 
 @dataclass(frozen=True)
 class Ippo(Gae):
-    """Independent PPO: each turn its own episode, each agent its own reward."""
+    """Independent PPO: each agent on its own, with what it is paid from a turn on."""
 
     outcome_to: Literal["last", "end", "each", "all"] = "all"
     bootstrap: Bootstrap = "none"
 
     paper: ClassVar[str] = "de Witt 2020 (2011.09533)"
+
+    def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
+        # The paper's return; a turn's own pay alone says nothing of what the turn makes possible.
+        if context.by_turn and self.bootstrap == "none" and self.share == "own":
+            fill_later(trajectories, own=True)
+            return gae(trajectories, self, silent="outcome")
+        return super().credit(trajectories, context)
 
 
 @dataclass(frozen=True)

@@ -226,14 +226,61 @@ def env_steps(turns: Sequence[Turn]) -> list[int]:
 
 def payments(rows: Sequence[Row]) -> list[tuple[int, float, str]]:
     """What the environment paid in an episode, as (step, amount, agent): late pay at the step with which it came."""
-    out = []
-    at = {row.turn.env_step: row.step for row in rows}
+    out = [(step, amount, row.turn.agent) for row, step, amount in _late(rows)]
     for row in rows:
-        parts = [(at.get(step, row.step), amount) for step, amount in row.late]
-        out += [(step, amount, row.turn.agent) for step, amount in parts]
-        # Exact where nothing came late.
-        out.append((row.step, total([row.own_reward, *(-amount for _, amount in parts)]), row.turn.agent))
+        amount = total([row.own_reward, *(-late for _, late in row.late)])
+        out.append((row.step, amount, row.turn.agent))
     return [payment for payment in out if payment[1]]
+
+
+def step_rewards(rows: Sequence[Row], *, kl: bool = True) -> list[float]:
+    """All that each environment step of an episode pays, one number a step, whatever the order of its turns.
+
+    An outcome that several turns of a step receive is counted once (the mean of what it is worth to them).
+    """
+    parts: list[list[float]] = [[] for _ in range(rows[-1].step + 1)]
+    for row in rows:
+        parts[row.step] += [row.reward if kl else row.bare, -row.outcome_reward]
+    for step in range(len(parts)):
+        outcomes = [row.outcome_reward for row in rows if row.step == step and row.outcome_reward]
+        parts[step] += [total(outcomes) / len(outcomes)] if outcomes else []
+    for row, step, amount in _late(rows):
+        parts[row.step].append(-amount)
+        parts[step].append(amount)
+    return [total(part) for part in parts]
+
+
+def _late(rows: Sequence[Row]) -> list[tuple[Row, int, float]]:
+    """Late pay of an episode: the turn that it was recorded with, the step that it came with, and the amount."""
+    at = {row.turn.env_step: row.step for row in rows}
+    return [(row, at.get(env_step, row.step), amount) for row in rows for env_step, amount in row.late]
+
+
+def moved_pay(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
+    """What is added to the reward of turns, by their key, so that a chain of the team's turns is paid in time.
+
+    The environment's pay for a step follows from all turns spoken in it, so its last turn is paid it, and late pay goes
+    to the last turn of the step that it came with. Empty where every step has one turn and nothing came late. A step
+    of several turns in which one has an unknown pay leaves the loss.
+    """
+    last = {row.step: row for row in rows}
+    last |= {row.step: row for row in rows if row.turn.action_ids}
+    moved: dict[tuple[int, int], list[float]] = {}
+    for row, step, amount in _late(rows):
+        moved.setdefault(row.key, []).append(-amount)
+        moved.setdefault(last[step].key, []).append(amount)
+    for row in rows:
+        if row is last[row.step]:
+            continue
+        if not math.isfinite(row.own_reward):
+            for other in rows:
+                if other.step == row.step:
+                    other.drop("nonfinite")
+            continue
+        amount = total([row.own_reward, *(-late for _, late in row.late)])
+        moved.setdefault(row.key, []).append(-amount)
+        moved.setdefault(last[row.step].key, []).append(amount)
+    return {key: total(amounts) for key, amounts in moved.items() if any(amounts)}
 
 
 def pays_by_turn(trajectories: Sequence[Sequence[Row]]) -> bool:

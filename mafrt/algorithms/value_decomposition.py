@@ -29,13 +29,13 @@ from its Q_tot.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories
 from mafrt.algorithms.group_relative import GroupStats
-from mafrt.algorithms.rewards import CreditContext, Joint, Row
+from mafrt.algorithms.rewards import CreditContext, Joint, Row, moved_pay
 from mafrt.algorithms.stats import mean, total
 from mafrt.config.algorithm_groups import MixerSettings
 from mafrt.config.schema import within
@@ -85,14 +85,15 @@ def mixed(trajectories: Trajectories, settings: Mixed, joint: Joint | None) -> d
         raise ConfigError("rule 'qmix' needs `joint`, the mixer's Q_tot; give it, or take 'vdn'.")
     groups: dict[tuple[str, str, int], list[tuple[Row, float]]] = {}
     for rows in trajectories:
-        beyond = _residuals(rows, settings, joint)
+        moved = moved_pay(rows)
+        beyond = _residuals(rows, settings, joint, moved)
         spoken: dict[str, int] = {}
         for row in rows:
             time = spoken[row.turn.agent] = spoken.get(row.turn.agent, 0) + 1
             tokens = len(row.turn.action_ids)
             if row.dropped is not None:
                 continue
-            row.fill([0.0] * tokens, [row.reward] * tokens)
+            row.fill([0.0] * tokens, [row.reward + moved.get(row.key, 0.0)] * tokens)
             if tokens:
                 pair = row, settings.residual_weight * beyond[row.turn.env_step]
                 groups.setdefault((row.group, row.turn.agent, time), []).append(pair)
@@ -119,7 +120,9 @@ def _against(row: Row, alternatives: Sequence[float], joint: Joint | None) -> fl
     return q_tot[alternatives.index(own)] - mean(q_tot)
 
 
-def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dict[int, float]:
+def _residuals(
+    rows: Sequence[Row], settings: Mixed, joint: Joint | None, moved: Mapping[tuple[int, int], float]
+) -> dict[int, float]:
     """D of every joint step of one episode; drops the rows of a step whose reward is unknown."""
     steps: dict[int, list[Row]] = {}
     for row in rows:
@@ -137,10 +140,12 @@ def _residuals(rows: Sequence[Row], settings: Mixed, joint: Joint | None) -> dic
                 row.drop(gone or "nonfinite")
         said = [row for row in members if row.turn.action_ids]
         now = _q_tot(said, joint) if all(math.isfinite(_own(row)) for row in said) else None
+        if gone and not said:
+            now = None  # a step without words has no value that could stand for its unknown reward
         if gone or ahead is None or now is None:
             residual, residuals[step], ahead = 0.0, 0.0, now
             continue
-        earned = total(row.reward for row in members)
+        earned = total([row.reward for row in members] + [moved.get(row.key, 0.0) for row in members])
         residual = earned + settings.gamma * ahead - now + settings.gamma * settings.gae_lambda * residual
         residuals[step], ahead = residual, now
     return residuals
