@@ -51,7 +51,8 @@ class MixedTasks(Env):
         self.max_steps = None if None in limits else max(limit for limit in limits if limit is not None)
         rubrics = {env.rubric for env in self.envs.values()}
         self.rubric = rubrics.pop() if len(rubrics) == 1 else None
-        self.blocking = any(env.blocking for env in self.envs.values())
+        for name in ("blocking", "costly_reset", "opponents"):  # true of the whole where it is of one
+            setattr(self, name, any(getattr(env, name) for env in self.envs.values()))
         self.bounded = all(env.bounded for env in self.envs.values())
         self.plan = self._plan()
         self.num_tasks = len(self.plan) or None

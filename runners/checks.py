@@ -156,7 +156,7 @@ def check_tree(env: Env, samples: int, coach: Coach | None, *, continues: bool =
 
 def check_opponents(env: Env, settings: Algorithm) -> None:
     """Raise ConfigError for credit that adds up what agents are paid, in an environment of opponents."""
-    if env.unwrapped.opponents and settings.adds_agents:
+    if env.opponents and settings.adds_agents:
         raise ConfigError(
             f"algorithm {settings.name!r} adds up what several agents are paid, and in {env.class_name} they are paid "
             "against each other, so that the sum tells nothing of a turn; take dr_mas, c3, ippo or reinforce_pp."

@@ -272,7 +272,7 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
     def build(more: Mapping[str, Any]) -> Env:
         given = {**kwargs, **more}
         env = make_env(name, **given)
-        held_out = {**env.unwrapped.held_out, **given}
+        held_out = {**env.held_out, **given}
         return make_env(name, **held_out) if held_out != given else env
 
     source = kwargs.get("dataset_path")

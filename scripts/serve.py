@@ -66,7 +66,7 @@ def serve(argv: Sequence[str]) -> int:
     # Worker processes are forked here, before the server's threads begin.
     env = guarded(make_env(asked.env, **kwargs), asked.env_timeout_s)
     # The server has both environments, so that a trainer elsewhere can evaluate on held-out tasks without the code.
-    differing = {**env.unwrapped.held_out, **env_arguments(asked.eval_env_kwargs, "eval_env_kwargs")}
+    differing = {**env.held_out, **env_arguments(asked.eval_env_kwargs, "eval_env_kwargs")}
     held_out = None
     if differing:
         held_out = guarded(make_env(asked.env, **{**kwargs, **differing}), asked.env_timeout_s)

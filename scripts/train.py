@@ -73,7 +73,7 @@ def prepare(settings: Settings) -> PreparedRun:
             if (problem := payment_problem(samples)) is not None:
                 notes.append(f"Careful: {problem}.")
     given = env_arguments(settings["eval_env_kwargs"], "eval_env_kwargs")
-    differing = {**env.unwrapped.held_out, **given}
+    differing = {**env.held_out, **given}
     eval_env = guarded(make_env(name, **{**kwargs, **differing}), settings["env_timeout_s"]) if differing else None
     # The name becomes a part of the run's folder, so that only harmless characters stay.
     short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name.rpartition(":")[2])

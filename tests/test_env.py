@@ -709,3 +709,40 @@ def test_an_environment_may_have_attributes_of_the_session_s_names():
             return super().reset(seed, options)
 
     check_env(Own())
+
+
+def test_every_wrapper_shows_what_an_environment_declares(monkeypatch):
+    from mafrt.environment.plain_class import PlainEnv
+    from mafrt.environment.session import Session
+    from mafrt.environment.workers import WorkerSession, guarded
+
+    # A declaration that the library does not know today, with a default on the base class.
+    monkeypatch.setattr(Env, "weather", "none", raising=False)
+
+    class Duel(Env):
+        agents = ("a", "b")
+        opponents, weather, rubric, costly_reset = True, "rain", "math", True
+
+        def reset(self, seed=None, options=None):
+            return {"a": "go"}, {}
+
+        def step(self, actions):
+            return StepResult({}, {}, True, False, {})
+
+    for wrapped in (Session(Duel()), Session(Duel()).spawn(), Session(Session(Duel())), guarded(Duel(), 60.0)):
+        assert wrapped.opponents and wrapped.costly_reset and wrapped.weather == "rain" and wrapped.rubric == "math"
+        assert wrapped.num_tasks is None and wrapped.agents == ("a", "b") and wrapped.class_name == "Duel"
+    assert isinstance(wrapped, WorkerSession) and wrapped.blocking  # a wrapper's own declarations stay its own
+    session = Session(Duel())
+    session.max_steps = 3
+    assert session.unwrapped.max_steps == 3 == session.max_steps
+
+    class Foreign:
+        agents, opponents, weather, max_steps = ("a", "b"), True, "rain", 7
+
+        def reset(self):
+            return "go"
+
+    kind = type("Adapted", (PlainEnv,), {"factory": Foreign})
+    adapted = Session(kind())
+    assert adapted.opponents and adapted.max_steps == 7

@@ -128,3 +128,34 @@ class Env:
 
     def close(self) -> None:
         """Release resources. May be called more than once."""
+
+
+class AdaptedEnv(Env):
+    """Base of environments that play an object of another kind, `inner`. What `inner` has under the names that `Env`
+    declares is taken over, and other attributes are read from it."""
+
+    inner: Any
+
+    def adopt(self, inner: Any) -> None:
+        """Wrap `inner`, and take over what it declares."""
+        self.inner = inner
+        for name in _DECLARED:
+            if (
+                name not in vars(type(self))
+                and (value := getattr(inner, name, None)) is not None
+                and not callable(value)
+            ):
+                setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "inner":  # while it is copied or built, there is none yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+_DECLARED = [
+    name
+    for name in Env.__annotations__
+    # Names and numbered tasks are the adapter's own, and so are the generator and the steps.
+    if not name.startswith("_") and name not in ("agents", "num_tasks", "rng", "step_count", "held_out", "refused")
+]

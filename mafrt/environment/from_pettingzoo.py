@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Observation, StepResult
-from mafrt.environment.base import Env
+from mafrt.environment.base import AdaptedEnv
 
 
-class FromPettingZoo(Env):
+class FromPettingZoo(AdaptedEnv):
     """Base of the classes that `mafrt.environment.foreign` makes; `factory` builds the foreign environment."""
 
     factory: ClassVar[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.inner: Any = type(self).factory(*args, **kwargs)
+        self.adopt(type(self).factory(*args, **kwargs))
         self.agents = tuple(map(str, self.inner.possible_agents))
         for agent in self.agents:
             space = self.inner.action_space(agent)

@@ -28,18 +28,17 @@ from typing import Any, ClassVar
 from mafrt.core.errors import EnvError
 from mafrt.core.text import brief
 from mafrt.core.types import Observation, StepResult
-from mafrt.environment.base import Env
+from mafrt.environment.base import AdaptedEnv
 
 
-class PlainEnv(Env):
+class PlainEnv(AdaptedEnv):
     """Base of the classes that `mafrt.environment.foreign` makes; `factory` builds the user's object."""
 
     factory: ClassVar[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.inner: Any = type(self).factory(*args, **kwargs)
+        self.adopt(type(self).factory(*args, **kwargs))
         self.agents = _agents_of(self.inner)
-        self.max_steps = getattr(self.inner, "max_steps", Env.max_steps)
         space = getattr(self.inner, "action_space", None)
         if space is not None and not callable(space) and "Text" not in [k.__name__ for k in type(space).__mro__]:
             raise EnvError(

@@ -8,6 +8,7 @@ seed and the actions of the running episode, so that it can fork an environment 
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -37,27 +38,14 @@ class Played:
     """actions of each step, and the first four fields of its result"""
 
 
-def _forwarded(name: str) -> Any:
-    """An attribute that is read from the wrapped environment."""
-    return property(lambda session: getattr(session._env, name))
-
-
 class Session(Env):
-    """An environment as it is played. Attributes that it lacks are those of the wrapped environment.
+    """An environment as it is played. All that it does not define itself is read from the wrapped environment, what
+    `Env` declares included.
 
     Args:
         env: the user's environment; each session has one of its own.
         watch: called with the method's name before each call of the user's `reset` and `step`.
     """
-
-    agents = _forwarded("agents")
-    num_tasks = _forwarded("num_tasks")
-    max_steps = _forwarded("max_steps")
-    rubric = _forwarded("rubric")
-    blocking = _forwarded("blocking")
-    bounded = _forwarded("bounded")
-    rng = _forwarded("rng")
-    step_count = _forwarded("step_count")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Session:
         # A wrapper has no arguments of its own to be spawned with.
@@ -70,10 +58,17 @@ class Session(Env):
         self._acting: frozenset[str] = frozenset()
         self._played: Played | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_env":  # while it is copied or built, there is no environment yet
-            raise AttributeError(name)
-        return getattr(self._env, name)
+    def __getattribute__(self, name: str) -> Any:
+        # Not __getattr__: a default that `Env` declares would hide the environment's own value.
+        if name.startswith("_") or _is_own(type(self), name) or name in object.__getattribute__(self, "__dict__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_env"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "done" or _is_own(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._env, name, value)
 
     @property
     def unwrapped(self) -> Env:
@@ -211,6 +206,12 @@ class Session(Env):
 
     def close(self) -> None:
         self._env.close()
+
+
+@functools.cache
+def _is_own(kind: type[Session], name: str) -> bool:
+    """Whether a class of sessions defines `name`, and does not inherit it from `Env`."""
+    return any(name in vars(part) for part in kind.__mro__ if issubclass(part, Session))
 
 
 def session_of(env: Env) -> Session:

@@ -92,7 +92,7 @@ def fill_audits(
         trial.live.env.close()
     done = 0
     for number, (_, turn) in enumerate(sample):
-        payee = turn.agent if env.unwrapped.opponents else None
+        payee = turn.agent if env.opponents else None
         own = [trial for trial in tried if trial.turn == number and trial.live.key not in gone]
         if len(own) == REPLAYS * (ALTERNATIVES + 1):
             returns = [paid(trial.live.episode, reward_weight, outcome_weight, payee) for trial in own]

@@ -44,7 +44,7 @@ class ContinuedTreePlayer(TreePlayer):
             some[:] = [trial for trial in some if trial.fork.key not in lost]
             position = len(tree.item.episode.turns) + list(tree.item.observations).index(agent)
             for trial in some:
-                _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.unwrapped.opponents)
+                _reduce(trial, tree.item.episode.turns, position, own=trial.fork.env.opponents)
 
     def _begun(self, trial: Trial, result: StepResult | EnvError) -> bool:
         """Take the step of the alternative itself; False if its environment raised."""

@@ -166,7 +166,7 @@ def row(name: str, evaluation: Evaluation) -> BaselineRow:
 
 def answers_of(env: Env) -> list[str]:
     """The answers of the tasks of an environment; empty where tasks have none."""
-    tasks: Sequence[Any] = getattr(env.unwrapped, "tasks", ())
+    tasks: Sequence[Any] = getattr(env, "tasks", ())
     answers = [getattr(task, "answer", None) for task in tasks]
     return [answer for answer in answers if isinstance(answer, str) and answer]
 

@@ -85,7 +85,7 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
 
 def _refuse_keys_of_workflows(env: Env, team: Team) -> None:
     """ConfigError for an agent's view or tools in one of our environments that has no workflow to use them."""
-    parts = getattr(env.unwrapped, "envs", {"": env.unwrapped}).values()
+    parts = getattr(env, "envs", {"": env.unwrapped}).values()
     ours = [part for part in parts if type(part).__module__.startswith("mafrt.envs.")]
     if not ours or any(hasattr(part, "workflow") for part in parts):
         return

@@ -131,8 +131,8 @@ class EnvironmentServer(rpc.EnvironmentServicer):
             max_steps=-1 if env.max_steps is None else env.max_steps,
             identity=self.served.identity,
             timeout_s=self.served.timeout_s,
-            costly_reset=env.unwrapped.costly_reset,
-            opponents=env.unwrapped.opponents,
+            costly_reset=env.costly_reset,
+            opponents=env.opponents,
             held_out=self.served.held_out is not None,
             max_sessions=self.max_sessions,
         )
