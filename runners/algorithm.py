@@ -15,6 +15,8 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.runners.schedules import Cast, Delayed, Schedule, make_schedule, self_play
+from mafrt.storage.checkpoint import REFERENCE
+from mafrt.storage.load_path import Loadable
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,24 @@ class Rule:
                 if in_reward and settings.kl_coef != self.settings.kl_coef
             },
         )
+
+
+def with_reference(config: TrainConfig, start: Loadable | None) -> TrainConfig:
+    """`config` with the reference of the KL penalty decided: as it says, or by what the run starts from.
+
+    A run that goes on from a checkpoint keeps the one that it has; adapters that a run starts from are the reference,
+    since a penalty to the base would undo what they have learnt.
+    """
+    settings = config.algorithm
+    if settings.reference is not None or "reference" not in type(settings).settings():
+        return config
+    if start is None or (start.checkpoint is None and not start.adapters):
+        initial = False
+    elif start.checkpoint is None:
+        initial = True
+    else:
+        initial = f"state/{REFERENCE}" in start.checkpoint.files
+    return replace(config, algorithm=replace(settings, reference="initial" if initial else "base"))
 
 
 def resolve_rule(config: TrainConfig, team: Team) -> Rule:

@@ -16,13 +16,14 @@ from mafrt.algorithms.spin import Spin
 from mafrt.coach import Coach
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
+from mafrt.core.atomic_files import load_tensors
 from mafrt.core.errors import ProcessLostError
 from mafrt.core.rng_state import seed_random_state
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
-from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.algorithm import resolve_rule, with_reference
 from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
 from mafrt.runners.checks import (
     check_bases,
@@ -48,6 +49,7 @@ from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
 from mafrt.runners.run_state import RunState, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
+from mafrt.storage.checkpoint import REFERENCE
 from mafrt.storage.episode_lines import episode_record
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_dir import RunDir
@@ -89,6 +91,7 @@ class OnPolicy:
     ) -> None:
         from mafrt.runners.build import place_adapters
 
+        config = with_reference(config, provenance.resume)
         self.rule = resolve_rule(config, team)
         timeout_s = config.play.env_timeout_s
         self.env = guarded(env, timeout_s)
@@ -182,6 +185,11 @@ class OnPolicy:
         restore(resume, self.state, self.base, self.team, self.updater.critic, self.updater.learner)
         self.updater.kl_coef = self.state.kl_coef
         state = resume.path / "state"
+        if (reference := self.updater.reference) is not None:
+            if resume.checkpoint is None:
+                reference.renew()  # the adapters that have just been loaded
+            else:
+                reference.load_state(load_tensors(resume.state(REFERENCE)))
         self.guard.load(state / BEST_STATE)
         if self.league is not None and resume.checkpoint is not None:
             self.league.load(state / LEAGUE_STATE)
@@ -325,6 +333,8 @@ class OnPolicy:
             extra[BEST_STATE] = self.guard.state()
         if self.league is not None:
             extra[LEAGUE_STATE] = self.league.state()
+        if updater.reference is not None:
+            extra[REFERENCE] = updater.reference.state()
         save(disk, self.state, self.base, self.team, updater.critic, updater.learner, self.config.run, extra)
 
     def findings(self) -> list[str]:

@@ -33,6 +33,7 @@ from mafrt.runners.offline.sft import RecordLearner
 from mafrt.runners.update import batch_metrics
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training.reference import FrozenAdapters
 from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
@@ -51,23 +52,13 @@ class ReferenceLearner:
     """
 
     def __init__(self, learner: Learner, adapters: Sequence[str]) -> None:
-        self.learner, self.base = learner, learner.base
-        self.copies = {name: f"{name}{_REFERENCE}" for name in adapters}
-        for name, copy in self.copies.items():
-            if copy not in self.base.adapters:
-                self.base.copy_adapter(name, copy)
-        self.renew()
+        self.learner = learner
+        self.reference = FrozenAdapters(learner.base, adapters, learner.adapter_of)
+        self.renew = self.reference.renew
 
-    def renew(self) -> None:
-        """Make the adapters as they are the reference."""
-        for name, copy in self.copies.items():
-            self.base.load_adapter_state(copy, self.base.adapter_state(name))
-
-    @torch.no_grad()
     def refer(self, records: Sequence[Record]) -> None:
         """Fill `reference` of every record with the log-probabilities of its answers under the copies."""
-        cast = {agent: self.copies[adapter] for agent, adapter in self.learner.adapter_of.items()}
-        logprobs = self.learner.logprobs([turn for record in records for turn in record.turns], cast)
+        logprobs = self.reference.logprobs(self.learner, [turn for record in records for turn in record.turns])
         sums = iter([float(torch.tensor(values, dtype=torch.float64).sum()) for values in logprobs])
         for record in records:
             record.reference = tuple(next(sums) for _ in record.turns)
@@ -87,13 +78,11 @@ class ReferenceLearner:
 
     def state(self) -> dict[str, Any]:
         """Optimizer state by adapter, and the reference's weights."""
-        weights = {name: self.base.adapter_state(copy) for name, copy in self.copies.items()}
-        return {**self.learner.state(), _REFERENCE: weights}
+        return {**self.learner.state(), _REFERENCE: self.reference.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.learner.load_state(state)
-        for name, copy in self.copies.items():
-            self.base.load_adapter_state(copy, state[_REFERENCE][name])
+        self.reference.load_state(state[_REFERENCE])
 
 
 @dataclass(eq=False, repr=False)
@@ -108,6 +97,8 @@ class PreferenceUpdater:
     engine: Engine
     context: CreditContext
     judge: Judge | None
+    reference: None = None
+    """its own reference is in the learner"""
     kl_coef: float | None = None
     """always None: the reference is in the loss"""
 

@@ -25,6 +25,7 @@ from mafrt.runners.build import make_critic, make_kl_control, make_learner
 from mafrt.runners.evaluation import measures_of, score
 from mafrt.runners.judge import Judge
 from mafrt.runners.schedules import IterationPlan
+from mafrt.training.reference import FrozenAdapters
 from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class Updater:
         self.critic = make_critic(self.base, self.team, self.config, self.rule)
         self.learner = make_learner(self.base, self.team, self.config, self.rule, self.sampling)
         self.kl = make_kl_control(self.rule.settings)
+        self.reference: FrozenAdapters | None = None
+        """copies of the adapters that the run starts from; None: the reference is the base, or there is none"""
+        if self.rule.reference and self.rule.settings.reference == "initial":
+            adapter_of = {agent.name: agent.adapter for agent in self.team.agents}
+            self.reference = FrozenAdapters(self.base, self.team.adapters, adapter_of)
 
     @property
     def kl_coef(self) -> float | None:
@@ -78,8 +84,15 @@ class Updater:
         turns = [turn for episode in trained for turn in episode.turns]
         temperatures = {name: how.temperature for name, how in self.sampling.items()}
         features: Any = self.critic.annotate(
-            trained, temperatures, values=rule.critic is not None, reference=rule.reference
+            trained,
+            temperatures,
+            values=rule.critic is not None,
+            # Only the base's own log-probs come with the critic's pass.
+            reference=rule.reference and self.reference is None,
         )
+        if self.reference is not None:
+            for turn, values in zip(turns, self.reference.logprobs(self.learner, turns, plan.adapters), strict=True):
+                turn.ref_logprobs = values
         # Then the log-probs of the sampler are not exactly those of the trainer, which computes its own.
         # A sampler of another implementation, precision or age has other log-probs than the trainer.
         foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from mafrt import __version__
 from mafrt.algorithms import ALGORITHMS
@@ -53,6 +54,8 @@ class InfoSettings:
     """memory: processes, one a GPU"""
     lora_rank: int = Use.rank
     """memory: rank of the adapters"""
+    reference: Literal[base, initial] = "base"
+    """memory: reference of a KL penalty; initial keeps a frozen copy of every adapter"""
     micro_batch_tokens: int = Use.micro_batch_tokens
     """memory: tokens of one backward pass"""
     rows: int = Use.rows
@@ -112,6 +115,7 @@ def team(path: str, settings: InfoSettings) -> str:
     """Bases, adapters and memory of a team."""
     use = Use(
         rank=settings.lora_rank,
+        reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
         rows=settings.rows,
         context=settings.context,
@@ -138,6 +142,7 @@ def memory(model: str, settings: InfoSettings) -> str:
     """Memory estimate by purpose, for several numbers of agents and sharding layouts."""
     use = Use(
         rank=settings.lora_rank,
+        reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
         rows=settings.rows,
         context=settings.context,
@@ -166,6 +171,7 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
         return ""
     use = Use(
         rank=settings.lora_rank,
+        reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
         on_cpu=True,
         kernels=kernels_expected(),

@@ -145,9 +145,8 @@ def groups_without_spread(
 ) -> list[str]:
     """Names of the groups without a learning signal, sorted: all rewards equal, or fewer than two known.
 
-    A sample's reward is the mean over its turns (what they are paid as they come is added up) without the overlong and KL
-    penalties: DAPO (2503.14476, eq. 11)
-    filters on correctness, and wrong answers of unequal length are equally wrong. Arguments as of `assign`; advantages
+    A sample's reward is the mean over its turns, and what they are paid as they come is added up, both without the
+    overlong and KL penalties: DAPO (2503.14476, eq. 11) filters on correctness, and wrong answers of unequal length are equally wrong. Arguments as of `assign`; advantages
     and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
@@ -168,7 +167,7 @@ def turn_rewards(
 ) -> list[list[float | None]]:
     """What each turn of each episode is worth, without the KL penalty; None where unknown.
 
-    It is the turn's reward as `assign` computes it, and where turns are paid as they come, what follows it (`Row.later`).
+    It is the turn's reward as `assign` computes it, and where turns are paid as they come, what follows (`Row.later`).
     Arguments as of `assign`; advantages and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)

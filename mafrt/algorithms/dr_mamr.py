@@ -4,7 +4,7 @@
 
 R: everything that the episode earned, among the episodes of its problem. C: influence of the turn
 (`mafrt.rollout.influence`), averaged over similar turns of the same agent on the problem, among that agent's turns
-there. Similar: the words agree to the share `influence_similarity`. A turn that no later turn shows has no C (nor one whose C is not finite), and its
+there. Similar: the words agree to the share `influence_similarity`. A turn that no later turn shows has no C, and its
 second term is 0; so has a problem on which the agent's turns all have one C.
 
 Multi-turn GRPO divides the loss of an episode by its number of turns T. Of two episodes with equal rewards, each turn

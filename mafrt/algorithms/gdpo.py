@@ -9,8 +9,8 @@ the overlong penalty). One sum of raw rewards lets the kind with the largest spr
 advantage to different combinations with equal sums. A kind without spread in a group gives 0 there.
 
 The KL penalty in the reward is no kind: normalised by itself, its coefficient would drop out. Its distance from the
-group's mean is divided by the deviation of the group's rewards without it (1 where they have none) and added to S; where
-no kind has spread in the whole batch, S is not scaled up.
+group's mean is divided by the deviation of the group's rewards without it (1 where they have none) and added to S;
+where no kind has spread in the whole batch, S is not scaled up.
 
 Where turns are paid as they come, a turn's coach score and own reward are those of its step and all later ones, and it
 is compared with the same agent's turns of the same index (`mafrt.algorithms.group_relative`).

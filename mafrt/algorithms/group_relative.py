@@ -156,8 +156,8 @@ def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> li
 
 
 def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:
-    """What a trajectory is worth: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by turn
-    is added up, and the mean is of outcome and penalties only."""
+    """What a trajectory is worth: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by
+    turn is added up, and the mean is of outcome and penalties only."""
     known = [row for row in rows if row.dropped is None]
     rewards = [row.reward if kl else row.bare for row in known]
     if settings.reduce == "sum":

@@ -187,8 +187,8 @@ def _size(rows: Sequence[Row]) -> float:
 def _subtract_mean(rows: Sequence[Row], settings: Reinforce, *, to_go: bool) -> tuple[dict[str, float], list[Row]]:
     """Subtract the group's mean reward, one number a trajectory, from every row's reward.
 
-    Returns the counts of groups, and the rows of trajectories that are alone in theirs. With `to_go` groups are the same
-    agent's turns of one index.
+    Returns the counts of groups, and the rows of trajectories that are alone in theirs. With `to_go` groups are the
+    same agent's turns of one index.
     """
     groups: dict[tuple[object, ...], dict[int, list[Row]]] = {}
     group = "turn" if to_go else settings.group

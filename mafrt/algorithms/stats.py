@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-
 ROUNDING = 1e-12
 """Differences below this share of the numbers are rounding: thousands of times that of one float64 operation."""
 

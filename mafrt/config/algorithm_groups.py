@@ -67,11 +67,14 @@ class PolicyLossSettings(Checked):
     entropy_coef: float = 0.0
     """weight of the entropy bonus"""
     kl_coef: float = 0.0
-    """weight of the KL penalty to the base without adapter"""
+    """weight of the KL penalty to the reference"""
+    reference: Literal["base", "initial"] | None = None
+    """reference of the KL penalty: the base without adapter, or the adapters as the run starts; default: initial where
+    it starts from adapters (--load_path), else base"""
     kl_in: Literal["loss", "reward"] = "loss"
     """apply the KL penalty in the loss (kl_estimator) or in every token's reward (k1)"""
     kl_estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k2"
-    """in the loss: k2 or k3_corrected have the gradient of KL(policy, base), k3 that of KL(base, policy), k1 none"""
+    """in the loss: k2 or k3_corrected have the gradient of KL(policy, ref), k3 that of KL(ref, policy), k1 none"""
     kl_target: float | None = None
     """target KL in nats per token, to which kl_coef adapts after every iteration; default: kl_coef is fixed"""
     kl_horizon: float = 10000.0

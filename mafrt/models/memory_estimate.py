@@ -1,6 +1,7 @@
 """Memory estimate of a run: one base, K adapters with their optimizers, activations, KV cache.
 
-    one GPU = base / shards + K * A * (4 weights + 4 gradient + 4 last good weights + moments + sampler's copy)
+    one GPU = base / shards
+              + K * A * (4 weights + 4 gradient + 4 last good weights + moments + sampler's copy + reference)
               + max(activations of a micro-batch + head, keys and values of the rows that are decoded)
 
 Numbers are bytes unless said otherwise. A is the number of parameters of one adapter, r * sum(d_in + d_out) over its
@@ -98,6 +99,8 @@ class Use:
     """ddp, zero1, zero2, zero3 or fsdp"""
     optimizer: str = "adamw"
     async_steps: int = 0
+    reference: str = "base"
+    """of a KL penalty: base, or initial, which is a frozen copy of every adapter"""
     micro_batch_tokens: int = 8192
     gradient_checkpointing: bool = True
     on_cpu: bool = False
@@ -163,6 +166,8 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
         each += 2 * number - (number if use.rows else 0)
     elif copies:
         each += 2 * number  # joined for passes that record nothing
+    if use.reference == "initial":  # frozen: weights, and their copy in the base's precision where they are multiplied
+        each += 4 + (2 * number if copies else number)
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
     return Footprint(
         base / shards,

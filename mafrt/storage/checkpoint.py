@@ -32,6 +32,8 @@ from mafrt.core.errors import CheckpointError, ConfigError
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+REFERENCE = "reference.pt"
+"""Among the state: the adapters that are the reference of a KL penalty, as tensors."""
 CRITIC = "critic.pth"
 ORIGIN = "origin.json"
 """In a run directory: the load path that gave the run its first weights, if there was one."""
