@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 from toy import Digits, settings
 
@@ -94,3 +95,29 @@ def test_the_evaluation_after_the_last_iteration_belongs_to_none(monkeypatch):
     clock[0] += 60
     terminal.stage("evaluating", 4, 8)
     assert stream.getvalue().splitlines()[-1] == "at the end: evaluating 4/8, 1 min 00 s left"
+
+
+def test_a_line_of_a_log_says_how_the_run_is_doing_and_how_long_it_will_take(monkeypatch):
+    """`playing 1/256, 0 s left` says neither."""
+    clock = [0.0]
+    monkeypatch.setattr(shown.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    terminal = Terminal(3, stream=stream)
+    terminal.iteration(Progress(1, 3, 60.0, {"score": 0.25}, {"tokens_per_s": 100.0}))
+    terminal.stage("playing", 0, 256)
+    clock[0] += 30
+    terminal.stage("playing", 1, 256)
+    said = stream.getvalue().splitlines()[-1]
+    assert said.startswith("iteration 2/3: playing 1/256")
+    assert "last reward 0.250" in said and "2 min 00 s left in all" in said
+
+
+def test_a_terminal_of_unknown_size_shows_the_bar(monkeypatch, capsys):
+    monkeypatch.setattr(shown.os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    terminal = Terminal(4)
+    terminal._terminal = True
+    terminal.iteration(Progress(1, 4, 1.0, {"score": 0.5}, {"tokens_per_s": 10.0}))
+    terminal._bar.refresh()
+    terminal.close()
+    assert "1/4" in capsys.readouterr().err

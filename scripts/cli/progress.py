@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ EVERY_S = 10.0
 
 EARLY = 1 / 9
 """Completed parts per remaining part from which a stage's own speed tells the time that is left: a tenth is done."""
+
+WIDTH = 100
+"""Columns of a bar on a terminal of unknown size."""
 
 Words = Callable[["Progress"], str]
 
@@ -38,6 +42,8 @@ class Terminal:
         self._shown_at = time.monotonic()
         self._done, self._seconds, self._counted = 0, 0.0, 0
         self._stage, self._began, self._before = "", 0.0, 0
+        self._last = ""
+        """words of the last iteration, and the time that is left after it"""
         self._took: dict[str, float] = {}
         """stage -> seconds that it took the last time"""
 
@@ -49,11 +55,13 @@ class Terminal:
         left = _left(now - self._began, done - self._before, total - done, self._took.get(name))
         if done >= total:
             self._took[name] = now - self._began
-        text = f"{name} {done}/{total}{left}"
+        text = f"{name} {done}/{total}"
         if self._terminal:
-            self._draw(text)
+            self._draw(text + left)
         elif now - self._shown_at >= EVERY_S and done < total:
-            self._line(f"{self._place()}{text}")
+            # A line of a log stands for itself: how the run is doing, and how long all of it will take.
+            ended = self.iterations is not None and self._done >= self.iterations
+            self._line(f"{self._place()}{text}{left if ended or not self._last else self._last}")
 
     def _place(self) -> str:
         if self.iterations is None:
@@ -67,6 +75,7 @@ class Terminal:
         self._seconds += progress.seconds
         last = progress.iteration == progress.iterations
         left = self._seconds / self._counted * (progress.iterations - progress.iteration)
+        self._last = f"  last {self.words(progress)}  {duration(left)} left in all"
         if self._terminal:
             self._draw(self.words(progress))
             if last:
@@ -87,7 +96,15 @@ class Terminal:
 
             whole = "{n_fmt}/{total_fmt} |{bar:20}| {elapsed}<{remaining}  {desc}"
             form = "{desc}" if self.iterations is None else whole
-            self._bar = tqdm(total=self.iterations, initial=self._done, dynamic_ncols=True, bar_format=form)
+            # A terminal that does not know its size says 0, in which tqdm shows nothing.
+            width = None if _columns() else WIDTH
+            self._bar = tqdm(
+                total=self.iterations,
+                initial=self._done,
+                ncols=width,
+                dynamic_ncols=width is None,
+                bar_format=form,
+            )
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(self._done - self._bar.n)
         if time.monotonic() - self._shown_at >= 0.1:
@@ -97,6 +114,14 @@ class Terminal:
     def _line(self, text: str) -> None:
         self._shown_at = time.monotonic()
         print(text, file=self.stream, flush=True)
+
+
+def _columns() -> int:
+    """Columns of the terminal on stderr; 0 if it does not say."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def on_policy_words(progress: Progress) -> str:
