@@ -68,7 +68,10 @@ class Unreadable(ValueError):
 
 TAGS: tuple[tuple[str, str], ...] = (
     # <tool_call>, <tool_calls>, <function_call>, <TOOLCALL>, <minimax:tool_call>, <longcat_tool_call> ...
-    (r"<(?P<tag>(?:[\w.-]+[:|]|｜DSML｜)?(?:\w+_)?(?:tool|function)_?(?:call|use)s?(?::[\w.-]+)?)>", r"</(?i:{tag})>"),
+    (
+        r"<(?P<tag>(?:[\w.-]+[:|]|｜DSML｜)?(?:\w+_)?(?:tool|function)_?(?:call|use)s?(?::[\w.-]+)?)(?:\s[^<>\n]*)?>",
+        r"</(?i:{tag})>",
+    ),
     (r"<(?P<start>start_function_call)>", r"<end_function_call>"),
     (r"<\|tool_call>", r"<tool_call\|>"),
     (r"<\|tool_call\|>", r"<\|/tool_call\|>"),
@@ -93,6 +96,7 @@ _BARE = (
     r"<(?:[\w｜]+:|｜DSML｜)?invoke\s+name=[^>\n]+>",
     r"<\|recipient\|>",
     r"^>>>(?!all\b)[\w.\-/]+\n(?=\s*\{)",
+    r"^Action:[ \t]*[\w.\-/]+[ \t]*\nAction Input:",
     r"(?:<\|start\|>assistant)?(?:\s{0,2}to=[\w.\-]+)?<\|channel\|>[^<]{0,200}<",
     r"<\|(?:end|return)\|>",
     r"<\|start\|>assistant",
@@ -111,7 +115,9 @@ _HARMONY_CALL = re.compile(
 )
 _HARMONY_END = re.compile(r"<\|(?:call|end|return|start)\|>")
 _FUNCTIONARY = re.compile(
-    r"<\|recipient\|>\s*(?P<name>[\w.\-/]+)\s*<\|content\|>|>>>(?P<short>[\w.\-/]+)\n", re.MULTILINE
+    r"<\|recipient\|>\s*(?P<name>[\w.\-/]+)\s*<\|content\|>|>>>(?P<short>[\w.\-/]+)\n"
+    r"|Action:[ \t]*(?P<action>[\w.\-/]+)[ \t]*\nAction Input:",
+    re.MULTILINE,
 )
 
 
@@ -120,7 +126,7 @@ def read_form(text: str, start: int) -> Found | None:
     if header := _HARMONY_CALL.match(text, start):
         return _harmony(text, header)
     if header := _FUNCTIONARY.match(text, start):
-        name = header["name"] or header["short"]
+        name = header["name"] or header["short"] or header["action"]
         return None if name == "all" else _to(name, text, header.end())
     for opening, closing in _OPENINGS:
         if mark := opening.match(text, start):
@@ -414,6 +420,7 @@ def _to(name: str, text: str, place: int) -> Found:
 _NAMES = ("name", "tool_name", "function_name", "tool", "function", "action")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "params", "kwargs", "tool_input", "action_input", "inputs",
               "tool_args", "tool_arguments", "function_arguments", "function_args")  # fmt: skip
+_HOLDERS = ("function", "function_call", "tool_call")
 _BESIDE = frozenset(
     ("id", "call_id", "tool_call_id", "type", "index", "thought", "thoughts", "reasoning", "description")
 )
@@ -450,10 +457,15 @@ def _meant(entry: Any) -> bool:
         return False
     if isinstance(entry.get("tool_calls"), list) and entry["tool_calls"]:
         return all(map(_meant, entry["tool_calls"]))
-    if isinstance(entry.get("function"), dict):
-        return _meant(entry["function"])
+    if inner := _inner(entry):
+        return _meant(inner)
     named = any(isinstance(entry.get(key), str) for key in _NAMES)
     return named and any(isinstance(entry.get(key), (dict, str)) for key in _ARGUMENTS) and not _is_schema(entry)
+
+
+def _inner(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call within an object that holds it under a key of its own."""
+    return next((entry[key] for key in _HOLDERS if isinstance(entry.get(key), dict) and entry[key]), None)
 
 
 def _is_schema(entry: Mapping[str, Any]) -> bool:
@@ -502,8 +514,8 @@ def _call(said: Any, *, tagged: bool) -> Call:
     wrong = BadCall(f"{BAD}{FORM}, found something else.")
     if not isinstance(said, dict):
         return wrong
-    if isinstance(said.get("function"), dict):
-        return _call(said["function"], tagged=tagged)
+    if inner := _inner(said):
+        return _call(inner, tagged=tagged)
     key = next((key for key in _NAMES if isinstance(said.get(key), str) and said[key].strip()), None)
     if key is None:
         # Apertus writes {NAME: {...}}.
