@@ -9,7 +9,7 @@ import toy
 from helpers_models import tiny_tokenizer
 
 from mafrt.config.team import Team
-from mafrt.rollout.prompts import encode_prompt
+from mafrt.rollout.prompts import encode_answer, encode_prompt
 from mafrt.runners.offline.next_states import QUESTION, next_states
 from mafrt.runners.offline.replay import read_episodes
 
@@ -27,7 +27,8 @@ def test_the_records_are_the_transitions_of_a_run(tmp_path):
         # `first` sees the word; `second` then sees the word and the answer. The last step is followed by nothing.
         chat = [("user", word), ("assistant", said), ("user", QUESTION)]
         prompt = encode_prompt(tokenizer, "", [{"role": role, "content": text} for role, text in chat])
-        target = [*tokenizer.encode(f"{word} {said}", add_special_tokens=False), tokenizer.eos_token_id]
+        # Special tokens that were sampled are characters of the observation.
+        target = [*encode_answer(tokenizer, f"{word} {said}"), tokenizer.eos_token_id]
         wanted.add(("first", tuple(prompt), tuple(target)))
     assert {(r.agent, tuple(r.turns[0].prompt_ids), tuple(r.turns[0].action_ids)) for r in records} == wanted
 

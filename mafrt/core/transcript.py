@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 
 SECTIONS = ("Problem", "judge", "tool", "coach")
-"""What begins a line of a transcript beside the agents' names."""
+"""Names that begin a line of a transcript beside those of the agents."""
 QUOTE = "> "
 """Begins the further lines of an utterance that is quoted."""
 # All that `str.splitlines` takes for the end of a line: a model may too.
@@ -19,7 +19,7 @@ LONGEST_HEAD = 200
 
 
 def speakers(names: Iterable[str]) -> tuple[str, ...]:
-    """What begins a line of a transcript: the agents, those who speak beside them, and a coach's notes."""
+    """Names that begin a line of a transcript: the agents, those who speak beside them, and a coach's notes."""
     names = tuple(names)
     return (*SECTIONS, *names, *(f"coach on {name}" for name in names))
 
@@ -28,8 +28,8 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
     """`text` as it can stand in a transcript of speakers or sections called `names`.
 
     A text of which no line could be read as the beginning of another part is returned as it is. Otherwise its lines
-    begin with `> `. A line could be read so if what is before its colon is one of the names, or if all of it is one of
-    `headings`; what stands around letters and digits, their case and other ways to write them make no difference.
+    begin with `> `. A line could be read so if the words before its colon are one of the names, or if all of it is one
+    of `headings`; signs around letters and digits, their case and other ways to write them make no difference.
 
     Args:
         names: `name: words` begins a part.

@@ -1,7 +1,7 @@
 """The ways in which model families write tool calls, as small readers of one form each.
 
-A call stands behind an opening mark, most often within a pair of tags (`TAGS`), and what stands there tells by its
-beginning how it is written (`READERS`):
+A call stands behind an opening mark, most often within a pair of tags (`TAGS`), and its beginning tells how it is
+written (`READERS`):
 
     JSON             {"name": N, "arguments": {...}}                    Hermes, Qwen, Llama 3, Mistral, Granite, Phi ...
     functions        <function=N><parameter=K>V</parameter></function>  Qwen3-Coder, Qwen3.5, Nemotron, Seed-OSS
@@ -11,7 +11,7 @@ beginning how it is written (`READERS`):
     braces           call:N{K:<|"|>V<|"|>}                                                                Gemma 3n and 4
     Python           N(K=V), [N(K=V), ...]                                               Llama 4, Olmo 3, Gemma 3, LFM2
 
-Values in tags are texts; the tool's schema tells what else they are (`with_types`).
+Values in tags are texts; the tool's schema tells their types (`with_types`).
 
 Sources: the chat templates of the families, and the tool parsers of vLLM and of `renderers`, for the forms.
 """
@@ -51,13 +51,13 @@ Call: TypeAlias = "ToolCall | BadCall"
 
 @dataclass(frozen=True)
 class Found:
-    """What stands behind an opening mark."""
+    """The calls behind an opening mark."""
 
     calls: tuple[Call, ...]
     end: int
     """where the text goes on"""
     open: str = ""
-    """what is not closed, if anything"""
+    """the part that is not closed, if there is one"""
 
 
 class Unreadable(ValueError):
@@ -108,7 +108,7 @@ _INNER = re.compile(
     r"(?:[\s,;]+|```(?:json)?(?=\s|<|$)|</?tool_calls?(?::[\w.-]+)?>|<\|/?tool_call(?:_begin|_end)?\|>"
     r"|<｜tool[▁_]call[▁_](?:begin|end)｜>|<\|(?:plugin|interpreter|call|eom_id)\|>|function<｜tool[▁_]sep｜>(?=\s*<))"
 )
-"""What may stand between the calls of a pair of tags."""
+"""Text between the calls of a pair of tags."""
 _HARMONY_CALL = re.compile(
     r"(?:<\|start\|>assistant)?\s*(?:to=(?P<before>[\w.\-]+))?\s*<\|channel\|>\s*(?:analysis|commentary)\s*"
     r"(?:to=(?P<after>[\w.\-]+))?\s*(?:<\|constrain\|>)?\s*(?P<kind>\w*)\s*<\|message\|>"
@@ -122,7 +122,7 @@ _FUNCTIONARY = re.compile(
 
 
 def read_form(text: str, start: int) -> Found | None:
-    """What stands behind the opening mark at `start`; None if the mark is only mentioned."""
+    """The calls behind the opening mark at `start`; None if the mark is only mentioned."""
     if header := _HARMONY_CALL.match(text, start):
         return _harmony(text, header)
     if header := _FUNCTIONARY.match(text, start):
@@ -675,7 +675,7 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """An object or list in Python's notation, as JSON has it. Raises ValueError, TypeError and what `ast` raises."""
+    """An object or list in Python's notation, as JSON has it. Raises ValueError, TypeError, and errors of `ast`."""
     if len(text) > LONGEST:
         raise ValueError("too long")
     return json.loads(json.dumps(_constant(ast.parse(text.strip(), mode="eval").body), allow_nan=False))

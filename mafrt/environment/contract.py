@@ -76,7 +76,7 @@ def tools_problem(messages: Sequence[Message]) -> str | None:
     """Why the schemas of tools in an observation are none, as one sentence; None if they are, or if there are none.
 
     They are the content of its first message, of role `tools`: a JSON list of `{"type": "function", "function": {...}}`
-    or of what is in there, `{"name": text, "description": text, "parameters": JSON schema}`, and a message of the user
+    or of the inner object, `{"name": text, "description": text, "parameters": JSON schema}`, and a message of the user
     follows.
     """
     places = [place for place, message in enumerate(messages) if message["role"] == "tools"]

@@ -7,8 +7,8 @@ of Python is a call, and so is JSON with a name and arguments that stands in a f
     print(3 + 4)                  {"name": "python", "arguments": {"code": "print(3 + 4)"}}
     ```                           </tool_call>
 
-A text is read once, from left to right: what stands in a call or a block of code belongs to it, so that a thought or a
-tag in a program's text is neither. String work only: nothing that is read here is run. What looks like a call and
+A text is read once, from left to right: the content of a call or a block of code belongs to it, so that a thought or a
+tag in a program's text is neither. String work only: nothing that is read here is run. Text that looks like a call and
 cannot be read is a `BadCall`, whose sentence goes back to the agent in place of the tool's answer.
 """
 
@@ -216,7 +216,7 @@ def _calls_of_block(content: str, language: str) -> tuple[Call, ...]:
 
 
 def _form(text: str, start: int, end: int) -> _Part | None:
-    """What a family's opening mark begins; None if the mark is only mentioned."""
+    """The part that a family's opening mark begins; None if the mark is only mentioned."""
     if header := _HARMONY.match(text, start):
         thought_end = header.end()
         if header["channel"] == "analysis":

@@ -1,9 +1,8 @@
-"""Text from outside as token ids: what an agent, a tool, a file or a data set wrote never becomes a control token.
+"""Text from outside as token ids: words of an agent, a tool, a file or a data set never become a control token.
 
 A tokenizer turns the text `<|im_end|>` into the token that ends a message, whoever wrote it. So a chat is encoded in
-three steps: `StandIns.hide` replaces what would become an added token in each text from outside by a plain word, the
-chat template is filled in, and `StandIns.encode` puts the texts back such that they are tokenised as what they are:
-characters. A text that holds nothing of the kind has the ids that the tokenizer itself gives.
+three steps: `StandIns.hide` replaces each text of an added token in the contents by a plain word, the chat template is
+filled in, and `StandIns.encode` puts the texts back such that they are tokenised as characters. A text that holds nothing of the kind has the ids that the tokenizer itself gives.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Controls:
     unknown: int | None
     """The one that ordinary text becomes too: the token of unknown characters."""
     normalize: Callable[[str], str] | None
-    """What the tokenizer does to a text before it reads it, None for nothing."""
+    """The change that the tokenizer makes to a text before it reads it, None for none."""
     readable: bool
-    """Whether texts and `normalize` tell what becomes a control; else only the ids of a text do."""
+    """Whether texts and `normalize` tell which parts become a control; else only the ids of a text do."""
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -122,7 +121,7 @@ class StandIns:
     """Plain words that stand for parts of the texts of one chat while its template is filled in.
 
     Args:
-        tokenizer: its added tokens are what no text becomes.
+        tokenizer: no text becomes one of its added tokens.
         texts: all texts from outside; no stand-in is found in them.
     """
 
