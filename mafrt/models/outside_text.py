@@ -1,8 +1,9 @@
 """Text from outside as token ids: words of an agent, a tool, a file or a data set never become a control token.
 
 A tokenizer turns the text `<|im_end|>` into the token that ends a message, whoever wrote it. So a chat is encoded in
-three steps: `StandIns.hide` replaces each text of an added token in the contents by a plain word, the chat template is
-filled in, and `StandIns.encode` puts the texts back such that they are tokenised as characters. A text that holds nothing of the kind has the ids that the tokenizer itself gives.
+three steps: `StandIns.hide` puts a plain word for each text of an added token in the contents, the chat template is
+filled in, and `StandIns.encode` puts the texts back such that they are tokenised as characters. A text without any such
+has the ids that the tokenizer itself gives.
 """
 
 from __future__ import annotations
