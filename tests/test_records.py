@@ -87,6 +87,10 @@ def without(name, **more):
         (without("prompt", messages=[]), "line 2: 'messages' must be a list of"),
         (without("prompt", messages=[{"role": "boss", "content": ""}]), "line 2: 'messages' must be a list of"),
         (without("prompt", messages=[{"role": "assistant", "content": "x"}]), "line 2: 'messages' must end before"),
+        (
+            without("prompt", messages=[{"role": "tools", "content": "{"}, {"role": "user", "content": "x"}]),
+            "line 2: 'messages': the schemas of tools must be JSON",
+        ),
     ],
 )
 def test_a_bad_record_is_refused_by_file_and_line(tmp_path, line, says):

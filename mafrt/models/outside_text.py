@@ -1,6 +1,6 @@
 """Text from outside as token ids: words of an agent, a tool, a file or a data set never become a control token.
 
-A tokenizer turns the text `<|im_end|>` into the token that ends a message, whoever wrote it. So a chat is encoded in
+A tokenizer turns the text `<|im_end|>` into the token that ends a message, in any content. So a chat is encoded in
 three steps: `StandIns.hide` puts a plain word for each text of an added token in the contents, the chat template is
 filled in, and `StandIns.encode` puts the texts back such that they are tokenised as characters. A text without any such
 has the ids that the tokenizer itself gives.
@@ -59,6 +59,12 @@ class Controls:
     def _longest(self) -> int:
         return max(map(len, self.words), default=0)
 
+    @cached_property
+    def _edges(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The first and the last characters of their texts."""
+        first, last = ("".join(sorted({re.escape(word[place]) for word in self.words})) for place in (0, -1))
+        return re.compile(f"[{first}]" if first else "(?!)"), re.compile(f"[{last}]" if last else "(?!)")
+
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """`text` in pieces, each with whether it is the text of a control."""
         found, place = [], 0
@@ -77,11 +83,13 @@ class Controls:
 
     def begins(self, text: str) -> bool:
         """Whether `text` ends with the beginning of a control."""
-        return any(text[-size:] in self._beginnings for size in range(1, min(self._longest, len(text) + 1)))
+        tail = text[-self._longest :]
+        return any(tail[mark.start() :] in self._beginnings for mark in self._edges[0].finditer(tail))
 
     def ends(self, text: str) -> bool:
         """Whether `text` begins with the end of a control."""
-        return any(text[:size] in self._endings for size in range(1, min(self._longest, len(text) + 1)))
+        head = text[: self._longest]
+        return any(head[: mark.end()] in self._endings for mark in self._edges[1].finditer(head))
 
     def of(self, ids: Iterable[int]) -> list[int]:
         """The controls among ids, in order."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from mafrt.config.team import Team
+from mafrt.core.transcript import quoted, speakers
 from mafrt.core.types import Episode, Observation, Turn
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.prompts import encode_prompt
@@ -40,11 +41,12 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
     for episode in episodes:
         for turn in episode.turns:
             turn.influence = None
-            following = _next_without(turn, episode.turns)
+            following = _next_without(turn, episode.turns, team.names)
             if following is None:
                 continue
             follower, observation = following
-            prompt = encode_prompt(tokenizers[follower.agent], team.agent(follower.agent).prompt, observation)
+            spec = team.agent(follower.agent)
+            prompt = encode_prompt(tokenizers[follower.agent], spec.prompt, observation, spec.prompt_at)
             shown.append(turn)
             after.append(follower)
             without.append(replace(follower, prompt_ids=prompt, observation=observation))
@@ -55,9 +57,11 @@ def fill_influence(episodes: Sequence[Episode], team: Team, tokenizers: Mapping[
         turn.influence = sum(a - b for a, b in zip(full, less, strict=True)) / len(full)
 
 
-def _next_without(turn: Turn, turns: Sequence[Turn]) -> tuple[Turn, Observation] | None:
+def _next_without(turn: Turn, turns: Sequence[Turn], names: Sequence[str]) -> tuple[Turn, Observation] | None:
     """The first turn of a later step that shows `turn`, and its observation without it; None if there is none."""
-    texts = [text for text in (turn.text.strip(), visible(turn.text).strip()) if text]
+    said = [text for text in (turn.text.strip(), visible(turn.text).strip()) if text]
+    # A transcript quotes a turn that holds a speaker's line.
+    texts = [*said, *(quoted(text, speakers(names)) for text in said)]
     for later in turns:
         if later.env_step <= turn.env_step or later.observation is None or not later.action_ids:
             continue

@@ -25,11 +25,11 @@ from mafrt.core.reading import read_file
 from mafrt.core.seeding import permutation
 from mafrt.core.text import brief, clean_deep, error_line
 from mafrt.core.types import Observation, Stop, Turn
+from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.rollout.prompts import encode_answer, encode_prompt
 
 MOST_MIB = 4096
 """Largest file of records."""
-ROLES = ("system", "user", "assistant", "tool", "tools")
 
 
 @dataclass(frozen=True)
@@ -261,6 +261,8 @@ def _seen(where: str, record: Mapping[str, Any]) -> Observation:
             f'{where}: \'messages\' must be a list of {{"role": {"|".join(ROLES)}, "content": text}}, '
             f"found {brief(messages)}"
         )
+    if problem := tools_problem(messages):
+        raise DataError(f"{where}: 'messages': {problem}")
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where}: 'messages' must end before the agent speaks, but its last one is the assistant's")
     return [{"role": message["role"], "content": message["content"]} for message in messages]

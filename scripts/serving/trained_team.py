@@ -10,7 +10,7 @@ from mafrt import engines
 from mafrt.config.schema import describe
 from mafrt.config.team import Team
 from mafrt.config.train_config import EngineConfig, TrainConfig
-from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.errors import CheckpointError, ConfigError, EnvError
 from mafrt.core.types import Observation, Request, SamplingParams
 from mafrt.environment.chat_api.protocol import ApiError
 from mafrt.rollout.prompts import encode_prompt
@@ -50,11 +50,14 @@ class TrainedTeam:
         """The request of an agent that sees `seen`. `changes` replace its sampling where they are not None.
 
         Raises:
-            ApiError: the prompt leaves no room for an answer (400).
+            ApiError: the prompt leaves no room for an answer, or the chat template refuses the messages (400).
         """
         voice = self.voices[agent]
         spec = self.team.agent(agent)
-        ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
+        try:
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
+        except EnvError as error:
+            raise ApiError(400, str(error)) from error
         room = voice.context_window - len(ids)
         if room < 1:
             raise ApiError(
