@@ -165,7 +165,7 @@ def chat_template(base: str) -> str | None:
     from transformers import AutoTokenizer
 
     try:
-        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base)).chat_template
+        template = AutoTokenizer.from_pretrained(str(base_folder(base) or base), trust_remote_code=False).chat_template
     except (OSError, ValueError) as error:
         print(f"The chat template is left out: the tokenizer of {base} cannot be loaded ({type(error).__name__}).")
         return None

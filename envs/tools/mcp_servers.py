@@ -19,6 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.config.schema import unknown
 from mafrt.core import reading
 from mafrt.core.errors import ConfigError, MissingExtraError
@@ -144,6 +145,8 @@ def _client(spec: ServerSpec) -> Any:
 
 def read_servers(source: str) -> list[ServerSpec]:
     """The servers that a file names. Raises ConfigError with the fault."""
+    if not permission.is_free(f"mcp:{source}") and (run := permission.run_of(source)) is not None:
+        raise ConfigError(f"mcp:{source} lies inside the run {run} and names commands; {permission.REMEDY}.")
     try:
         data = reading.parse_json(reading.read_text(source))
     except (OSError, ValueError) as error:

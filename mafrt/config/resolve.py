@@ -11,14 +11,17 @@ import importlib
 import importlib.util
 import inspect
 import os
+import stat
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, MafrtError
 
@@ -82,25 +85,60 @@ class Registry:
             if ":" not in name_or_path:
                 sentence = unknown(self.kind, name_or_path, self._known)
                 raise self.error(f"{sentence} (One's own is given as package.module:Class.)")
-            value = name_or_path
-        return load_object(value, error=self.error) if isinstance(value, str) else value
+            return load_object(name_or_path, error=self.error)
+        return _object(value, self.error) if isinstance(value, str) else value
 
 
 def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
     """The class or function that `package.module:Class` or `path/to/file.py:Class` names.
 
-    A module is looked up in the current directory too: scripts have their own folder in `sys.path` instead.
+    A module is looked up in the current directory too: scripts have their own folder in `sys.path` instead. A name that
+    only the files of a run hold is followed to modules outside that run, see `mafrt.config.permission`.
 
     Raises:
         ConfigError (or the class given as `error`): a part is missing, the import failed (with file and line of the
-            user's code), or the object cannot be called.
+            user's code), the object cannot be called, or a run's files name it and may not.
     """
+    value = _object(path, error)
+    home = str(getattr(value, "__module__", "")) if isinstance(value, _DEFINED) else ""
+    if home.partition(".")[0] in sys.stdlib_module_names:
+        raise error(f"{path} is a part of Python itself; give a class or function of your own")
+    if not permission.is_ours(path) and not _may_be_called(value, home):
+        raise error(
+            f"{path}: a run's files name a part of an installed package that is none of mafrt's kinds of objects; "
+            f"{permission.REMEDY}"
+        )
+    return value
+
+
+_DEFINED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+"""Objects that know the module which defines them."""
+
+
+def _may_be_called(value: Any, home: str) -> bool:
+    """Whether an object that a run's files name is the user's own, or a class made for mafrt.
+
+    Installed packages hold functions that do anything with the arguments that `run.json` would give them.
+    """
+    file = getattr(sys.modules.get(home), "__file__", None)
+    if file is None or is_users(file):
+        return file is not None
+    if not isinstance(value, type):
+        return False
+    ours = any(kind is not value and kind.__module__.startswith("mafrt.") for kind in value.__mro__)
+    return ours or all(callable(getattr(value, name, None)) for name in ("reset", "step"))
+
+
+def _object(path: str, error: type[MafrtError]) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise error(f"{path!r} is not package.module:Class; both parts are needed")
     module = _load_file(path, module_name, error) if module_name.endswith(".py") else _import(path, module_name, error)
     value: Any = module
     for part in attribute.split("."):
+        # A module's imports and a class's inner parts lead to the whole interpreter.
+        if part.startswith("_") or (value is not module and isinstance(value, types.ModuleType)):
+            raise error(f"{path}: {attribute!r} is no public class or function of the module; name one")
         if not hasattr(value, part):
             own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
             names = [n for n, v in own.items() if isinstance(v, type)]
@@ -119,6 +157,7 @@ def _load_file(path: str, file: str, error: type[MafrtError]) -> ModuleType:
     source = Path(file).expanduser()
     if not source.is_file():
         raise error(f"{path}: there is no file {source}; give package.module:NAME or path/to/file.py:NAME")
+    _refuse_run_file(path, source, error)
     loaded = sys.modules.get(source.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(source.resolve()):
         return loaded
@@ -139,32 +178,63 @@ def _load_file(path: str, file: str, error: type[MafrtError]) -> ModuleType:
     return module
 
 
+def _refuse_run_file(path: str, file: str | Path, error: type[MafrtError]) -> None:
+    """Raise unless a module's file lies outside the runs that are read, or the user typed its name."""
+    if not permission.is_free(path) and (run := permission.run_of(file)) is not None:
+        raise error(
+            f"{path}: the module {file} lies inside the run {run}, whose files are not run; {permission.REMEDY}"
+        )
+
+
 def add_source_folder(path: str, file: str | None) -> None:
     """Let the module of `package.module:Class` be found although the current directory is another one.
 
     `file` is the module's source file as it was recorded; its folder (above the packages) goes to the end of
-    `sys.path` if it is there.
+    `sys.path` if it is there and no other user may write to it. Raises ConfigError for a file inside the run.
     """
+    if file is not None:
+        _refuse_run_file(path, file, ConfigError)
     module_name = path.partition(":")[0]
-    if file is None or module_name.endswith(".py"):
+    above = list(Path(file).parents) if file is not None else []
+    if file is None or module_name.endswith(".py") or module_name.count(".") >= len(above):
         return
-    folder = Path(file).parents[module_name.count(".")]
-    if folder.is_dir() and str(folder) not in sys.path:
+    folder = above[module_name.count(".")]
+    if not folder.is_absolute() or not folder.is_dir() or str(folder) in sys.path:
+        return
+    if permission.run_of(folder) is None and _is_ours(folder):
         sys.path.append(str(folder))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether only this user and the machine's own can put modules into a folder."""
+    about = folder.stat()
+    return about.st_uid in (os.getuid(), 0) and not about.st_mode & stat.S_IWOTH
 
 
 def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
     # A look through every folder of `sys.path` costs a millisecond or more, and a name is resolved many times in a run.
     if (loaded := _finished(module_name)) is not None:
+        _refuse_run_file(path, getattr(loaded, "__file__", None) or "", error)
         return loaded
     here = os.getcwd()
-    # First for this import: a folder that an earlier import left at the end must not hide this one's module.
-    ours = here not in sys.path or here in _ADDED
+    # First for this import: a folder that an earlier import left at the end must not hide this one's module. Not for
+    # modules of the library, whose imports nothing in the current directory may answer.
+    ours = (here not in sys.path or here in _ADDED) and not module_name.startswith("mafrt.")
+    ours = ours and (permission.is_free(path) or permission.run_of(here) is None)
     if ours:
         sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
     try:
         importlib.invalidate_caches()
+        parts = module_name.split(".")
+        for length in range(1, len(parts) + 1):
+            # Looked up part by part, since looking up a module of a package runs the package.
+            spec = importlib.util.find_spec(".".join(parts[:length]))
+            for file in [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]:
+                if file and os.path.isabs(file):
+                    _refuse_run_file(path, file, error)
         return importlib.import_module(module_name)
+    except MafrtError:
+        raise
     except ModuleNotFoundError as failure:
         if failure.name and (module_name == failure.name or module_name.startswith(failure.name + ".")):
             raise error(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.core import atomic_files
 from mafrt.core.errors import ConfigError
 from mafrt.core.reading import parse_yaml, read_text
@@ -34,6 +35,7 @@ def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read settings that `write_args` wrote. Raises ConfigError."""
     import yaml
 
+    permission.reading(Path(path).parent)
     try:
         args = parse_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

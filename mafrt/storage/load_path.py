@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from mafrt.config import permission
 from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import CheckpointError
 from mafrt.storage.checkpoint import CRITIC, MANIFEST, ORIGIN, Checkpoint, candidates, latest, verify, versions
@@ -73,6 +74,7 @@ def resolve(load_path: str | os.PathLike[str]) -> Loadable:
     with `run` set to itself. Raises CheckpointError.
     """
     path = Path(load_path).expanduser()
+    permission.reading(path)
     if not path.is_dir():
         raise CheckpointError(f"{path} {'is a file' if path.exists() else 'does not exist'}; {_TAKES}")
     if (path / MANIFEST).is_file():

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from mafrt import __version__
+from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.atomic_files import load_json, save_json
-from mafrt.core.errors import CheckpointError
+from mafrt.core.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
 FORMAT = 1
@@ -93,6 +94,11 @@ class RunRecord:
 
     def agents(self) -> Team:
         """The team. Raises ConfigError if the record was edited by hand and is none."""
+        # A record holds what each agent is; the key names a function that makes one.
+        if any(isinstance(entry, Mapping) and "agent" in entry for entry in self.team):
+            raise ConfigError(
+                f"the team in {RECORD} has the key 'agent', which no record has; take the run's own record"
+            )
         return Team.parse(self.team)
 
 
@@ -103,6 +109,7 @@ def load_record(run_dir: Path) -> RunRecord:
         CheckpointError: it is missing (a run of an earlier version of mafrt), or damaged.
     """
     path = run_dir / RECORD
+    permission.reading(run_dir)
     if not path.is_file():
         raise CheckpointError(
             f"{run_dir} has no {RECORD}, so it was written by an earlier version of mafrt, which this one cannot go on "

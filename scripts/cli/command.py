@@ -13,9 +13,11 @@ import importlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from mafrt.config import permission
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.errors import ConfigError
@@ -32,6 +34,7 @@ from mafrt.storage.run_record import RECORD, RunRecord, load_record
 T = TypeVar("T")
 
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
+TRUST_HELP = "let a run's files name modules inside the run, commands and other machines"
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
 ALTERNATIVES = (("iterations", "epochs"), ("env", "program", "command"), ("load_in_4bit", "load_in_8bit"))
 """Settings that answer the same question. One of them, given as a flag, sets aside the others of a file or a run."""
@@ -106,6 +109,7 @@ class Command:
                 _add(group, setting, self.default(setting))
         general = parser.add_argument_group("General")
         general.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+        general.add_argument("--trust_run", action="store_true", help=TRUST_HELP)
         general.add_argument("--debug", action="store_true", help=DEBUG_HELP)
         general.add_argument("-h", "--help", action="help", help="show this help and leave")
         return parser
@@ -120,12 +124,13 @@ class Command:
         brings the run's record along. Flags that would do nothing are refused.
         """
         argv = self._with_words(argv)
+        _permit(argv)
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
         typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
         refuse_with_reason(rest, self.refused)
         refuse_unknown(rest, [option for action in parser._actions for option in action.option_strings])
-        flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug")}
+        flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug", "trust_run")}
         config = shipped(typed.config) if "config" in typed else None
         known = self.settings(algorithm)
         values = {name: self.default(setting) for name, setting in known.items()}
@@ -147,6 +152,8 @@ class Command:
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
             values[name] = convert(known[name], value, f"--{name}")
+        run = None if config is None else _run_of(config)
+        _refuse_demands(values, below or {}, stored, flags, config, run)
         given = frozenset(flags) | frozenset(stored)
         named = given | frozenset(self.defaults) | (frozenset(below or ()) & known.keys())
         weaker = _set_aside(flags, stored) | _set_aside(flags.keys() | stored.keys(), below or {})
@@ -191,6 +198,49 @@ class Command:
         stored = read_yaml(shipped(typed["config"])) if typed.get("config") else {}
         named = typed.get("algorithm") or stored.get("algorithm") or below.get("algorithm")
         return named if isinstance(named, str) and ":" in named else None
+
+
+def _permit(argv: Sequence[str]) -> None:
+    """Note what the user typed, here or in a file of settings outside any run, before anything is imported by name."""
+    if "--trust_run" in map(_underscored, argv):
+        permission.trust()
+    words = [word.partition("=")[2] if word.startswith("--") and "=" in word else word for word in argv]
+    permission.typed([*words, *(part for word in words for part in word.split(","))])
+    configs = [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+    for word in [*configs, *(after for word, after in pairwise(argv) if word == "--config")]:
+        config = shipped(word)
+        if (run := _run_of(config)) is not None:
+            permission.reading(run)
+        elif config.is_file():
+            permission.typed(read_yaml(config).values())
+
+
+def _run_of(config: Path) -> Path | None:
+    """The run that a file of settings belongs to: its folder holds a record, or one above it does."""
+    place = config.resolve()
+    if re.fullmatch(r"args(\.until_\d+)?\.yaml", place.name):
+        return place.parent
+    return next((folder for folder in place.parents if (folder / RECORD).is_file()), None)
+
+
+def _refuse_demands(
+    values: Mapping[str, Any],
+    below: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    flags: Collection[str],
+    config: Path | None,
+    run: Path | None,
+) -> None:
+    """ConfigError for what a file switches on and only the user may: code of a base, commands, other machines."""
+    for origin, where in ((stored, str(config)), (below, "the run")):
+        if origin.get("trust_remote_code") and values.get("trust_remote_code") and "trust_remote_code" not in flags:
+            raise ConfigError(
+                f"trust_remote_code is on in {where}, and a file is no permission to run a model's own code; type "
+                "--trust_remote_code if you have read that code, or --no-trust_remote_code."
+            )
+    of_run = ({*below} - {*stored}) | ({*stored} if run is not None else set())
+    asked = {name: values[name] for name in of_run - {*flags} if name in values}
+    permission.refuse_demands(asked, f"the run {run}" if run is not None else "the run's args.yaml")
 
 
 class _Parser(argparse.ArgumentParser):

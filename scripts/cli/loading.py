@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.malloc import keep_freed_memory
@@ -55,8 +56,9 @@ def load_team(settings: Settings, default: str | None = None) -> Team | None:
     profile = settings["profile_path"] or default
     if settings.record is not None and "profile_path" not in settings.flags:
         team = settings.record.agents()
+        permission.refuse_demands({"team": team.to_list()}, "the run's record")
         path = None if profile is None else shipped(profile)
-        if path is None or not path.exists() or Team.load(path) == team:
+        if path is None or not path.exists() or permission.run_of(path) is not None or Team.load(path) == team:
             return team
     if profile is None:
         return None

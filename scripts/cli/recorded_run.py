@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mafrt.config import permission
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.shipped import base_folder, shipped
 from mafrt.environment.registry import make_env
+from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_record import RECORD, EnvironmentRecord, RunRecord, load_record
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 BUILD = frozenset({"train", "train_math", "train_code", "train_dsbench", "train_search", "train_tasks"})
 """Commands whose `prepare(settings)` builds environment and team."""
+TRAINING = frozenset(name for name in COMMANDS if name.startswith("train"))
+"""Commands that begin runs and go on with them."""
+OF_PLAY = frozenset({"trust_remote_code", "coach_base_url", "vllm_servers"})
+"""Settings that no environment is built from."""
 
 
 def run_of(loaded: Loadable | None) -> Path | None:
@@ -93,7 +99,9 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
             "such setting; leave it out, or name an environment by --env."
         )
     if record.command in BUILD:
-        below = {**recorded_settings(run, record), **(changed or {})}
+        below = {name: value for name, value in recorded_settings(run, record).items() if name not in OF_PLAY}
+        permission.typed((changed or {}).values())
+        below |= changed or {}
         prepared: PreparedRun = command.prepare(command.COMMAND.read([], below=below, record=record))
         return prepared
     if record.environment is None:
@@ -117,8 +125,16 @@ def build_environment(record: EnvironmentRecord, run: Path) -> Env:
             f"The environment of the run {run} is {record.path}, made from Python with arguments that run.json cannot "
             "hold; evaluate it from Python, or name an environment by --env."
         )
+    permission.refuse_demands({"environment": record.path, **record.arguments}, f"the run {run}")
     add_source_folder(record.path, record.file)
     return make_env(record.path, **record.arguments)
+
+
+def flags_needed(run: Path) -> list[str]:
+    """Flags by which the user permits again what a run's own settings ask for."""
+    args = read_args(run / ARGS) if (run / ARGS).is_file() else {}
+    code = ["--trust_remote_code"] if args.get("trust_remote_code") else []
+    return [*code, *(["--trust_run"] if next(permission.demands(args), None) is not None else [])]
 
 
 def command_of(load_path: Path) -> str | None:
@@ -133,5 +149,6 @@ def command_of(load_path: Path) -> str | None:
     except CheckpointError:
         return None
     if record.command is not None:
-        return record.command
+        # A record names a command, not any module of the scripts.
+        return record.command if record.command in TRAINING else None
     return "train" if record.environment is not None and record.environment.arguments is not None else None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from mafrt.config import permission
 from mafrt.core.distributed import joined, started
 from mafrt.core.errors import MafrtError, ProcessLostError
 from mafrt.core.text import one_line
@@ -36,7 +37,8 @@ def _run(main: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> in
     _log_to_stderr()
     wait_passively()
     try:
-        return main(argv)
+        with permission.of_command():
+            return main(argv)
     except MafrtError as error:
         if "--debug" in argv:
             raise

@@ -32,6 +32,7 @@ from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_a
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
+from mafrt.scripts.cli.recorded_run import flags_needed
 from mafrt.scripts.cli.settings import train_config
 from mafrt.storage import report
 from mafrt.storage.checkpoint import candidates
@@ -322,10 +323,10 @@ def go_on(command: Command, run_dir: Path) -> str:
     stage = typed.resolve().is_relative_to(Path(__file__).resolve().parent.parent) and typed.stem != command.name
     # The line can be pasted as it is, so that it names what the user typed.
     if stage or typed.suffix != ".py":
-        return shlex.join(["mafrt", command.name, "--load_path", str(run_dir)])
+        return shlex.join(["mafrt", command.name, "--load_path", str(run_dir), *flags_needed(run_dir)])
     python = Path(sys.executable)
     here = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    return shlex.join([str(here), sys.argv[0], "--load_path", str(run_dir)])
+    return shlex.join([str(here), sys.argv[0], "--load_path", str(run_dir), *flags_needed(run_dir)])
 
 
 def sampled(metrics: Mapping[str, float]) -> float | None:

@@ -27,7 +27,7 @@ def check_mergeable(bases: Iterable[str], settings: Mapping[str, Any]) -> None:
             )
     for base in bases:
         try:
-            config = AutoConfig.from_pretrained(str(base_folder(base) or base))
+            config = AutoConfig.from_pretrained(str(base_folder(base) or base), trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"merged is on, but the base {base} cannot be loaded ({type(error).__name__}); "
@@ -46,9 +46,11 @@ def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = str(base_folder(base) or base)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     for name, path in adapters.items():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")  # merging changes it: one load for each
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", trust_remote_code=False
+        )  # merging changes it: one load for each
         merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
         merged.save_pretrained(str(target / name))
         tokenizer.save_pretrained(str(target / name))
