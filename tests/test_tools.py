@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers_models import tiny_tokenizer
@@ -23,8 +24,9 @@ from mafrt.environment.tool_calls import BadCall, ToolCall, find_calls
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.search import SearchEnv
 from mafrt.envs.search.generated import generated
-from mafrt.envs.tools import Failed, make_toolbox
-from mafrt.envs.tools.calculator import compute
+from mafrt.envs.tools import Failed, Tool, Toolbox, make_toolbox, mcp_servers
+from mafrt.envs.tools.calculator import calculator, compute
+from mafrt.envs.tools.checker import Checker
 from mafrt.envs.tools.files import inside
 from mafrt.envs.tools.mcp_servers import read_servers
 from mafrt.envs.workflows.task_env import TaskEnv
@@ -351,3 +353,113 @@ def test_servers_that_hang_lie_or_are_not_there(tmp_path):
     (tmp_path / "servers.json").write_text("{}")
     with pytest.raises(MafrtError, match=r"expected .*mcpServers"):
         read_servers(str(tmp_path / "servers.json"))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["round(1, -10**9)", "round(10**400, -10**9)", "round(1, -10**400)", "round(1.5, 10**9)", "9**9**9", "2**-10**9",
+     "1/0", "min()", "round()", "round(1, 2, 3)", "round(1, 1.5)", "log(-1)", "sqrt(-1)", "floor(1e999)", "10**400 % 7",
+     "gcd(1.5)", "(" * 250 + "1" + ")" * 249, "-" * 499 + "1", "1" * 499, "exp(1000)"],
+)  # fmt: skip
+def test_no_expression_keeps_the_calculator(expression):
+    [said] = answers(make_toolbox(["calculator"]), call("calculator", expression=expression))
+    assert said
+    assert computed(expression) is not None
+
+
+def computed(expression):
+    try:
+        return str(compute(expression))
+    except Failed as failure:
+        return str(failure)
+
+
+def doubled(levels):
+    defs = {"0": {"type": "integer"}}
+    return defs | {str(n): {"anyOf": [{"$ref": f"#/$defs/{n - 1}"}] * 2} for n in range(1, levels)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"pattern": "^(a+)+$"}}},
+        {"properties": {"a": {"pattern": "^(.*a){25}$"}}},
+        {"patternProperties": {"^(a+)+$": {"type": "string"}}},
+        {"$defs": doubled(27), "properties": {"a": {"$ref": "#/$defs/26"}}},
+        {"properties": {"a": {"$ref": "#"}}, "allOf": [{"$ref": "#"}]},
+        {"properties": {"a": {"$ref": "#/nothing"}}},
+        {"properties": {"a": {"pattern": "("}}},
+        {"properties": {"a": {"multipleOf": 1e-400}}},
+    ],
+)
+def test_a_schema_that_takes_for_ever_is_a_sentence_for_the_agent(schema):
+    tool = Tool("slow", "It says yes.", schema, lambda arguments, toolbox: "yes")
+    try:
+        toolbox = Toolbox([tool, calculator()])
+    except ConfigError as error:
+        assert "slow" in str(error)
+        return
+    [said] = answers(toolbox, call("slow", a="a" * 40 + "!", **{"a" * 40 + "!": 1}))
+    assert said == "yes" or said.startswith("Error: ")
+    assert answers(toolbox, call("calculator", expression="1 + 1")) == ["2"]
+
+
+@pytest.mark.parametrize(
+    "reference", ["http://127.0.0.1:PORT/x", "file:///etc/hostname", "x.json", "//127.0.0.1:PORT/x", "/etc/hostname#/a"]
+)
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$recursiveRef"])
+def test_no_schema_has_an_address_fetched_or_a_file_read(reference, keyword):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.0)
+        reference = reference.replace("PORT", str(server.getsockname()[1]))
+        for schema in (
+            {keyword: reference},
+            {"properties": {"a": {"items": [{keyword: reference}]}}},
+            {"$schema": "http://json-schema.org/draft-07/schema#", "not": {keyword: reference}},
+        ):
+            with pytest.raises(ConfigError, match="another document"):
+                Toolbox([Tool("t", "", schema, lambda arguments, toolbox: "yes")])
+        # A base that is an address makes no reference within the schema a foreign one.
+        inner = {"$id": f"http://127.0.0.1:{server.getsockname()[1]}/", "properties": {"a": {"$ref": "#/$defs/b"}}}
+        toolbox = Toolbox([Tool("t", "", inner, lambda arguments, toolbox: "yes")])
+        assert answers(toolbox, call("t", a=1))[0].startswith(("Error: ", "yes"))
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "schema", "words"),
+    [
+        ("a\nb", "", {}, "called"),
+        ("", "", {}, "called"),
+        ("a" * 129, "", {}, "called"),
+        ("a\u202eb", "", {}, "called"),
+        ("a", "x" * 5 * 2**20, {}, "description"),
+        ("a", "", {"description": "x" * 5 * 2**20}, "characters"),
+        ("a", "", {"enum": [float("inf")], "type": 7}, "schema"),
+        ("a", "", {"type": "nothing"}, "schema"),
+    ],
+)
+def test_tools_that_no_prompt_can_hold_are_refused(name, description, schema, words):
+    with pytest.raises(ConfigError, match=words):
+        Toolbox([Tool(name, description, schema, lambda arguments, toolbox: "")])
+
+
+def test_a_server_with_thousands_of_tools_is_refused(tmp_path, monkeypatch):
+    offered = [SimpleNamespace(name=f"t{n}", description="", input_schema={}) for n in range(5000)]
+    monkeypatch.setattr(mcp_servers.McpServer, "tools", lambda self: offered)
+    with pytest.raises(ConfigError, match="5000"):
+        mcp_servers.server_tools(servers(tmp_path, s={"command": "x"}))
+
+
+def test_a_long_line_with_a_fence_is_read_at_once():
+    assert find_calls("```" + "a" * 200_000 + "`") == []
+    assert find_calls(("`" * 5000 + " \t" * 5000 + "x`\n") * 5) == []
+
+
+def test_the_checking_process_is_started_again():
+    checker = Checker()
+    assert checker.compute("1 + 1") == 2
+    checker._process.kill()
+    assert checker.compute("1 + 2") == 3
+    checker.close()

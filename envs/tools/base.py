@@ -6,7 +6,10 @@ with one sentence that begins with `Error:`, as a tool message to the agent. It 
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +17,10 @@ from typing import Any
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import brief, clean_text, error_line
+from mafrt.core.text import clean_text, error_line
 from mafrt.environment.tool_calls import PYTHON, BadCall, ToolCall, find_calls, shorten, with_types
+from mafrt.envs.tools.checker import CHECKER
+from mafrt.envs.tools.failed import Failed
 from mafrt.envs.workflows.state import EpisodeTool
 
 ERROR = "Error: "
@@ -23,10 +28,10 @@ MOST_CALLS = 8
 """Calls of one turn that are made."""
 SHOWN = 2000
 """Characters of an answer that the chat gets."""
-
-
-class Failed(Exception):
-    """A call that a tool could not make; the text is one sentence for the agent."""
+MOST_TOLD = 16384
+"""Characters of a tool's description, and of its schema as JSON: all agents read them in every prompt."""
+TOLD = f"at most {MOST_TOLD} are taken, since every prompt holds them"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 Files = Mapping[str, bytes]
@@ -69,25 +74,28 @@ class Toolbox(EpisodeTool):
     """Replaced, never written into: a fork of the episode shares them."""
 
     def __post_init__(self) -> None:
-        try:
-            import jsonschema
-        except ImportError as error:
-            raise MissingExtraError(f"tools need a package: {install('tools')}") from error
+        if importlib.util.find_spec("jsonschema") is None:
+            raise MissingExtraError(f"tools need a package: {install('tools')}")
         names = [tool.name for tool in self.tools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"two tools are called {sorted(twice)[0]!r}; leave one of them out.")
-        self._checks = {}
         for tool in self.tools:
-            try:
-                kind = jsonschema.validators.validator_for(tool.parameters, jsonschema.Draft202012Validator)
-                kind.check_schema(tool.parameters)
-            except jsonschema.SchemaError as error:
-                raise ConfigError(f"the tool {tool.name!r} has a schema that is none: {error.message}") from error
-            self._checks[tool.name] = kind(tool.parameters)
+            if not _NAME.fullmatch(tool.name):
+                raise ConfigError(
+                    f"a tool is called {tool.name[:80]!r}; expected letters, digits, _, - and ., 128 at most"
+                )
+            if len(tool.description) > MOST_TOLD:
+                raise ConfigError(
+                    f"the description of the tool {tool.name!r} has {len(tool.description)} characters; {TOLD}"
+                )
+            if (fault := schema_fault(tool.parameters)) is not None:
+                raise ConfigError(f"the tool {tool.name!r} has a schema that is none: {fault}")
         self.files = dict(self.first_files)
 
     def fresh(self) -> Toolbox:
-        return Toolbox(self.tools, self.first_files)
+        twin = copy.copy(self)  # the tools were checked once
+        twin.files = dict(self.first_files)
+        return twin
 
     def copy(self) -> Toolbox:
         twin = self.fresh()
@@ -135,15 +143,26 @@ class Toolbox(EpisodeTool):
             return f"{ERROR}the tool {tool.name} failed ({type(error).__name__}: {error_line(error)})."
 
     def _wrong(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-        """The first fault of the arguments, as a sentence; None if they fit."""
-        import jsonschema
+        """The first fault of the arguments, as a sentence; None if they fit. Raises Failed if that takes too long."""
+        fault = CHECKER.wrong(tool.parameters, arguments)
+        return None if fault is None else f"the arguments of {tool.name} do not fit{fault}."
 
-        error = jsonschema.exceptions.best_match(self._checks[tool.name].iter_errors(dict(arguments)))
-        if error is None:
-            return None
-        where = ".".join(map(str, error.absolute_path))
-        fault = clean_text(error.message) if len(error.message) < 200 else f"found {brief(error.instance)}"
-        return f"the arguments of {tool.name} do not fit{f' at {where}' if where else ''}: {fault}."
+
+_FAULTS: dict[str, str | None] = {}
+"""of schemas as JSON, each looked at once"""
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Why a schema cannot be used, as a clause; None if it can."""
+    try:
+        text = json.dumps(schema)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"it is no JSON ({type(error).__name__})"
+    if len(text) > MOST_TOLD:
+        return f"it has {len(text)} characters; {TOLD}"
+    if text not in _FAULTS:
+        _FAULTS[text] = CHECKER.schema_fault(schema)
+    return _FAULTS[text]
 
 
 def parameters(required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -6,14 +6,19 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mafrt.envs.tools.base import Failed, Tool, Toolbox, parameters
+from mafrt.envs.tools.failed import Failed
+
+if TYPE_CHECKING:
+    from mafrt.envs.tools.base import Tool, Toolbox
 
 LONGEST = 500
 """Characters of an expression."""
 MOST_BITS = 4096
 """Of a whole number on the way."""
+MOST_DIGITS = 400
+"""Of `round`, before or behind the point; a float has 308 before it."""
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -25,7 +30,7 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 _MATH = "sqrt exp log log2 log10 sin cos tan floor ceil gcd degrees radians"
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in _MATH.split()},
-    **{"abs": abs, "min": min, "max": max, "round": round},
+    **{"abs": abs, "min": min, "max": max, "round": lambda *given: _rounded(*given)},
 }
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 
@@ -75,6 +80,13 @@ def _power(base: Any, exponent: Any) -> Any:
     return math.pow(base, exponent)
 
 
+def _rounded(value: Any, digits: Any = None) -> Any:
+    # Python computes 10 ** -digits for a whole number, however large that is.
+    if isinstance(digits, int) and abs(digits) > MOST_DIGITS:
+        raise Failed(f"round takes at most {MOST_DIGITS} digits.")
+    return round(value, digits)
+
+
 def _bounded(value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise Failed("a number on the way is too large.")
@@ -82,11 +94,15 @@ def _bounded(value: Any) -> Any:
 
 
 def _call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
-    value = compute(arguments["expression"])
+    from mafrt.envs.tools.checker import CHECKER
+
+    value = CHECKER.compute(arguments["expression"])
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
 def calculator() -> Tool:
-    """The tool."""
+    """The tool. It computes in a process of its own, which can be ended."""
+    from mafrt.envs.tools.base import Tool, parameters
+
     text = "Compute an arithmetic expression, such as (3 + 4) * 2 ^ 3 or sqrt(2)."
     return Tool("calculator", text, parameters({"expression": ("string", "the expression")}), _call)

@@ -27,6 +27,10 @@ from mafrt.core.extras import install
 from mafrt.core.text import brief, error_line
 from mafrt.envs.tools.base import Failed, Tool, Toolbox
 
+MOST_TOOLS = 128
+"""Of one file of servers: all are in every prompt."""
+MOST_ANSWERED, MOST_PARTS = 100_000, 100
+"""Characters and parts of an answer that are read."""
 TIMEOUT_S = 60.0
 """Of one call, and of connecting."""
 _FIELDS = ("command", "args", "env", "url", "timeout_s")
@@ -63,7 +67,7 @@ class McpServer:
         """The texts of a tool's answer. Raises Failed if the server says that it failed, hangs, or is gone."""
         result = self._ask(lambda client: client.call_tool(name, dict(arguments)))
         parts = [getattr(part, "text", None) or f"[{getattr(part, 'type', 'content')}]" for part in result.content]
-        text = "\n".join(map(str, parts))
+        text = "\n".join(str(part)[:MOST_ANSWERED] for part in parts[:MOST_PARTS])[:MOST_ANSWERED]
         if result.is_error:
             raise Failed(text or f"the server {self.spec.name} reports an error.")
         return text or "The tool answered nothing."
@@ -191,6 +195,8 @@ def server_tools(source: str) -> Sequence[Tool]:
             offered = server.tools()
         except Failed as failure:
             raise ConfigError(f"mcp:{source}: {failure}") from failure
+        if len(listed) + len(offered) > MOST_TOOLS:
+            raise ConfigError(f"mcp:{source}: {len(offered)} tools of {spec.name}; at most {MOST_TOOLS} are taken.")
         listed += [_tool(server, each) for each in offered]
     return listed
 

@@ -46,7 +46,8 @@ _CALL_LANGUAGES = ("json", "json5", "jsonc", "tool_call", "tool_calls", "tool_co
 """Languages of blocks that may hold a call."""
 _CODE_TOOLS = ("python", "python3", "code", "code_interpreter", "execute_python", "run_python", "ipython")
 _CODE_ARGUMENTS = ("code", "source", "program", "input")
-_FENCE = r"^[ \t]*(?P<fence>```+)[ \t]*(?P<language>[\w+-]*)[^\n`]*$"
+# Possessive: nothing is tried twice, so that a long line cannot take time that grows with its square.
+_FENCE = r"^[ \t]*+(?P<fence>```++)[ \t]*+(?P<language>[\w+-]*+)[^\n`]*+$"
 _INLINE = r"(?<!`)(?P<ticks>``?)(?!`)[^`\n]+(?P=ticks)(?!`)"
 # Each where it may stand; the first alternative that fits wins.
 _MARK = re.compile(
