@@ -449,7 +449,7 @@ def test_a_server_with_thousands_of_tools_is_refused(tmp_path, monkeypatch):
     offered = [SimpleNamespace(name=f"t{n}", description="", input_schema={}) for n in range(5000)]
     monkeypatch.setattr(mcp_servers.McpServer, "tools", lambda self: offered)
     with pytest.raises(ConfigError, match="5000"):
-        mcp_servers.server_tools(servers(tmp_path, s={"command": "x"}))
+        mcp_servers.server_tools(servers(tmp_path, s={"command": "x"}).removeprefix("mcp:"))
 
 
 def test_a_long_line_with_a_fence_is_read_at_once():

@@ -58,6 +58,8 @@ NEEDED = ("joblib", "numpy", "pandas", "sklearn")
 """Packages imported by programs and by the inspection of their files."""
 MEMO_MIB = 256
 """of files and output that are kept for repeated work"""
+LONGEST_SUFFIX = 16
+"""of a file's name, with its point; a longer one tells no kind"""
 HIDDEN = "."
 """Files whose names begin so are neither shown nor looked at."""
 
@@ -367,7 +369,8 @@ def _inside(*names: str) -> dict[str, bytes]:
 
 def _kept(name: str) -> str:
     """The name under which a file lies in the room: of a program's choice only what tells its kind."""
-    return Path(name).name if Path(name).name.startswith("model") else f"file{Path(name).suffix}"
+    own, suffix = Path(name).name, Path(name).suffix
+    return own if own.startswith("model") else f"file{suffix}" if len(suffix) <= LONGEST_SUFFIX else "file"
 
 
 def _unpickled(kept: str) -> bool:

@@ -11,7 +11,7 @@ from mafrt.environment.python_tool import PythonTool
 from mafrt.envs.search.env import RetrieverChoice
 from mafrt.envs.tools.base import Failed, Files, Tool, Toolbox, parameters
 from mafrt.envs.tools.calculator import calculator
-from mafrt.envs.tools.files import file_tools, inside, keep, read_folder
+from mafrt.envs.tools.files import MOST_FILES, QUOTA_MIB, file_tools, read_folder
 from mafrt.envs.tools.mcp_servers import server_tools
 
 TOPK = 3
@@ -22,10 +22,7 @@ def python(sandbox: str) -> Tool:
     runner = PythonTool(sandbox)
 
     def call(arguments: Mapping[str, Any], toolbox: Toolbox) -> str:
-        ran = runner.run(arguments["code"], toolbox.files, ("*",))
-        changed = {**toolbox.files, **{inside(name): content for name, content in ran.files.items()}}
-        keep(changed)
-        toolbox.files = changed
+        ran, toolbox.files = runner.run_in_workspace(arguments["code"], toolbox.files, QUOTA_MIB, MOST_FILES)
         return runner.says(ran) or "The program printed nothing."
 
     text = "Run a Python program and read what it prints. It sees the files of the workspace."

@@ -18,8 +18,8 @@ DEEPEST = 100
 # Kept: tab, line feed, vertical tab, form feed, carriage return, and next line (U+0085).
 _BAD = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
-# For output of programs. Tab, line feed and carriage return are kept.
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# For output of programs. Tab and line feed are kept.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # In a name none is kept: each would break a line or drive a terminal wherever the name is printed.
 _IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -103,5 +103,9 @@ def has_controls(name: str) -> bool:
 
 
 def readable(data: bytes) -> str:
-    """Decode UTF-8 with U+FFFD for invalid bytes and for control characters, which could drive a terminal."""
-    return _CONTROLS.sub(REPLACEMENT, data.decode("utf-8", "replace").replace("\r\n", "\n"))
+    """Decode UTF-8 with U+FFFD for invalid bytes and for control characters, which could drive a terminal.
+
+    A carriage return ends a line: alone it would let a program write over what a terminal shows.
+    """
+    lines = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROLS.sub(REPLACEMENT, lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from mafrt.core.errors import EnvError
 from mafrt.environment.tool_calls import shorten
-from mafrt.sandbox import SandboxError, shared_sandbox
+from mafrt.sandbox import SandboxError, Workspace, shared_sandbox
 
 if TYPE_CHECKING:
     from mafrt.sandbox import Execution, Sandbox
@@ -57,6 +57,18 @@ class PythonTool:
             )
         except SandboxError as error:
             raise EnvError(f"the sandbox failed, so nothing is known about a program: {error}") from error
+
+    def run_in_workspace(
+        self, code: str, files: Mapping[str, bytes], quota_mib: int, max_files: int
+    ) -> tuple[Execution, dict[str, bytes]]:
+        """Run a program with files, and the files as it leaves them. Raises EnvError if the sandbox failed."""
+        place = Workspace(self._opened(), quota_mib, max_files)
+        place.files.update(files)
+        try:
+            ran = place.run(code, timeout_s=self.timeout_s, memory_mib=self.memory_mib)
+        except SandboxError as error:
+            raise EnvError(f"the sandbox failed, so nothing is known about a program: {error}") from error
+        return ran, place.files
 
     def says(self, ran: Execution) -> str:
         """The text for the agent; empty if the program printed nothing."""

@@ -25,7 +25,7 @@ from mafrt.core.text import readable, readable_name
 from mafrt.sandbox.fair_semaphore import Slots
 from mafrt.sandbox.inside import launcher, limits, names
 from mafrt.sandbox.types import EVERYTHING, Execution, Status
-from mafrt.sandbox.zygote_sandbox import DAY_S, SandboxCounts, checked_request
+from mafrt.sandbox.zygote_sandbox import DAY_S, SandboxCounts, checked_request, not_run, unfit
 
 ANSWER_MIB = 2 * limits.FETCH_TOTAL_MIB
 """Longest answer that is read."""
@@ -76,6 +76,8 @@ class FusionSandbox:
     ) -> Execution:
         """Run `code` over there. Raises SandboxError when two tries in a row say nothing about it."""
         checked = checked_request(code, files, fetch, timeout_s, memory_mib)
+        if (fault := unfit(code, files)) is not None:
+            return not_run(fault, fetch, self.tier)
         refused = {name: why for name in fetch if name != EVERYTHING and (why := names.fault(name))}
         key = secrets.token_bytes(32)
         order = {

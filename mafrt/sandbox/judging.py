@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import py_compile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any
 
 from mafrt.core.errors import EnvError, SandboxError
 from mafrt.sandbox.types import Sandbox
+
+log = logging.getLogger(__name__)
 
 ANSWER = ".answer.json"
 OURS = "judge"
@@ -82,13 +85,27 @@ def judge(
         # The reader may notice the limit itself before the kernel does.
         if why.startswith("MemoryError"):
             raise Undecided(f"reading it took more than {memory_mib} MiB of memory")
-        raise EnvError(f"{module}.{function} failed in the judging room: {why}")
+        # With nothing to read, our modules are imported or they are not: the rest is the work of what was read.
+        if not _importable(sandbox, ours, module):
+            raise EnvError(f"{module}.{function} failed in the judging room: {why}")
+        log.warning("%s.%s could not read what a program left behind: %s", module, function, why)
+        raise Undecided(f"reading it failed ({why[:120]})")
     if len(data) > min(most_kib, MOST_ANSWER_KIB) * 1024:
         raise Undecided("its description is too long")
     answer = json.loads(data)
     if not isinstance(answer, dict):
         raise EnvError(f"{module}.{function} gave a {type(answer).__name__} in the judging room, expected an object")
     return answer
+
+
+def _importable(sandbox: Sandbox, ours: Mapping[str, bytes], module: str) -> bool:
+    """Whether the room is sound: our module can be imported in it."""
+    code = f"import sys\nsys.path.insert(0, {OURS!r})\nimport {module}\n"
+    try:
+        done = sandbox.execute(code, {f"{OURS}/{name}": text for name, text in ours.items()}, (), 60.0, 2048)
+    except SandboxError as error:
+        raise EnvError(f"the sandbox failed, so nothing is known about a program's files: {error}") from error
+    return done.status == "ok"
 
 
 @cache

@@ -114,6 +114,8 @@ class WarmSandbox:
         Raises SandboxError when it could not be run, DataError for names of `files` that are none.
         """
         request = checked_request(code, files, fetch, timeout_s, memory_mib)
+        if (fault := unfit(code, files)) is not None:
+            return not_run(fault, fetch, self.tier)
         why = ""
         with self._slots:
             self.counts.executions += 1
@@ -234,6 +236,32 @@ def checked_request(
         "timeout_s": timeout_s,
         "memory_mib": memory_mib,
     }
+
+
+def unfit(code: str, files: Mapping[str, bytes]) -> str | None:
+    """Why a program or its files can be run nowhere, None if they can: the fault of whoever made them, not a sandbox's.
+
+    A workspace's files are those that an agent's programs have left behind.
+    """
+    if len(code) > limits.CODE_BYTES or len(code.encode("utf-8", "replace")) > limits.CODE_BYTES:
+        return f"the program has {len(code)} characters, and at most {limits.CODE_BYTES // limits.MIB} MiB are run"
+    folders = {
+        "/".join(parts[:depth]) for name in files for parts in [name.split("/")] for depth in range(1, len(parts))
+    }
+    if both := sorted(folders & files.keys()):
+        return f"{readable_name(both[0])!r} is both a file and a folder"
+    if len(files) + len(folders) >= limits.WORKDIR_INODES or sum(map(len, files)) > limits.NAMES_BYTES:
+        return f"there are {len(files)} files in {len(folders)} folders, more than a workdir holds"
+    pages = sum(-(-len(content) // 4096) + 1 for content in files.values()) + len(folders)
+    if 4096 * pages > limits.WORKDIR_MIB * limits.MIB:
+        return f"all files together have more than the {limits.WORKDIR_MIB} MiB of a workdir"
+    return None
+
+
+def not_run(why: str, fetch: Sequence[str], tier: str) -> Execution:
+    """The result of a program that can be run nowhere."""
+    missing = () if list(fetch) == ["*"] else tuple(fetch)
+    return Execution("error", "", f"[sandbox] not run: {why}\n", 1, {}, missing, {}, 0.0, tier)
 
 
 def read_reply(connection: socket.socket, message: dict[str, Any], tier: str, asked: Sequence[str] = ()) -> Execution:

@@ -15,6 +15,11 @@ OUTPUT_TAIL_BYTES = 32 * 1024
 OUTPUT_BYTES = 64 * MIB
 """Of both together; a snippet that writes more is ended."""
 
+CODE_BYTES = 2**20
+"""The longest program; it travels as JSON, in which a character may take six times its bytes."""
+NAMES_BYTES = 2**20
+"""Of the names of all files that a program begins with."""
+
 WORKDIR_MIB = 256
 WORKDIR_INODES = 4096
 """Files and folders in the workdir, and as many again in /tmp."""
@@ -22,6 +27,8 @@ TMP_MIB = 64
 FILE_MIB = 128
 """The longest file a snippet can write."""
 
+SHOWN_NAME = 1024
+"""Characters of a name that cannot be a file's, as it is told to the trainer."""
 FETCH_FILES = 512
 FETCH_FILE_MIB = 64
 FETCH_TOTAL_MIB = 128

@@ -45,9 +45,10 @@ class Fetched:
         self.total = 0
 
     def refuse(self, name: str, why: str) -> None:
-        # The list is bounded too, since a program can make any number of files that are refused.
+        # The list is bounded too, since a program can make any number of files that are refused, and names of any
+        # length.
         if len(self.refused) < limits.FETCH_FILES:
-            self.refused[name] = why
+            self.refused[name[: limits.SHOWN_NAME]] = why
 
     def add(self, workdir: str, name: str) -> None:
         """Read one file, or say why not."""
@@ -66,7 +67,7 @@ class Fetched:
                 self.files[name] = content
                 self.total += len(content)
                 return
-        self.missing.append(name)
+        self.missing.append(name[: limits.SHOWN_NAME] if names.fault(name) else name)
         self.refuse(name, why)
 
 
