@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from helpers_kernels import without_avx512
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mafrt.core.shipped import user_cache
 from mafrt.kernels import library as library_module
 from mafrt.kernels import panels
 from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, NearKeys, decode_kernels
@@ -75,6 +78,81 @@ def test_they_are_compiled_once_and_kept(monkeypatch, tmp_path):
     assert made.stat().st_mtime_ns == stamp
 
 
+def shaken(path, what):
+    """A library after an accident or an attack, and whether its folder was touched too."""
+    whole = path.read_bytes()
+    if what in ("cut", "empty", "a byte flipped", "grown"):
+        path.write_bytes(
+            {
+                "cut": whole[: len(whole) // 3],
+                "empty": b"",
+                "a byte flipped": whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:],
+                "grown": whole + b"x",
+            }[what]
+        )
+    elif what == "others may write":
+        path.chmod(0o777)
+    elif what == "a group may write":
+        path.chmod(0o770)
+    elif what == "a link":
+        path.rename(path.with_suffix(".else"))
+        path.symlink_to(path.with_suffix(".else"))
+    elif what == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif what == "of another user":
+        os.chown(path, 12345, 12345)
+    elif what == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["cut", "empty", "a byte flipped", "grown", "others may write", "a group may write", "a link", "a folder", "a pipe",
+     "of another user"],
+)  # fmt: skip
+def test_a_library_that_is_not_whole_or_not_ours_is_made_again(monkeypatch, tmp_path, what):
+    if what == "of another user" and os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    path = library_module._compiled("cc", folder)
+    assert library_module._is_whole(path)
+    shaken(path, what)
+    assert not library_module._is_whole(path)
+    again = library_module._compiled("cc", folder)
+    assert again == path and library_module._is_whole(path) and path.read_bytes().startswith(known.read_bytes())
+
+
+def own_cache():
+    assert library() is not None
+    return user_cache() / "kernels"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o703, 0o720])
+def test_a_folder_that_others_may_write_to_is_left_alone(monkeypatch, tmp_path, caplog, mode):
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    folder = tmp_path / "mafrt" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        assert fresh_library(monkeypatch, tmp_path) is not None
+    assert "chmod 700" in caplog.text and not list(folder.iterdir())
+
+
+def test_a_relative_cache_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for relative in ("cache", "./cache", "../cache", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert user_cache() == Path.home() / ".cache" / "mafrt"
+
+
 def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
     plain = tmp_path / "plain_cc"
     plain.write_text('#!/bin/sh\ncase "$*" in *-fopenmp*) exit 1;; esac\nexec cc "$@"\n')
@@ -84,23 +162,15 @@ def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
     assert made is not None and hasattr(made, "attend_f32") and hasattr(made, "learn_attention")
 
 
-@pytest.mark.parametrize(
-    "fault", ["no compiler", "a compiler that fails", "a cache that is a file", "an empty library"]
-)
+@pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails", "a cache that is a file"])
 def test_without_them_there_is_one_sentence_and_torch_computes(monkeypatch, tmp_path, caplog, fault):
     caplog.set_level(logging.INFO)
     if fault == "no compiler":
         monkeypatch.setattr(library_module.shutil, "which", lambda name: None)
     elif fault == "a compiler that fails":
         monkeypatch.setattr(library_module.shutil, "which", lambda name: "/bin/false")
-    elif fault == "a cache that is a file":
-        (tmp_path / "mafrt").write_text("")
     else:
-        assert fresh_library(monkeypatch, tmp_path) is not None
-        (made,) = (tmp_path / "mafrt" / "kernels").iterdir()
-        tmp_path = tmp_path / "elsewhere"  # a path that is loaded already would not be looked at again
-        (tmp_path / "mafrt" / "kernels").mkdir(parents=True)
-        (tmp_path / "mafrt" / "kernels" / made.name).write_bytes(b"")
+        (tmp_path / "mafrt").write_text("")
     found = fresh_library(monkeypatch, tmp_path)
     assert (found is None) == (len(caplog.records) == 1)
     assert found is None

@@ -52,5 +52,10 @@ def cached_bases() -> Path:
 
 
 def user_cache() -> Path:
-    """Folder of all that mafrt keeps for a user: `mafrt` in `XDG_CACHE_HOME`, by default `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mafrt"
+    """Folder of all that mafrt keeps for a user: `mafrt` in `XDG_CACHE_HOME`, by default `~/.cache`.
+
+    A relative path is passed over, as the XDG Base Directory Specification asks: libraries are loaded from there, and
+    what lies in the current directory may be anyone's.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "mafrt"

@@ -13,12 +13,14 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from mafrt.core.atomic_files import fsync
 from mafrt.core.shipped import user_cache
 from mafrt.core.threads import cores
 
@@ -47,7 +49,7 @@ def library() -> ctypes.CDLL | None:
     import torch  # noqa: F401  # its library of threads has to be there first
 
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
+        return _loaded(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("the C kernels could not be compiled (%s), so products and decoding are torch's", error)
         return None
@@ -76,19 +78,48 @@ def find_compiler() -> str | None:
     return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-def _compiled(compiler: str) -> Path:
-    """The compiled library in the user's cache, made if it is not there.
+def _loaded(compiler: str) -> ctypes.CDLL:
+    """The library in the user's cache, made if it is not there whole; without a safe cache, made for this process.
 
     Raises:
         OSError: the cache cannot be written.
         subprocess.SubprocessError: the compiler fails or takes too long.
     """
     folder = user_cache() / "kernels"
-    target = folder / f"{_fingerprint(compiler)}.so"
-    if target.is_file():
-        return target
-    # Nobody else may put a library there that this process would load.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not _is_ours(folder):
+        log.warning(
+            "the C kernels are compiled for this process only: %s is not a folder that this user alone may write to; "
+            "give it to this user (chown, chmod 700), or name another place in XDG_CACHE_HOME", folder,
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as private:
+            return ctypes.CDLL(str(_compiled(compiler, Path(private))))
+    return ctypes.CDLL(str(_compiled(compiler, folder)))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file or folder belongs to this user, and no other user may write to it."""
+    about = path.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is this user's and ends with the hash of all before it; a cut one ends the process (SIGBUS)."""
+    try:
+        if path.is_symlink() or not path.is_file() or not _is_ours(path):
+            return False
+        data = path.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(data[:-size]).digest() == data[-size:]
+
+
+def _compiled(compiler: str, folder: Path) -> Path:
+    """The compiled library in a folder, made if it is not there whole. Errors as of `_loaded`."""
+    target = folder / f"{_fingerprint(compiler)}.so"
+    if _is_whole(target):
+        return target
     with tempfile.TemporaryDirectory(dir=folder) as made:
         out = Path(made) / "kernels.so"
         try:
@@ -97,8 +128,16 @@ def _compiled(compiler: str) -> Path:
         except (subprocess.CalledProcessError, OSError):  # a compiler without OpenMP, or without its library
             out.unlink(missing_ok=True)
             _build([compiler, *FLAGS], out)
+        # The loader passes over what follows the parts that an ELF file names. Another file, since this one is loaded.
+        whole, sealed = out.read_bytes(), Path(made) / "sealed.so"
+        sealed.write_bytes(whole + hashlib.sha256(whole).digest())
+        sealed.chmod(0o700)
+        fsync(sealed)
+        if target.is_dir() and not target.is_symlink():
+            target.rmdir()
         # By one rename: another process either finds nothing or all of it.
-        os.replace(out, target)
+        os.replace(sealed, target)
+        fsync(folder)
     return target
 
 
