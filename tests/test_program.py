@@ -25,7 +25,8 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.protocol import ApiError, parse_call
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
-from mafrt.envs.program.runner import kill
+from mafrt.envs.program.episode import ProgramEpisode
+from mafrt.envs.program.runner import command_runner, kill
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
 from mafrt.rollout.prompts import encode_prompt
@@ -350,3 +351,83 @@ def test_failing_episodes_are_counted(tmp_path):
     env = program("raises")
     with pytest.raises(EnvError, match="episodes were lost"):
         OnPolicy(env, Team.of(env.agents), tiny_base(), toy.settings(n_rollout_threads=8, iterations=1)).run()
+
+
+# ---------------------------------------------------------------------------------------------- programs that misbehave
+
+
+def commanded(tmp_path, text, tasks=None, timeout_s=20):
+    """The outcome of one episode of a command without a call to an agent, as the environment sees its end."""
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    start = command_runner(f"{sys.executable} {script}", timeout_s)
+    episode = ProgramEpisode("key", ("solver",))
+    start(episode, tasks or {"q": 1}, "http://127.0.0.1:9/v1")
+    return episode.events.get(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import os\nwhile True: os.write(1, b'x' * 65536)", "wrote more than 64 MiB"),
+        ("import os\nwhile True: os.write(2, b'x' * 65536)", "wrote more than 64 MiB"),
+        ("print('[' * 100_000)", None),
+        ("print('{\"a\":' * 100_000)", None),
+        ("print('9' * 100_000)", None),
+        ("print('x' * 10_000_000); print(0.5)", 0.5),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\x00\\n0.25')", 0.25),
+        ("import os; os.close(1); os.close(2); import time; time.sleep(60)", "did not end within 2 s"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with code 139"),
+        ("import os, sys, time\nif os.fork():\n print(0.5)\nelse:\n time.sleep(60)", 0.5),
+    ],
+)
+def test_no_output_of_a_command_costs_more_than_its_episode(tmp_path, text, says):
+    ended = commanded(tmp_path, text, timeout_s=2 if "sleep(60)" in text else 60)
+    if isinstance(says, str):
+        assert says in ended.error
+    else:
+        assert ended.error is None and ended.returned == says
+
+
+def test_a_long_task_arrives_on_standard_input(tmp_path):
+    read = (
+        "import json, os, sys\ntask = json.load(sys.stdin)\nprint(len(task['q']) / 1e6 + ('MAFRT_TASK' in os.environ))"
+    )
+    assert commanded(tmp_path, read, {"q": "x" * 300_000}).returned == 0.3
+    assert commanded(tmp_path, read, {"q": "x" * 3_000}).returned == 1.003
+
+
+@pytest.mark.parametrize("how", ["double fork", "session", "ignores signals", "twenty"])
+@pytest.mark.parametrize("given_up", [False, True])
+def test_no_child_outlives_its_episode(tmp_path, how, given_up):
+    mark = tmp_path / "pids"
+    child = {
+        "double fork": "if os.fork(): os._exit(0)\nos.setsid()",
+        "session": "os.setsid()",
+        "ignores signals": "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 15)]; os.setsid()",
+        "twenty": "[os.fork() for _ in range(4)]",
+    }[how]
+    wait = "time.sleep(60)" if given_up else "time.sleep(0.5); print(0.5)"
+    text = (
+        "import os, signal, time\nif not os.fork():\n"
+        + "".join(f" {line}\n" for line in child.splitlines())
+        + f" open({str(mark)!r}, 'a').write(f'{{os.getpid()}}\\n')\n time.sleep(60); os._exit(0)\n{wait}"
+    )
+    ended = commanded(tmp_path, text, timeout_s=1.5 if given_up else 20)
+    assert (ended.error is None) != given_up
+    pids = [int(pid) for pid in mark.read_text().split()]
+    assert pids and not [pid for pid in pids if alive(pid)]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_command_that_is_not_there_is_named():
+    start = command_runner("no-such-command-here", 5)
+    episode = ProgramEpisode("key", ("solver",))
+    start(episode, {}, "http://127.0.0.1:9/v1")
+    assert "no-such-command-here" in episode.events.get(timeout=30).error

@@ -27,7 +27,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
 from mafrt.environment.chat_api.server import ChatServer, Said
 from mafrt.envs.program.episode import Ended, ProgramEpisode, Waiting
-from mafrt.envs.program.runner import command_runner, function_runner, kill, start_error
+from mafrt.envs.program.runner import command_runner, end, function_runner, start_error
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class ProgramEnv(Env):
         process = None if self._episode is None else self._episode.process
         self._finish(_TOO_LONG)
         if process is not None and process.poll() is None:
-            kill(process)
+            end(process)
 
 
 _NUMBERS = itertools.count()

@@ -7,17 +7,33 @@ import contextlib
 import inspect
 import json
 import os
+import selectors
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mafrt.config.resolve import load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import error_line, shortened
 from mafrt.envs.program.episode import Ended, ProgramEpisode
+
+MOST_TASK_BYTES = 100_000
+"""Of a task in the environment; Linux takes 128 KiB."""
+MOST_OUTPUT_MIB = 64
+"""Of both streams; a program that writes more is ended."""
+KEPT_BYTES = 65536
+"""Of the end of each stream"""
+END_S = 10.0
+"""For the reaper to end what is left"""
+_REAPER = Path(__file__).with_name("reaper.py")
 
 Start = Callable[[ProgramEpisode, dict[str, Any], str], None]
 """(episode, task, base_url): starts the program; its end arrives in the episode's mailbox."""
@@ -60,39 +76,52 @@ async def _awaited(result: Any) -> Any:
 def command_runner(command: str, timeout_s: float) -> Start:
     """Runs a command per episode, with OPENAI_BASE_URL, OPENAI_API_KEY and MAFRT_TASK (JSON) in its environment.
 
-    The last line of its output is the reward (a number or a JSON object), unless it posts one.
+    Its standard input holds the task too, of any length; the environment holds up to `MOST_TASK_BYTES`. The last line
+    of its output is the reward (a number or a JSON object), unless it posts one. What it has started ends with it.
     """
     words = shlex.split(command)
     if not words:
         raise ConfigError("the command is empty; give one such as 'python my_agents.py'.")
 
     def run(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
-        where = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": episode.key, "MAFRT_TASK": json.dumps(task)}
+        text = json.dumps(task)
+        where = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": episode.key}
+        if len(text) <= MOST_TASK_BYTES:
+            where["MAFRT_TASK"] = text
+        if shutil.which(words[0]) is None:
+            episode.events.put(Ended(error=f"could not be started: there is no such command ({words[0]})"))
+            return
         try:
-            process = subprocess.Popen(
-                words,
-                env={**os.environ, **where},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # so that its children end with it
-            )
+            with tempfile.TemporaryFile() as given:
+                given.write(text.encode())
+                given.seek(0)
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_REAPER), *words],
+                    env={**{name: value for name, value in os.environ.items() if name != "MAFRT_TASK"}, **where},
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the trainer
+                )
         except OSError as error:
             episode.events.put(Ended(error=f"could not be started: {error.strerror} ({words[0]})"))
             return
         episode.process = process
+        kept, why = _read(process, timeout_s)
+        if why is not None:
+            end(process)
         try:
-            output, errors = process.communicate(timeout=timeout_s)
+            process.wait(END_S)
         except subprocess.TimeoutExpired:
             kill(process)
-            process.communicate()
-            episode.events.put(Ended(error=f"did not end within {timeout_s:g} s"))
-            return
-        if process.returncode:
-            last = (errors.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
+            process.wait()
+        if why is not None:
+            episode.events.put(Ended(error=why))
+        elif process.returncode:
+            last = (bytes(kept[1]).decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
             episode.events.put(Ended(error=f"ended with code {process.returncode}: {shortened(last, 300)}"))
-            return
-        episode.events.put(Ended(_last_line(output)))
+        else:
+            episode.events.put(Ended(_last_line(bytes(kept[0]))))
 
     def start(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         threading.Thread(target=run, args=(episode, task, base_url), daemon=True, name=episode.key).start()
@@ -100,8 +129,43 @@ def command_runner(command: str, timeout_s: float) -> Start:
     return start
 
 
+def _read(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[bytearray], str | None]:
+    """The ends of both streams, and why the program has to be ended; None if it closed them."""
+    assert process.stdout is not None and process.stderr is not None
+    kept, total, until = [bytearray(), bytearray()], 0, time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as ready, process.stdout, process.stderr:
+        for place, stream in enumerate((process.stdout, process.stderr)):
+            ready.register(stream, selectors.EVENT_READ, kept[place])
+        while ready.get_map():
+            left = until - time.monotonic()
+            if left <= 0:
+                return kept, f"did not end within {timeout_s:g} s"
+            for key, _ in ready.select(left):
+                part = os.read(key.fd, 65536)
+                if not part:
+                    ready.unregister(key.fileobj)
+                key.data.extend(part)
+                del key.data[:-KEPT_BYTES]
+                total += len(part)
+            # Counted although only the ends are kept: an endless writer would hold a core until its deadline.
+            if total > MOST_OUTPUT_MIB * 2**20:
+                return kept, f"wrote more than {MOST_OUTPUT_MIB} MiB; write less, or to a file"
+        # A program may close its streams and go on.
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return kept, f"did not end within {timeout_s:g} s"
+    return kept, None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Have a command ended with everything that it has started. The thread that started it reaps it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)  # to the reaper, which ends the others first
+
+
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all its children. The thread that started it reads the rest of its output and reaps it."""
+    """Kill a process with its group at once. The thread that started it reads the rest of its output and reaps it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -111,7 +175,7 @@ def _last_line(output: bytes) -> Any:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     try:
         reward = json.loads(lines[-1]) if lines else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return reward if isinstance(reward, (int, float, dict)) else None
 
