@@ -248,6 +248,21 @@ HOSTILE: dict[str, Hostile] = {
         ("ok",),
         says="ptrace 16 refused",
     ),
+    "files shared with the host": Hostile(
+        attempts("""
+        import fcntl, sys
+        shared = os.open(os.__file__, os.O_RDONLY)
+        attempt("lock", lambda: fcntl.flock(shared, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        attempt("lock together", lambda: fcntl.flock(shared, fcntl.LOCK_SH | fcntl.LOCK_NB))
+        attempt("watch", lambda: native(294, 0))
+        attempt("watch in the old way", lambda: native(253))
+        attempt("watch a file", lambda: native(254, shared, b"/", 0xFFF))
+        attempt("lease", lambda: fcntl.fcntl(shared, fcntl.F_SETLEASE, fcntl.F_RDLCK))
+        attempt("notify", lambda: fcntl.fcntl(os.open("/", os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS))
+        """),
+        ("ok",),
+        says="lock refused",
+    ),
     "new user namespace": Hostile(
         attempts("""
         import subprocess

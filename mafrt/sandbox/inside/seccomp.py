@@ -50,6 +50,11 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "uselib": (134, None),
     "ustat": (136, None),
     "sysfs": (139, None),
+    # files that are shared with the host: who opens them, and who waits for a lock, which a reader may take whole
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "flock": (73, 32),
     # the network; socketpair(2), which only reaches oneself, is left
     "socket": (41, 198),
     # the clock and the machine
@@ -149,8 +154,9 @@ OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     # buffers of the kernel that a process may enlarge: SO_SNDBUF, SO_RCVBUF, and the same by force
     "setsockopt": ((54, 208), 2, (7, 8, 32, 33)),
     # the same, F_SETPIPE_SZ; and F_SETOWN, F_SETSIG, F_SETOWN_EX, by which the kernel sends another process a signal
-    # where a descriptor can be read (before Landlock looked at signals: Linux 6.12)
-    "fcntl": ((72, 25), 1, (1031, 8, 10, 15)),
+    # where a descriptor can be read (before Landlock looked at signals: Linux 6.12); F_SETLEASE and F_NOTIFY, by which
+    # it is told who opens a file
+    "fcntl": ((72, 25), 1, (1031, 8, 10, 15, 1024, 1026)),
     # TIOCSTI and TIOCLINUX put input into the parent's terminal; FIOSETOWN and SIOCSPGRP are F_SETOWN
     "ioctl": ((16, 29), 1, (0x5412, 0x541C, 0x8901, 0x8902)),
 }
