@@ -181,7 +181,7 @@ class Bad(rpc.EnvironmentServicer):
     """A server that answers `Describe` as told and hangs or lies afterwards."""
 
     def __init__(self, does: str) -> None:
-        self.does, self.released = does, threading.Event()
+        self.does, self.released, self.resets = does, threading.Event(), 0
         self.server = grpc.server(ThreadPoolExecutor(4))
         rpc.add_EnvironmentServicer_to_server(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -193,17 +193,24 @@ class Bad(rpc.EnvironmentServicer):
         return pb.Description(
             protocol=protocol,
             name="Walk",
-            agents=Walk.agents,
+            agents={"agents": ["a\nb"], "no names": [""], "many": [f"a{n}" for n in range(10_000)]}.get(
+                self.does, Walk.agents
+            ),
             num_tasks=50,
             max_steps=64,
             identity=identity,
-            timeout_s=0.1,
+            timeout_s={"for days": 1e6, "nan": float("nan"), "below": -1.0, "inf": float("inf")}.get(self.does, 0.1),
         )
 
     def Open(self, request: Any, context: Any) -> Any:
         return pb.Session(id="s")
 
     def Reset(self, request: Any, context: Any) -> Any:
+        self.resets += 1
+        if self.does == "no session":
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no such session")
+        if self.does == "large":
+            return pb.ResetReply(info="x" * (65 * 2**20))
         if self.does == "hang":
             self.released.wait(30)
         lies = {
@@ -239,6 +246,52 @@ def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypat
         assert words in said and bad.address in said and "\n" not in said, said
         both = make_env(f"grpc://{bad.address},{server.address}/Walk")
         assert played(both, 4) == played(Session(Walk()), 4)
+    finally:
+        bad.close()
+
+
+@pytest.mark.parametrize("does", ["json", "agent", "empty", "large"])
+def test_a_server_that_goes_on_lying_is_left_for_good(does, monkeypatch):
+    monkeypatch.setattr(pool, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(pool, "MARGIN_S", 20.0)
+    bad = Bad(does)
+    try:
+        env = make_env(f"grpc://{bad.address}/Walk")
+        for _ in range(2):
+            with pytest.raises(EnvDownError, match=bad.address):  # and not after the patience of a minute
+                env.spawn().reset(seed=1)
+        assert bad.resets == pool.MOST_BROKEN
+    finally:
+        bad.close()
+
+
+def test_servers_that_keep_no_session_lose_the_episode_and_not_the_run():
+    bad = Bad("no session")
+    try:
+        with pytest.raises(EnvError, match="keep none"):
+            make_env(f"grpc://{bad.address}/Walk").reset(seed=1)
+        assert bad.resets <= 50
+    finally:
+        bad.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("for days", "1e\\+06 s for a call"),
+        ("nan", "for a call"),
+        ("inf", "for a call"),
+        ("below", "for a call"),
+        ("agents", "plain names"),
+        ("no names", "plain names"),
+        ("many", "10000 agents"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(does, words):
+    bad = Bad(does)
+    try:
+        with pytest.raises(EnvError, match=words):
+            make_env(f"grpc://{bad.address}/Walk")
     finally:
         bad.close()
 

@@ -23,6 +23,9 @@ from mafrt.environment.remote.pool import LostError, Servers, ServerSession
 
 T = TypeVar("T")
 
+MOST_LOST = 50
+"""Times that an episode is played again for one call"""
+
 
 class RemoteEnv(Env):
     """One environment on one or more servers.
@@ -95,10 +98,11 @@ class RemoteEnv(Env):
         """The result of a call on a server that is alive; the episode so far is played again where it has to be.
 
         Raises:
-            EnvError: the environment raised, or an episode that is played again goes another way.
+            EnvError: the environment raised, an episode that is played again goes another way, or the servers keep no
+                session.
             EnvDownError: no server is left.
         """
-        while True:
+        for _ in range(MOST_LOST):
             try:
                 if not self._seats:
                     self._seats.append(self._servers.sit(self._held))
@@ -106,6 +110,7 @@ class RemoteEnv(Env):
                 return call()
             except LostError:
                 self.close()
+        raise EnvError(f"an episode lost its session {MOST_LOST} times in one call; the servers answer, but keep none")
 
     def _again(self) -> None:
         """Bring a new session to where the episode is."""

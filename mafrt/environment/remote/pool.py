@@ -8,6 +8,7 @@ can be exchanged while a run is going on.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import grpc
 
 from mafrt.core.errors import EnvDownError, EnvError
+from mafrt.core.text import has_controls
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import environment_pb2_grpc as rpc
 from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
@@ -31,6 +33,11 @@ MARGIN_S = 10.0
 """Seconds on top of a server's own deadline before a call counts as hanging."""
 LOOK_S = 0.5
 """Seconds between two looks at the list of servers."""
+MOST_BROKEN = 5
+"""Broken replies after which a server is left for the rest of the run: a fault heals, a lie does not."""
+LONGEST_CALL_S = 3600.0
+"""Longest deadline that a server may ask for."""
+MOST_AGENTS = 256
 _LONGEST_S = 60.0
 """Longest time for which a server is set aside before it is tried again."""
 
@@ -53,6 +60,8 @@ class Server:
     """in a row"""
     again_at: float = 0.0
     """when it is tried again (`time.monotonic`)"""
+    broken: int = 0
+    """replies that broke the protocol or the contract, in all"""
     why: str = ""
     """why it was set aside"""
 
@@ -150,16 +159,23 @@ class Servers:
             return f"serves {reply.name!r}, and {self.name!r} was asked for"
         if not reply.agents:
             return "names no agents, so it is no environment of mafrt"
+        if len(reply.agents) > MOST_AGENTS or any(not name or has_controls(name) for name in reply.agents):
+            return f"names {len(reply.agents)} agents; expected at most {MOST_AGENTS}, of plain names"
+        if not 0 <= reply.timeout_s <= LONGEST_CALL_S:
+            return f"asks for {reply.timeout_s:g} s for a call; expected at most {LONGEST_CALL_S:g} s (--env_timeout_s)"
         if self.description is not None and reply.identity != self.description.identity:
             return f"serves another {reply.name!r} (other arguments or source); serve the same everywhere"
         return None
 
     def _aside(self, server: Server, why: str) -> None:
         with self._lock:
-            wait_s = min(1.0 * 2**server.failures, _LONGEST_S)
+            wait_s = min(1.0 * 2 ** min(server.failures, 10), _LONGEST_S)
+            if server.broken >= MOST_BROKEN:
+                wait_s = math.inf
             server.failures += 1
             server.described, server.why, server.again_at = None, why, time.monotonic() + wait_s
-        log.warning("the environment server %s is set aside for %g s: %s", server.address, wait_s, why)
+        long = "for good" if math.isinf(wait_s) else f"for {wait_s:g} s"
+        log.warning("the environment server %s is set aside %s: %s", server.address, long, why)
 
     # ----------------------------------------------------------------------------------------------------- sessions
 
@@ -195,7 +211,9 @@ class Servers:
                 with self._lock:
                     server.open += 1
                 return ServerSession(server, reply.id)
-            if time.monotonic() >= until:
+            # A list in a file may still get others.
+            hopeless = self._file is None and all(server.broken >= MOST_BROKEN for server in self.servers.values())
+            if hopeless or time.monotonic() >= until:
                 told = "; ".join(f"{server.address}: {server.why}" for server in self.servers.values())
                 raise EnvDownError(f"no environment server is left ({told}); start them again, and go on with the run")
             time.sleep(0.2)
@@ -222,14 +240,18 @@ class Servers:
         try:
             reply = getattr(server.stub, method)(request, timeout=self._deadline_s(server), metadata=self._metadata)
         except grpc.RpcError as error:
-            if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
+            if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # a reply larger than any that is taken
+                self.distrust(seat, _said(error))
+            elif error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
                 self._aside(server, _said(error))
             raise LostError(server.address) from None
         server.failures = 0
         return reply
 
     def distrust(self, seat: ServerSession, why: str) -> None:
-        """Set a server aside whose reply breaks the protocol or the contract."""
+        """Set a server aside whose reply breaks the protocol or the contract; after `MOST_BROKEN`, for good."""
+        with self._lock:
+            seat.server.broken += 1
         self._aside(seat.server, why)
 
     def leave(self, seat: ServerSession) -> None:
