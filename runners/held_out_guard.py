@@ -153,7 +153,11 @@ class HeldOutGuard:
             raise CheckpointError(f"{path} does not hold the best weights of this team ({error})") from error
 
     def write(self, run_dir: Path) -> None:
-        """Write the best adapters to `RUN_DIR/best`, replacing what was there by renames."""
+        """Write the best adapters to `RUN_DIR/best`, replacing what was there by renames.
+
+        Raises:
+            CheckpointError: the disk is full, or refuses for another reason; the best adapters so far are still there.
+        """
         if self.iteration is None:
             return
         best = {"iteration": self.iteration, "score": self.score}
@@ -165,8 +169,9 @@ class HeldOutGuard:
             pass  # none yet, or one that is damaged
         from mafrt.models.peft_format import PeftFiles, keys
 
-        fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
+        fresh = run_dir / f".{BEST}-none"
         try:
+            fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
             for name, state in self.weights.items():
                 base = self.base.of_adapter(name)
                 record = base.records[name]
@@ -181,6 +186,11 @@ class HeldOutGuard:
                 os.replace(target, old)
             os.replace(fresh, target)
             shutil.rmtree(old, ignore_errors=True)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(fresh, ignore_errors=True)
+            if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+                raise CheckpointError(
+                    f"the best adapters cannot be written to {target} ({error.strerror or error}); make room, and go "
+                    "on with the run from its last checkpoint"
+                ) from error
             raise

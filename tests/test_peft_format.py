@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 
 import pytest
 import torch
@@ -90,3 +92,47 @@ def test_a_folder_of_this_base_is_not_sent_to_its_own_base(tmp_path):
         with pytest.raises(CheckpointError, match=said) as caught:
             base.load_adapter("b", tmp_path / "a")
         assert "its own base" not in str(caught.value) and "load it on" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain") / "first"
+    base = tiny_base()
+    base.add_adapter("first", LoraSpec(3, 7.0, ("q_proj", "v_proj")), seed=5)
+    base.save_adapter("first", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target_modules": ["nothing"]}, "weights of the targets alone"),
+        ({"target_modules": []}, "weights of the targets alone"),
+        ({"target_modules": ["q_proj"]}, "weights of the targets alone"),
+        ({"layers_to_transform": [17]}, "layers_to_transform"),
+        ({"layers_to_transform": 17}, "layers_to_transform"),
+        ({"layers_to_transform": []}, "layers_to_transform"),
+        ({"layers_pattern": "blocks"}, "layers_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"rank_pattern": {"(a+)+$": 4}}, "pattern"),
+        ({"alpha_pattern": {"x" * 2000: 4}}, "pattern"),
+    ],
+)
+def test_settings_that_do_not_fit_the_weights_are_refused(plain, tmp_path, change, words):
+    folder = tmp_path / "first"
+    shutil.copytree(plain, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError, match=words):
+        tiny_base().load_adapter("first", folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8])
+def test_weights_that_are_whole_numbers_are_refused(plain, tmp_path, dtype):
+    folder = tmp_path / "first"
+    shutil.copytree(plain, folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    name = sorted(tensors)[0]
+    save_file({**tensors, name: tensors[name].to(dtype)}, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="floating-point"):
+        tiny_base().load_adapter("first", folder)

@@ -137,7 +137,9 @@ def _run(
         **heads,
     )
     function = _function()
-    assert function is not None and query.dtype == key.dtype == value.dtype
+    assert function is not None
+    if not query.dtype == key.dtype == value.dtype:  # the kernel would read past the smaller ones
+        raise ValueError(f"found {query.dtype}, {key.dtype} and {value.dtype}, expected one number format")
     function(ctypes.byref(numbers), int(backward))
 
 

@@ -92,7 +92,10 @@ def word_softmax(
         Log-probabilities, entropies, and the entropies less log sum exp(x - max x); `[tokens]` float32.
     """
     n, words = products.shape
-    assert products.is_contiguous() and bool(((targets >= 0) & (targets < words)).all())
+    # Raised and not asserted, since the kernel would read outside the products, also under `python -O`.
+    fits = products.is_contiguous() and len(targets) == len(scales) == n
+    if not fits or not bool(((targets >= 0) & (targets < words)).all()):
+        raise ValueError(f"found targets that do not fit products of {n} tokens and {words} words")
     logprobs, entropies, rest = scales.new_empty(3, n).unbind()
     targets, scales = targets.contiguous(), scales.contiguous()
     args = products.data_ptr(), n, words, targets.data_ptr(), scales.data_ptr(), logprobs.data_ptr()

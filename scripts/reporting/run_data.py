@@ -17,6 +17,8 @@ from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
 MOST_POINTS = 1500
 """Points of one curve; longer ones are averaged over neighbouring iterations."""
+MOST_COLUMNS = 5000
+"""Names of numbers that a table holds; a run has some hundred."""
 
 
 @dataclass
@@ -27,14 +29,20 @@ class Table:
     columns: dict[str, list[float | None]] = field(default_factory=dict)
     when: list[str] = field(default_factory=list)
     """of evaluations: before, during or after training"""
+    left_out: set[str] = field(default_factory=set)
+    """names beyond `MOST_COLUMNS`"""
 
     def add(self, line: Mapping[str, Any]) -> None:
         rows = len(self.iterations)
         self.iterations.append(int(line["iteration"]))
         self.when.append(str(line.get("when", "")))
         for name, value in line.items():
-            if name not in ("iteration", "when") and (value is None or isinstance(value, (int, float))):
-                self.columns.setdefault(name, [None] * rows).append(value)
+            if name in ("iteration", "when") or not (value is None or isinstance(value, (int, float))):
+                continue
+            if name not in self.columns and len(self.columns) >= MOST_COLUMNS:
+                self.left_out.add(name)
+                continue
+            self.columns.setdefault(name, [None] * rows).append(finite(value))
         for column in self.columns.values():
             if len(column) <= rows:
                 column.append(None)
@@ -98,6 +106,9 @@ def read_run(path: Path) -> RunData:
         table = getattr(run, name)
         for line in json_lines(path / f"{name}.jsonl", run.problems):
             table.add(line)
+        if table.left_out:
+            many = len(table.left_out)
+            run.problems.append(f"{many} numbers of {name}.jsonl are left out: {MOST_COLUMNS} names are shown.")
     summary = path / "summary.json"
     if summary.is_file():
         try:
@@ -122,7 +133,7 @@ def json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                 try:
                     record = json.loads(line)
                     record["iteration"] = int(record["iteration"])
-                except (ValueError, TypeError, KeyError, RecursionError):
+                except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
                     bad += 1
                     continue
                 yield record
@@ -141,6 +152,16 @@ def same_but_seed(run: RunData) -> str:
     kept = {name: value for name, value in run.settings.items() if name != "seed" and not _OF_THE_PLACE.fullmatch(name)}
     team = [] if run.record is None else run.record.team
     return json.dumps([kept, team], sort_keys=True, default=str) if kept else str(run.path.resolve())
+
+
+def finite(value: object) -> float | None:
+    """A number that JSON and a chart can hold, else None: `1e400` reads as infinity."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(float(value)) else None
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
 
 
 def _mean(values: list[float | None]) -> float | None:

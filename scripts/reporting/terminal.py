@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mafrt.scripts.reporting.blocks import title_of
 from mafrt.scripts.reporting.episodes import Recorded
+from mafrt.scripts.reporting.run_data import finite
 
 CUT = 20_000
 """Characters of a text that are printed; the rest is counted."""
@@ -94,7 +95,7 @@ def _turn(turn: dict[str, Any], prompt: Any) -> Text:
     facts = [
         f"{name} {turn[name]:.4g}"
         for name in ("tokens", "reward", "paid", "advantage")
-        if isinstance(turn.get(name), (int, float))
+        if finite(turn.get(name)) is not None
     ]
     parts.append(
         " · ".join([*facts, *(["cut at the token limit"] if turn.get("stop") == "length" else [])]), style="dim"
