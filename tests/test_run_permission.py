@@ -221,7 +221,7 @@ def test_a_reward_and_a_program_inside_the_run_are_not_run(run, capsys):
         assert untouched(run, capsys, *players(run))[3].count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["reproduce.games", "cli.train", "get_base", "../evil", "os", 7])
+@pytest.mark.parametrize("command", ["reproduce.games", "cli.train", "get_base", "../evil", "os", 7, ["train"], {}])
 def test_a_record_chooses_among_commands_that_train(run, capsys, command):
     change(run, {"command": command})
     untouched(run, capsys, *players(run))

@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> int:
     try:
         if os.getppid() != parent:
             raise Asked  # the trainer was gone before it could be watched
-        pid = os.posix_spawnp(words[0], words, os.environ, setsigdef=[signal.SIGTERM, signal.SIGPIPE])
+        pid = os.posix_spawnp(words[0], list(words), os.environ, setsigdef=[signal.SIGTERM, signal.SIGPIPE])
         # Its streams are the command's alone, so that they end with it.
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):

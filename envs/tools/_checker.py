@@ -67,13 +67,13 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         except jsonschema.SchemaError as error:
             return {"fault": error.message[:300]}
         return {"fault": None}
-    error = jsonschema.exceptions.best_match(validator(schema)[1]().iter_errors(question["arguments"]))
-    if error is None:
+    fault = jsonschema.exceptions.best_match(validator(schema)[1]().iter_errors(question["arguments"]))
+    if fault is None:
         return {"fault": None}
     return {
-        "fault": error.message if len(error.message) < 200 else None,
-        "found": None if len(error.message) < 200 else error.instance,
-        "where": ".".join(map(str, error.absolute_path))[:200],
+        "fault": fault.message if len(fault.message) < 200 else None,
+        "found": None if len(fault.message) < 200 else fault.instance,
+        "where": ".".join(map(str, fault.absolute_path))[:200],
         "wrong": True,
     }
 

@@ -130,8 +130,8 @@ class Toolbox(EpisodeTool):
         tool = next((tool for tool in self.tools if tool.name == call.name), None)
         if tool is None:
             return f"{ERROR}{unknown('tool', clean_text(call.name)[:80], [tool.name for tool in self.tools])}"
-        arguments = with_types(call, tool.parameters)
         try:
+            arguments = with_types(call, tool.parameters)
             if (wrong := self._wrong(tool, arguments)) is not None:
                 return f"{ERROR}{wrong}"
             return shorten(clean_text(tool.call(arguments, self)), SHOWN)

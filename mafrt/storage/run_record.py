@@ -119,6 +119,8 @@ def load_record(run_dir: Path) -> RunRecord:
         stored = load_json(path)
         if stored["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {stored['format']}; this version of mafrt reads format {FORMAT}.")
+        if not isinstance(stored["command"], (str, type(None))):
+            raise TypeError(f"command is {stored['command']!r}")
         stored.setdefault("bases", {})  # runs of one base have none
         values = {item.name: stored[item.name] for item in fields(RunRecord)}
         values["bases"] = {name: BaseRecord(**entry) for name, entry in values["bases"].items()}
