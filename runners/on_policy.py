@@ -6,7 +6,8 @@ holds exactly these, so a resumed run repeats an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,10 @@ from mafrt.storage.run_dir import RunDir
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:
+    from mafrt.core.types import Episode
     from mafrt.models.several_bases import Bases
+
+log = logging.getLogger(__name__)
 
 
 class OnPolicy:
@@ -118,6 +122,7 @@ class OnPolicy:
         self._build_stages(coach or self._own_coach)
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
+        self._told_blind = False
         self.state = RunState()
         self.league = League(base, self.rule.schedule) if isinstance(self.rule.schedule, SelfPlay) else None
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
@@ -305,6 +310,7 @@ class OnPolicy:
             engines.rest(self.engine)
         elif self.state.iteration + 1 < self.config.run.iterations:
             self.collector.start(self.state.iteration + 1, batch.drawn)
+        self._say_what_credit_leaves_out(batch.episodes)
         metrics = self.updater.learn(batch.episodes, batch.stats, self.state.iteration)
         self.state.iteration, self.state.drawn = self.state.iteration + 1, batch.drawn
         self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.updater.kl_coef
@@ -319,6 +325,15 @@ class OnPolicy:
             [episode_record(episode, tokens=run.log_tokens) for episode in batch.episodes] if run.log_episodes else (),
             batch.stats.tokens,
         )
+
+    def _say_what_credit_leaves_out(self, episodes: Sequence[Episode]) -> None:
+        """One line, once: the rule keeps a form of its paper that does not fit an environment that pays by turn."""
+        blind = self.rule.settings.blind_to(self.rule.tree_samples > 1)
+        if blind is None or self._told_blind or (self.rule.name == "ippo" and self.env.opponents):
+            return
+        if any(turn.reward for episode in episodes if len(episode.turns) > 1 for turn in episode.turns):
+            self._told_blind = True
+            log.info("%s pays by turn, and %s: %s", self.env.class_name, self.rule.name, blind)
 
     def save(self, disk: RunDir | None) -> None:
         """Write a checkpoint; all processes take part."""

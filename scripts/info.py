@@ -54,7 +54,7 @@ class InfoSettings:
     """memory: processes, one a GPU"""
     lora_rank: int = Use.rank
     """memory: rank of the adapters"""
-    reference: Literal[base, initial] = "base"
+    reference: Literal["base", "initial"] = "base"
     """memory: reference of a KL penalty; initial keeps a frozen copy of every adapter"""
     micro_batch_tokens: int = Use.micro_batch_tokens
     """memory: tokens of one backward pass"""

@@ -146,8 +146,8 @@ def groups_without_spread(
     """Names of the groups without a learning signal, sorted: all rewards equal, or fewer than two known.
 
     A sample's reward is the mean over its turns, and what they are paid as they come is added up, both without the
-    overlong and KL penalties: DAPO (2503.14476, eq. 11) filters on correctness, and wrong answers of unequal length are equally wrong. Arguments as of `assign`; advantages
-    and returns are not written.
+    overlong and KL penalties: DAPO (2503.14476, eq. 11) filters on correctness, and wrong answers of unequal length
+    are equally wrong. Arguments as of `assign`; advantages and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)
     trajectories, _ = reward_rows(episodes, dataclasses.replace(chosen, overlong_buffer=0.0), about)

@@ -77,6 +77,9 @@ class MaporlBase(Gae):
         super().__post_init__()
         within(self, 0, 1, "round_gamma")
 
+    def blind_to(self, tree: bool) -> str | None:
+        return "as in its paper, a turn is credited with a mean over the rounds that are left, not with their sum"
+
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         return maporl(trajectories, self)
 

@@ -71,6 +71,9 @@ class Ippo(Gae):
 
     paper: ClassVar[str] = "de Witt 2020 (2011.09533)"
 
+    def blind_to(self, tree: bool) -> str | None:
+        return None if self.share == "sum" else "each agent learns from its own pay, not from what it earns for others"
+
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         # The paper's return; a turn's own pay alone says nothing of what the turn makes possible.
         if context.by_turn and self.bootstrap == "none" and self.share == "own":

@@ -110,6 +110,17 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
         """Whether a turn's credit adds up what several agents are paid: nonsense where they play against each other."""
         return self.share == "sum"
 
+    def blind_to(self, tree: bool) -> str | None:
+        """What this rule's credit leaves out where turns are paid as they come, in a few words; None: nothing.
+
+        `tree`: whether alternatives of single turns are compared.
+        """
+        if tree and not self.tree_continues:
+            return "alternatives of a turn are compared by what their own step pays"
+        if getattr(self, "turn_credit", "to_go") == "own" and not tree:
+            return "turn_credit is own, so a turn is credited with its own pay only"
+        return None
+
     @property
     def needs_influence(self) -> bool:
         """Whether credit reads `Turn.influence`, which takes a pass over the turns that follow (Dr. MAMR)."""
