@@ -145,7 +145,7 @@ def groups_without_spread(
 ) -> list[str]:
     """Names of the groups without a learning signal, sorted: all rewards equal, or fewer than two known.
 
-    A sample's reward is the mean over its turns, and what they are paid as they come is added up, both without the
+    A sample's reward is the mean over its turns, and pay by turn is added up, both without the
     overlong and KL penalties: DAPO (2503.14476, eq. 11) filters on correctness, and wrong answers of unequal length
     are equally wrong. Arguments as of `assign`; advantages and returns are not written.
     """
@@ -165,9 +165,9 @@ def groups_without_spread(
 def turn_rewards(
     episodes: Sequence[Episode], rule: str | Algorithm, context: CreditContext | None = None, **settings: Any
 ) -> list[list[float | None]]:
-    """What each turn of each episode is worth, without the KL penalty; None where unknown.
+    """Worth of each turn of each episode, without the KL penalty; None where unknown.
 
-    It is the turn's reward as `assign` computes it, and where turns are paid as they come, what follows (`Row.later`).
+    It is the turn's reward as `assign` computes it, and where turns are paid as they come, later pay (`Row.later`).
     Arguments as of `assign`; advantages and returns are not written.
     """
     chosen, about = _resolve(rule, context, settings)

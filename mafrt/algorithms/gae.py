@@ -12,7 +12,7 @@ advantage and return.
 `"agent"` the same agent's next turn, `"team"` the next turn of any agent in speaking order (MARFT, MAPPO).
 
 Turns spoken at the same time have one reward, all that their step pays, at the last of them; a reward that came after
-others spoke belongs to the step that it came with. `ippo` adds to a turn's reward what its own agent is paid after it.
+others spoke belongs to the step that it came with. `ippo` adds its own agent's later pay to a turn's reward.
 
 Deviations: a turn of unknown reward cuts the chain. Its predecessor bootstraps from that turn's value, since any
 substitute reward, 0 included, would be learnt as if it had been observed. A turn without tokens is no step: its reward
@@ -74,8 +74,8 @@ def gae(
     Args:
         trajectories: the rows of each episode.
         settings: the rule's.
-        silent: where each turn is its own chain, what the turn before is paid for a turn of its agent without tokens:
-            all, the outcome alone (its pay is counted already), or nothing (all of it is).
+        silent: where each turn is its own chain, the part of the reward of a turn without tokens that goes to its agent's
+            turn before: all, the outcome alone (its pay is counted already), or nothing (all of it is).
 
     Raises:
         ConfigError: a turn has no values (`gae` needs a critic), or not one per action token.
@@ -179,7 +179,7 @@ def _walk(chain: list[Row], settings: Gae, moved: Mapping[tuple[int, int], float
 
 
 def _pay_empty_turns(rows: Sequence[Row], *, pay: bool) -> dict[tuple[int, int], float]:
-    """What the turn before is paid for turns of its agent without tokens, where every turn is its own chain.
+    """Rewards that move from turns without tokens to the same agent's turn before, where every turn is its own chain.
 
     An outcome that the turn before has itself is not added again. A turn before one of unknown reward leaves the loss.
     """

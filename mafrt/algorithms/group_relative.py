@@ -17,8 +17,8 @@ advantage of its sample on all its tokens. A group of one, or without spread, ca
 group is counted. Rows out of the loss enter no statistic. Statistics weigh samples, never tokens.
 
 Where turns are paid as they come (`turn_credit="to_go"`), a mean over a trajectory's turns pays for being short, and a
-turn's own pay says nothing of what the turn makes possible. Then a trajectory is worth the sum of its turns' pay, the
-outcome counted once, and a row what is paid from its step on. A row's baseline is the mean over the rows of the same
+turn's own pay is blind to the pay that the turn makes possible. Then a trajectory is worth the sum of its turns' pay, the
+outcome counted once, and a row all pay from its step on. A row's baseline is the mean over the rows of the same
 agent and turn index, which every sample that reached this turn enters once; `group` says over which rows the deviation
 runs. Both estimate the gradient of E[sum r + R]. With outcomes only, the two forms are the same but for the baseline
 of `dr_mas`, which is then its paper's.
@@ -156,7 +156,7 @@ def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> li
 
 
 def trajectory_reward(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool, kl: bool) -> float:
-    """What a trajectory is worth: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by
+    """Worth of a trajectory: the mean over its rows in the loss, or their sum (`reduce`). With `to_go`, pay by
     turn is added up, and the mean is of outcome and penalties only."""
     known = [row for row in rows if row.dropped is None]
     rewards = [row.reward if kl else row.bare for row in known]

@@ -64,7 +64,7 @@ class Maporl(MaporlBase):
 
 @dataclass(frozen=True)
 class Ippo(Gae):
-    """Independent PPO: each agent on its own, with what it is paid from a turn on."""
+    """Independent PPO: each agent on its own, with its own pay from a turn on."""
 
     outcome_to: Literal["last", "end", "each", "all"] = "all"
     bootstrap: Bootstrap = "none"
@@ -72,7 +72,7 @@ class Ippo(Gae):
     paper: ClassVar[str] = "de Witt 2020 (2011.09533)"
 
     def blind_to(self, tree: bool) -> str | None:
-        return None if self.share == "sum" else "each agent learns from its own pay, not from what it earns for others"
+        return None if self.share == "sum" else "each agent learns from its own pay alone"
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
         # The paper's return; a turn's own pay alone says nothing of what the turn makes possible.

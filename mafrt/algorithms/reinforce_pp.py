@@ -16,7 +16,7 @@ subtracts the mean reward of the problem's trajectories (before the clip, as Ope
 the mean over its turns; its normalisation counts trajectories too, so talkative ones do not weigh more. The turns of a
 trajectory that is alone in its group get 0.
 
-Where turns are paid as they come (`turn_credit="to_go"`), the turn's reward is what is paid from its step on, each
+Where turns are paid as they come (`turn_credit="to_go"`), the turn's reward is all pay from its step on, each
 turn's pay clipped by itself. The mean, of the batch or of the problem, is then one for each index of a turn of the
 agent, over the turns that reached it, one number each: a mean in which long trajectories or long turns count more would
 pay for being short. All turns of the agent share one deviation.
@@ -175,7 +175,7 @@ def _by_index(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
 
 
 def _whole(row: Row) -> float:
-    """The turn's reward and what follows from it, KL penalty left out."""
+    """The turn's reward and later pay, KL penalty left out."""
     return total([*row.token_rewards.values(), row.later])
 
 

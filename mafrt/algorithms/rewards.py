@@ -67,8 +67,8 @@ class CreditContext:
     """Whether turns are paid as they come. None: inferred, if some turn of an episode of several has a reward or a
     score other than 0. See `fill_later`."""
     opponents: bool | None = None
-    """Whether agents are paid against each other (`Env.opponents`): what later turns earn then counts for their own
-    agent only. None: inferred, if what the agents of every episode are paid adds up to 0. The runner sets it."""
+    """Whether agents are paid against each other (`Env.opponents`): pay of later turns then counts for their own
+    agent only. None: inferred, if the pay of the agents adds up to 0 in every episode. The runner sets it."""
     joint: Joint | None = None
     """(row, candidate values of its Q_i) -> Q_tot for each candidate; required by `qmix`."""
 
@@ -94,11 +94,11 @@ class Row:
     bare: float = 0.0
     """`reward` without the KL penalty; whether rewards differ is asked of these."""
     own_reward: float = 0.0
-    """The environment's part of `reward`: what the turn itself was paid."""
+    """The environment's part of `reward`: the turn's own pay."""
     late: list[tuple[int, float]] = field(default_factory=list)
     """The parts of `own_reward` that came with a later step: `env_step` of that step, and the amount."""
     later: float = 0.0
-    """What the turns of its step and of later ones are paid beside this one's own pay; 0 unless turns are paid as they
+    """Pay of the turns of its step and of later ones beside this one's own; 0 unless turns are paid as they
     come (`fill_later`)."""
     later_process: float = 0.0
     """The coach's part of `later`."""
@@ -120,7 +120,7 @@ class Row:
 
     @property
     def pay(self) -> float:
-        """What the turn itself was paid, by environment and coach: its reward without outcome and penalties."""
+        """The turn's own pay, by environment and coach: its reward without outcome and penalties."""
         return self.own_reward + self.process_reward
 
     @property
@@ -225,7 +225,7 @@ def env_steps(turns: Sequence[Turn]) -> list[int]:
 
 
 def payments(rows: Sequence[Row]) -> list[tuple[int, float, str]]:
-    """What the environment paid in an episode, as (step, amount, agent): late pay at the step with which it came."""
+    """The environment's pay in an episode, as (step, amount, agent): late pay at the step with which it came."""
     out = [(step, amount, row.turn.agent) for row, step, amount in _late(rows)]
     for row in rows:
         amount = total([row.own_reward, *(-late for _, late in row.late)])
@@ -236,7 +236,7 @@ def payments(rows: Sequence[Row]) -> list[tuple[int, float, str]]:
 def step_rewards(rows: Sequence[Row], *, kl: bool = True) -> list[float]:
     """All that each environment step of an episode pays, one number a step, whatever the order of its turns.
 
-    An outcome that several turns of a step receive is counted once (the mean of what it is worth to them).
+    An outcome that several turns of a step receive is counted once (the mean of its worth to them).
     """
     parts: list[list[float]] = [[] for _ in range(rows[-1].step + 1)]
     for row in rows:
@@ -257,7 +257,7 @@ def _late(rows: Sequence[Row]) -> list[tuple[Row, int, float]]:
 
 
 def moved_pay(rows: Sequence[Row]) -> dict[tuple[int, int], float]:
-    """What is added to the reward of turns, by their key, so that a chain of the team's turns is paid in time.
+    """Numbers to add to the rewards of turns, by their key, so that a chain of the team's turns is paid in time.
 
     The environment's pay for a step follows from all turns spoken in it, so its last turn is paid it, and late pay goes
     to the last turn of the step that it came with. Empty where every step has one turn and nothing came late. A step
@@ -289,7 +289,7 @@ def pays_by_turn(trajectories: Sequence[Sequence[Row]]) -> bool:
 
 
 def are_opponents(trajectories: Sequence[Sequence[Row]]) -> bool:
-    """Whether what the environment pays the agents adds up to 0 in every episode, and is not all 0."""
+    """Whether the environment's pay of the agents adds up to 0 in every episode, and is not all 0."""
     found = False
     for rows in trajectories:
         paid = [row.own_reward for row in rows]
@@ -305,7 +305,7 @@ def are_opponents(trajectories: Sequence[Sequence[Row]]) -> bool:
 def fill_later(
     trajectories: Sequence[Sequence[Row]], *, own: bool, clip: Callable[[float], float] = lambda pay: pay
 ) -> None:
-    """Fill `later` of every row: what is paid from its step on beside the turn's own pay.
+    """Fill `later` of every row: all pay from its step on beside the turn's own.
 
     With rewards by turn and an outcome R, the gradient of E[sum r + R] weighs turn t with sum_{u >= t} r_u + R: the
     turn's `reward` (its own pay and R) and `later`. Penalties stay with the turn that earned them. A turn whose later
@@ -313,7 +313,7 @@ def fill_later(
 
     Args:
         trajectories: the rows of each episode.
-        own: what other agents are paid does not count (opponents, and rules by which agents are on their own).
+        own: pay of other agents does not count (opponents, and rules by which agents are on their own).
         clip: bound of the pay of one turn.
     """
     for rows in trajectories:

@@ -111,7 +111,7 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
         return self.share == "sum"
 
     def blind_to(self, tree: bool) -> str | None:
-        """What this rule's credit leaves out where turns are paid as they come, in a few words; None: nothing.
+        """The part that this rule's credit leaves out where turns are paid as they come, in a few words; None: nothing.
 
         `tree`: whether alternatives of single turns are compared.
         """

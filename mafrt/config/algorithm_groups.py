@@ -69,8 +69,7 @@ class PolicyLossSettings(Checked):
     kl_coef: float = 0.0
     """weight of the KL penalty to the reference"""
     reference: Literal["base", "initial"] | None = None
-    """reference of the KL penalty: the base without adapter, or the adapters as the run starts; default: initial where
-    it starts from adapters (--load_path), else base"""
+    """of the KL penalty: the base, or the adapters as the run starts; default: initial with adapters to start from"""
     kl_in: Literal["loss", "reward"] = "loss"
     """apply the KL penalty in the loss (kl_estimator) or in every token's reward (k1)"""
     kl_estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k2"
