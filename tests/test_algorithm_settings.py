@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from mafrt import algorithms
 from mafrt.config.agent import AgentSpec
+from mafrt.config.schema import BOUNDS
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
@@ -123,3 +126,18 @@ def test_agents_on_one_adapter_share_its_loss_settings_and_not_their_reward_weig
     own = resolve(team).own
     assert own["a"].clip_param == own["b"].clip_param == 0.1
     assert (own["a"].process_weight, own["b"].process_weight) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+def test_a_bound_holds_at_both_doors(name):
+    """A run's setting and the same setting of an agent take and refuse the same numbers."""
+    for value in (-1, 0, 0.5, 1, 1.0, 1.5, 2, math.inf, math.nan, True):
+        taken = []
+        for door in (lambda v: TrainConfig.of(**{name: v}), lambda v: AgentSpec("a", **{name: v})):
+            try:
+                door(value)
+                taken.append(True)
+            except ConfigError as error:
+                assert name in str(error) or name.replace("_", " ") in str(error) or name.split("_")[-1] in str(error)
+                taken.append(False)
+        assert taken[0] == taken[1], value

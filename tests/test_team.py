@@ -215,7 +215,7 @@ def test_freeze_and_trainable_are_one_setting(tmp_path):
         ("weight_decay", -1, "at least 0"),
         ("max_grad_norm", 0, "above 0"),
         ("optimizer", "sgd", "adamw"),
-        ("clip_param", 2, "(0, 1]"),
+        ("clip_param", 2, "(0, 1)"),
         ("kl_coef", -0.1, "at least 0"),
         ("entropy_coef", "high", "finite number"),
         ("process_weight", True, "finite number"),

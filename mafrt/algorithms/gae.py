@@ -74,8 +74,8 @@ def gae(
     Args:
         trajectories: the rows of each episode.
         settings: the rule's.
-        silent: where each turn is its own chain, the part of the reward of a turn without tokens that goes to its agent's
-            turn before: all, the outcome alone (its pay is counted already), or nothing (all of it is).
+        silent: where each turn is its own chain, the part of the reward of a turn without tokens that goes to its
+            agent's turn before: all, the outcome alone (its pay is counted already), or nothing (all of it is).
 
     Raises:
         ConfigError: a turn has no values (`gae` needs a critic), or not one per action token.

@@ -17,8 +17,8 @@ advantage of its sample on all its tokens. A group of one, or without spread, ca
 group is counted. Rows out of the loss enter no statistic. Statistics weigh samples, never tokens.
 
 Where turns are paid as they come (`turn_credit="to_go"`), a mean over a trajectory's turns pays for being short, and a
-turn's own pay is blind to the pay that the turn makes possible. Then a trajectory is worth the sum of its turns' pay, the
-outcome counted once, and a row all pay from its step on. A row's baseline is the mean over the rows of the same
+turn's own pay is blind to the pay that the turn makes possible. Then a trajectory is worth the sum of its turns' pay,
+the outcome counted once, and a row all pay from its step on. A row's baseline is the mean over the rows of the same
 agent and turn index, which every sample that reached this turn enters once; `group` says over which rows the deviation
 runs. Both estimate the gradient of E[sum r + R]. With outcomes only, the two forms are the same but for the baseline
 of `dr_mas`, which is then its paper's.

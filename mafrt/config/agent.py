@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mafrt.config.schema import check_choice, check_number
+from mafrt.config.schema import BOUNDS, check_choice, check_number
 from mafrt.core.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -52,9 +52,8 @@ class LoraSpec:
         if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):
             raise ConfigError(f"lora targets must be a list of layer names, found {self.targets!r}")
         object.__setattr__(self, "targets", tuple(self.targets))
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(f"lora rank must be a whole number of at least 1, found {self.rank!r}")
-        _number("lora alpha", self.alpha, above=0.0)
+        check_number("lora rank", self.rank, **BOUNDS["lora_rank"], whole=True)
+        check_number("lora alpha", self.alpha, **BOUNDS["lora_alpha"])
         if not self.targets:
             raise ConfigError("lora targets is empty; name at least one linear layer, such as 'q_proj'")
         check_choice("adapter scope", self.scope, SCOPES)
@@ -132,9 +131,9 @@ class AgentSpec:
         self._check_lora(where)
         self._check_learning(where)
         _number(f"{where}temperature", self.temperature, least=0.0)
-        _number(f"{where}top_p", self.top_p, above=0.0, most=1.0)
-        _number(f"{where}top_k", self.top_k, least=0, whole=True)
-        _number(f"{where}max_new_tokens", self.max_new_tokens, least=1, whole=True)
+        _number(f"{where}top_p", self.top_p, **BOUNDS["top_p"])
+        _number(f"{where}top_k", self.top_k, **BOUNDS["top_k"], whole=True)
+        _number(f"{where}max_new_tokens", self.max_new_tokens, **BOUNDS["max_new_tokens"], whole=True)
         if self.stop is not None:
             object.__setattr__(self, "stop", _texts(f"{where}stop", self.stop))
 
@@ -152,14 +151,11 @@ class AgentSpec:
             object.__setattr__(self, "lora_targets", spec.targets)
 
     def _check_learning(self, where: str) -> None:
-        _number(f"{where}lr", self.lr, above=0.0)
         if self.optimizer is not None:
             check_choice(f"{where}optimizer", self.optimizer, ("adamw", "paged_adamw_8bit"))
-        _number(f"{where}clip_param", self.clip_param, above=0.0, most=1.0)
-        for name in ("weight_decay", "entropy_coef", "kl_coef"):
-            _number(f"{where}{name}", getattr(self, name), least=0.0)
-        for name in ("max_grad_norm", "clip_high", "dual_clip"):
-            _number(f"{where}{name}", getattr(self, name), above=0.0)
+        for name in (*OPTIMIZER_SETTINGS, *LOSS_SETTINGS):
+            if name in BOUNDS:
+                _number(f"{where}{name}", getattr(self, name), **BOUNDS[name])
         for name in REWARD_SETTINGS:
             _number(f"{where}{name}", getattr(self, name))
 

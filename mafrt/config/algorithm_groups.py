@@ -85,12 +85,7 @@ class PolicyLossSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.clip_param < 1:
-            raise ConfigError(f"clip_param is {self.clip_param}; choose a value in (0, 1).")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ConfigError(f"dual_clip is {self.dual_clip}; choose a value above 1, or leave it out.")
-        at_least(self, 0, "entropy_coef", "kl_coef")
-        above(self, 0, "clip_high", "kl_target", "kl_horizon", "importance_cap", "target_kl")
+        above(self, 0, "kl_target", "kl_horizon", "importance_cap", "target_kl")
         if self.kl_target is not None and not self.kl_coef:
             raise ConfigError("kl_target steers kl_coef, which is 0; give the value that it starts from.")
         if self.normalization_mode is not None and self.level != "action":

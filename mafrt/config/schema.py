@@ -115,8 +115,26 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     return f"There is no {kind} {name!r}; {hint}"
 
 
+BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "lr": {"least": 0},
+    "weight_decay": {"least": 0},
+    "max_grad_norm": {"above": 0},
+    "clip_param": {"above": 0, "below": 1},
+    "clip_high": {"above": 0},
+    "dual_clip": {"above": 1},
+    "entropy_coef": {"least": 0},
+    "kl_coef": {"least": 0},
+    "lora_rank": {"least": 1},
+    "lora_alpha": {"above": 0},
+    "top_p": {"above": 0, "most": 1},
+    "top_k": {"least": 0},
+    "max_new_tokens": {"least": 1},
+}
+"""Bounds of the settings that a run and an agent of a team file both have, as keywords of `check_number`."""
+
+
 def check_fields(config: Any) -> None:
-    """Raise ConfigError unless every field of a settings dataclass has a value of its declared type.
+    """Raise ConfigError unless every field of a settings dataclass has a value of its declared type, within `BOUNDS`.
 
     Numbers have to be finite, an int is taken for a float, and a Literal has to be one of its values.
     """
@@ -133,7 +151,7 @@ def check_fields(config: Any) -> None:
         elif setting.kind is bool:
             check_bool(name, value)
         elif setting.kind in (int, float):
-            check_number(name, value, whole=setting.kind is int)
+            check_number(name, value, whole=setting.kind is int, **BOUNDS.get(name, {}))
         elif not isinstance(value, str):
             raise ConfigError(f"{name} is {value!r}; expected text.")
 
@@ -158,18 +176,20 @@ def check_number(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    below: float | None = None,
     whole: bool = False,
 ) -> None:
     """Raise ConfigError unless `value` is a finite number within the bounds that are given."""
     wrong_type = isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
     if wrong_type or not math.isfinite(value):
         raise ConfigError(f"{name} is {value!r}; expected {'a whole number' if whole else 'a finite number'}.")
-    low, high = (least is None or value >= least) and (above is None or value > above), most is None or value <= most
-    if low and high:
+    low = (least is None or value >= least) and (above is None or value > above)
+    if low and (most is None or value <= most) and (below is None or value < below):
         return
-    if most is not None:
-        bounds = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else "(-inf"
-        raise ConfigError(f"{name} is {value!r}; choose a value in {bounds}, {most:g}].")
+    if most is not None or below is not None:
+        first = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else "(-inf"
+        last = f"{most:g}]" if most is not None else f"{below:g})"
+        raise ConfigError(f"{name} is {value!r}; choose a value in {first}, {last}.")
     bounds = f"of at least {least:g}" if least is not None else f"above {above:g}"
     raise ConfigError(f"{name} is {value!r}; choose a value {bounds}.")
 

@@ -59,8 +59,8 @@ class PlayConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_new_tokens", "max_batch_rows")
-        at_least(self, 0, "top_k", "audit_turns")
+        at_least(self, 1, "n_rollout_threads", "n_samples", "episode_length", "max_batch_rows")
+        at_least(self, 0, "audit_turns")
         if self.tree_samples is not None:
             at_least(self, 1, "tree_samples")
         if self.dynamic_sampling_rounds is not None:
@@ -73,8 +73,6 @@ class PlayConfig:
             raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
         if self.temperature <= 0:
             raise ConfigError(f"temperature is {self.temperature}, but sampling for training needs a value above 0.")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}; choose a value in (0, 1].")
         if self.n_rollout_threads % self.n_samples:
             raise ConfigError(
                 f"n_rollout_threads is {self.n_rollout_threads}, which n_samples ({self.n_samples}) does not divide; "
@@ -118,8 +116,8 @@ class LearnConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         at_least(self, 1, "ppo_epoch", "num_mini_batch", "micro_batch_tokens")
-        at_least(self, 0, "lr", "lr_warmup", "weight_decay")
-        above(self, 0, "max_grad_norm", "opti_eps", "step_kl")
+        at_least(self, 0, "lr_warmup")
+        above(self, 0, "opti_eps", "step_kl")
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,9 @@ class TeamConfig:
     """iterations after which the present weights join the league"""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "lora_rank", "league_interval")
+        check_fields(self)
+        at_least(self, 1, "league_interval")
         at_least(self, 0, "league")
-        if self.lora_alpha <= 0:
-            raise ConfigError(f"lora_alpha is {self.lora_alpha}; choose a value above 0.")
         if not self.lora_targets:
             raise ConfigError("lora_targets is empty; name at least one linear layer, such as q_proj.")
         check_choice("adapter_scope", self.adapter_scope, SCOPES)
