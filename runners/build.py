@@ -18,9 +18,9 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
-from mafrt.engines import is_foreign
+from mafrt.engines import forget
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.logprob_check import SelfCheck, probe_prompt, self_check, summary
+from mafrt.engines.logprob_check import probe_prompt, self_check, summary
 from mafrt.engines.registry import SHIPPED, own_engine
 from mafrt.engines.several import SeveralEngines
 from mafrt.engines.vllm.in_process import VllmEngine
@@ -249,10 +249,12 @@ def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
         return make_local_engine(base, config)
     if config.engine.engine not in SHIPPED:
         engine = own_engine(config.engine.engine, base, config, window)
-        if is_foreign(engine):
-            log.info("%s", summary({config.engine.engine: self_check(engine, base, config.engine.engine)}))
+        # Whatever it says of itself: one that does not take the updates would train to the end and teach nothing.
+        checks = {config.engine.engine: self_check(engine, base, config.engine.engine, own=True)}
+        forget(engine)  # no answer of the check may be used again
+        log.info("%s", summary(checks))
         return engine
-    checks: dict[str, SelfCheck] = {}
+    checks = {}
     if not config.engine.vllm_servers:
         colocated = VllmEngine(base, config.engine, window=window)
         try:

@@ -64,6 +64,52 @@ class Parrot:
         ids = self.base.tokenizer.encode("7", add_special_tokens=False)
         return [Completion(ids, [-0.5] * len(ids), "eos", "7", 0) for _ in requests]
 
+class Wrapped:
+    def __init__(self, base, config, window):
+        from mafrt.engines.local.engine import LocalEngine
+        self.inner, self.calls = LocalEngine(base), 0
+
+    def generate(self, requests):
+        self.calls += 1
+        return self.inner.generate(requests)
+
+class Deaf(Wrapped):
+    # It keeps the first weights of every adapter, and says nothing of being another implementation.
+    def __init__(self, base, config, window):
+        super().__init__(base, config, window)
+        self.base, self.first = base, {name: base.adapter_state(name) for name in base.adapters}
+
+    def generate(self, requests):
+        now = {name: self.base.adapter_state(name) for name in self.first}
+        for name, state in self.first.items():
+            self.base.load_adapter_state(name, state)
+        answers = super().generate(requests)
+        for name, state in now.items():
+            self.base.load_adapter_state(name, state)
+        return answers
+
+class ByVersion(Deaf):
+    # Weights by version, as a server keeps them: those of the check must not pass for those of the run.
+    def __init__(self, base, config, window):
+        super().__init__(base, config, window)
+        self.kept = {}
+
+    def generate(self, requests):
+        for name in self.base.adapters:
+            self.kept.setdefault((name, self.base.versions[name]), self.base.adapter_state(name))
+        self.first = {name: self.kept[name, self.base.versions[name]] for name in self.base.adapters}
+        versions = dict(self.base.versions)
+        answers = super().generate(requests)
+        self.base.versions.update(versions)
+        return answers
+
+class Late(Deaf):
+    # It takes one update and no other.
+    def generate(self, requests):
+        if self.calls == 1:
+            self.first = {name: self.base.adapter_state(name) for name in self.base.adapters}
+        return super().generate(requests)
+
 class Mute:
     def __init__(self, base, config, window): pass
 
@@ -77,19 +123,30 @@ def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
 
     import toy
 
-    from mafrt.core.errors import ConfigError
+    from mafrt.core.errors import ConfigError, ModelError
     from mafrt.engines.checks import check_engine
     from mafrt.runners.build import make_engine
 
     (tmp_path / "my_engine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    runner = toy.make(engine="my_engine:Parrot", iterations=1, eval_episodes=0)
+    runner = toy.make(engine="my_engine:Wrapped", iterations=1, eval_episodes=0)
     summary = runner.run()
     assert summary.iterations == 1 and runner.engine.calls > 0
+    versioned = toy.make(engine="my_engine:ByVersion", iterations=2, eval_episodes=0)
+    assert versioned.base.versions == {"first": 0, "second": 0}  # the check leaves no trace
+    versioned.run()
+    for name, words in [
+        ("my_engine:Parrot", "does not hold the base"),
+        ("my_engine:Deaf", "'first' changes nothing.*sample with the weights that the base holds now"),
+        ("my_engine:Late", "In my_engine:Late"),
+    ]:
+        with pytest.raises(ModelError) as refused:
+            toy.make(engine=name, iterations=1, eval_episodes=0)
+        assert re.search(words, str(refused.value)) and "\n" not in str(refused.value), str(refused.value)
     for name, words in [
         ("my_engine:Mute", "made a Mute, which has no generate"),
-        ("my_engine:Fails", r"KeyError: 'gpu' \(.*my_engine.py, line 16\)"),
+        ("my_engine:Fails", r"KeyError: 'gpu' \(.*my_engine.py, line 62\)"),
         ("my_engine:Parot", "did you mean 'Parrot'"),
         ("no_engine:X", "no module 'no_engine'"),
         ("vlm", "did you mean 'vllm'"),

@@ -51,8 +51,16 @@ class SelfCheck:
     """the smallest over adapters of the change by its known weights"""
 
 
-def self_check(engine: Engine, base: SharedBase, where: str = "vLLM") -> SelfCheck:
+_VERSIONS_APART = 10**6
+"""Added to the adapters' versions during a check: an engine that keeps weights by version must not take those of the
+check for weights of the run."""
+
+
+def self_check(engine: Engine, base: SharedBase, where: str = "vLLM", *, own: bool = False) -> SelfCheck:
     """Compare `engine` with `base`, adapter by adapter; `where` names the engine in an error.
+
+    `own`: the engine is the user's, whatever it says of itself: one that does not take updates would otherwise train to
+    the end and teach nothing.
 
     Raises:
         ModelError: they differ; the message names the difference.
@@ -61,9 +69,11 @@ def self_check(engine: Engine, base: SharedBase, where: str = "vLLM") -> SelfChe
     prompt = probe_prompt(base)
     before = {name: base.adapter_state(name) for name in base.adapters}
     versions = dict(base.versions)
+    if own:
+        base.versions.update({name: version + _VERSIONS_APART for name, version in versions.items()})
     try:
-        base_nats = _check_base(engine, base, prompt, bound, where)
-        gaps = [_check_adapters(engine, base, prompt, bound, where, number) for number in range(2)]
+        base_nats = _check_base(engine, base, prompt, bound, where, own=own)
+        gaps = [_check_adapters(engine, base, prompt, bound, where, number, users=own) for number in range(2)]
     finally:
         for name, state in before.items():
             base.load_adapter_state(name, state)
@@ -80,7 +90,7 @@ def probe_prompt(base: SharedBase) -> list[int]:
     return [ordinary[place] for place in picks.tolist()]
 
 
-def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: float, where: str) -> float:
+def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: float, where: str, *, own: bool) -> float:
     # An adapter beside it, so that a mixed batch is checked.
     others = [Request(prompt, name, PLAIN, seed=0) for name in list(base.adapters)[:1]]
     plain, cut, *_ = engine.generate([Request(prompt, None, PLAIN, 1), Request(prompt, None, CUT, 2), *others])
@@ -90,17 +100,20 @@ def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: floa
             f"{where} does not hold the base {base.name}: the log-probabilities of a probe prompt differ by {gap:.3g} "
             f"nats a token on average, expected at most {bound}; serve the same weights in {_dtype(base)}."
         )
+    remedy = "start it with --logprobs-mode processed_logprobs."
+    if own:
+        remedy = "return log-probabilities after temperature, top-k and top-p."
     raw = _gap(cut, trainer_logprobs(base, prompt, cut, None, CUT))
     if not raw <= bound:
         raise ModelError(
             f"{where} gives log-probabilities of another distribution than it samples from (with temperature and top-p "
-            f"they are off by {raw:.3g} nats); start it with --logprobs-mode processed_logprobs."
+            f"they are off by {raw:.3g} nats); {remedy}"
         )
     return gap
 
 
 def _check_adapters(
-    engine: Engine, base: SharedBase, prompt: list[int], bound: float, where: str, number: int
+    engine: Engine, base: SharedBase, prompt: list[int], bound: float, where: str, number: int, *, users: bool
 ) -> tuple[float, float]:
     """The largest difference and the smallest effect over the adapters with their known weights `number`."""
     names = list(base.adapters)
@@ -121,9 +134,10 @@ def _check_adapters(
                 fault = f"an update of adapter {name!r} does not arrive"
             else:
                 fault = f"adapter {name!r} is not applied as it was trained"
+            remedy = "use another version of vLLM" if not users else "sample with the weights that the base holds now"
             raise ModelError(
                 f"In {where}, {fault}: with known weights, log-probabilities differ from the trainer's by {gap:.3g} "
-                f"nats a token on average, expected at most {bound}; use another version of vLLM, or --engine local."
+                f"nats a token on average, expected at most {bound}; {remedy}, or --engine local."
             )
         gaps.append(gap)
         effects.append(effect)
