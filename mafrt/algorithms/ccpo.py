@@ -68,8 +68,8 @@ class Ccpo(GroupRelative):
                 groups.setdefault((own[0].group, agent), []).append((own, whole, contribution))
         group_stats = GroupStats()
         for members in groups.values():
-            known = [contribution for _, _, contribution in members if contribution is not None]
-            usual = mean(known) if known else 0.0
+            told = [contribution for _, _, contribution in members if contribution is not None]
+            usual = mean(told) if told else 0.0
             shares = [usual if contribution is None else contribution for _, _, contribution in members]
             rewards = [whole + self.contribution_weight * c for (_, whole, _), c in zip(members, shares, strict=True)]
             kl = [total(row.reward - row.bare for row in own) for own, _, _ in members]

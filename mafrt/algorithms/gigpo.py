@@ -95,7 +95,7 @@ def gigpo(trajectories: Trajectories, settings: GigpoBase) -> dict[str, float]:
             step_groups.setdefault(names[row.key], []).append((row, to_go[row.step], bare_to_go[row.step]))
     steps = GroupStats()
     for alike in step_groups.values():
-        returns, bare = ([member[place] for member in alike] for place in (1, 2))
+        returns, bare = [value for _, value, _ in alike], [value for _, _, value in alike]
         steps.add(bare, (row.turn.agent for row, _, _ in alike))
         size = max(abs(row.bare) for row, _, _ in alike)
         parts = relative(returns, scale=scale, eps=settings.eps, bare=bare, size=size)

@@ -115,7 +115,7 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     return f"There is no {kind} {name!r}; {hint}"
 
 
-BOUNDS: Mapping[str, Mapping[str, float]] = {
+BOUNDS: Mapping[str, Mapping[str, Any]] = {
     "lr": {"least": 0},
     "weight_decay": {"least": 0},
     "max_grad_norm": {"above": 0},

@@ -8,7 +8,6 @@ seed and the actions of the running episode, so that it can fork an environment 
 from __future__ import annotations
 
 import copy
-import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -208,10 +207,16 @@ class Session(Env):
         self._env.close()
 
 
-@functools.cache
+_OWN_NAMES: dict[type, frozenset[str]] = {}
+"""Names that each class of sessions defines."""
+
+
 def _is_own(kind: type[Session], name: str) -> bool:
     """Whether a class of sessions defines `name`, and does not inherit it from `Env`."""
-    return any(name in vars(part) for part in kind.__mro__ if issubclass(part, Session))
+    if kind not in _OWN_NAMES:
+        parts = [part for part in kind.__mro__ if issubclass(part, Session)]
+        _OWN_NAMES[kind] = frozenset(known for part in parts for known in vars(part))
+    return name in _OWN_NAMES[kind]
 
 
 def session_of(env: Env) -> Session:
