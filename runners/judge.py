@@ -259,7 +259,7 @@ def _checked(verdict: Any, coach: Coach) -> Verdict:
     if isinstance(verdict, Unscored):
         return verdict
     if real_number(verdict) is not None or isinstance(verdict, str):
-        verdict = Scored(verdict, "")  # type: ignore[arg-type]
+        verdict = Scored(verdict, "")
     if not isinstance(verdict, Scored):
         raise CoachError(
             f"{type(coach).__name__}.judge() gave a {type(verdict).__name__}; a verdict is Scored(score, reason), a "

@@ -55,7 +55,7 @@ def verdicts_of(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[
 
 
 def _call(coach: Coach, cases: Sequence[Case], deadline_s: float) -> list[Any]:
-    """`coach.judge(cases)` in a thread, which nobody waits for beyond the deadline."""
+    """`coach.judge(cases)` in a thread that is left behind at the deadline."""
     answer: list[Any] = []
     raised: list[Exception] = []
 

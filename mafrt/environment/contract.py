@@ -178,7 +178,7 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
             )
     cleaned: dict[str, Observation] = clean_deep(observations)
     # Copied, since an environment may keep its list of messages and write the next ones into it.
-    return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}  # type: ignore[misc]
+    return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}
 
 
 def _checked_info(where: str, info: Any) -> dict[str, Any]:

@@ -208,23 +208,25 @@ def in_our_layout(record: Mapping[str, Any], fields: Sequence[str]) -> Mapping[s
     if fields == ("response",) and "response" not in ours:
         if "completion" in ours:
             ours["response"] = ours.pop("completion")
-        elif _is_chat(chat := ours.get("messages")) and chat[-1]["role"] == "assistant":
+        elif (chat := _chat(ours.get("messages"))) and chat[-1]["role"] == "assistant":
             ours["messages"], ours["response"] = chat[:-1], chat[-1]["content"]
     if isinstance(ours.get("prompt"), list):
         ours["messages"] = ours.pop("prompt")
-    chats = [ours.get(name) for name in fields]
-    if all(_is_chat(chat) and chat[-1]["role"] == "assistant" for chat in chats):
-        starts = [chat[:-1] for chat in chats]  # type: ignore[index]
+    chats = [_chat(ours.get(name)) for name in fields]
+    if all(chat and chat[-1]["role"] == "assistant" for chat in chats):
+        starts = [chat[:-1] for chat in chats]
         if "prompt" not in ours and "messages" not in ours and all(starts) and starts.count(starts[0]) == len(starts):
             ours["messages"], starts = starts[0], []
         if not any(starts):
-            ours |= {name: chat[-1]["content"] for name, chat in zip(fields, chats, strict=True)}  # type: ignore[index]
+            ours |= {name: chat[-1]["content"] for name, chat in zip(fields, chats, strict=True)}
     return ours
 
 
-def _is_chat(value: object) -> bool:
+def _chat(value: object) -> list[dict[str, Any]]:
+    """`value` if it is a list of messages; empty if it is not."""
     known = {"role", "content"}
-    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) and known <= m.keys() for m in value)
+    good = isinstance(value, list) and all(isinstance(message, dict) and known <= message.keys() for message in value)
+    return value if good else []  # type: ignore[return-value]
 
 
 def agent_of(where: str, record: Mapping[str, Any], team: Team | None) -> str:

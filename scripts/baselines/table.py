@@ -108,11 +108,12 @@ class Baselines:
         answers = answers_of(self.train_env)
         if answers and isinstance(env, TaskEnv):
             constant = Counter(answers).most_common(1)[0][0]
-            scores = []
+            scores: list[float] = []
             for task in range(min(self.plan.tasks, env.num_tasks or 0)):
                 env.choose(task)
-                scores += env.grade([f"\\boxed{{{constant}}}"])
-            yield BaselineRow(f"constant answer {constant}", number(scores))
+                scores += [grade for grade in env.grade([f"\\boxed{{{constant}}}"]) if grade is not None]
+            if scores:
+                yield BaselineRow(f"constant answer {constant}", number(scores))
 
     def _prefixed(self, voted: Evaluation) -> Iterator[BaselineRow]:
         """The prefix that is best on training tasks, for the agents whose answers decide."""
