@@ -152,4 +152,4 @@ def test_the_page_of_the_team_file_lists_every_key(tmp_path):
     example = next(match[2] for match in FENCE.finditer(text) if match[1] == "yaml")
     (tmp_path / "team.yaml").write_text(example, encoding="utf-8")
     team = Team.load(tmp_path / "team.yaml")
-    assert team.names == ("reasoner", "actor", "reviewer") and team.frozen() == ("judge",)
+    assert team.names == ("reasoner", "actor", "reviewer") and team.frozen() == ("reviewer",)
