@@ -187,3 +187,26 @@ def test_an_agent_that_is_not_paid_by_the_coach_need_not_be_judged():
     turns = [turn("a", 0, coach=Unscored("time-out")), turn("b", 1, coach=Unscored("time-out"))]
     own = {"a": RewardSettings(process_weight=0.0)}
     assert rewards(Episode("e", "g", turns, outcome=1.0), outcome_to="all", agent_rewards=own) == [1.0, None]
+
+
+def test_a_turn_holds_the_path_from_its_pay_to_its_advantage():
+    """Two samples of a problem; turn 1 is paid .2 by the environment in both, turn 2 1 and 0 by the coach.
+
+    Returns of the first turns: .2 + 1 (later) and .2; their mean is .7. Of the second turns 1 and 0; their mean is .5.
+    """
+    episodes = []
+    for number, score in enumerate((10.0, 0.0)):
+        first = Turn("a", [7], [3], [-1.0], "eos", "x", 0, 0, 0, reward=0.2)
+        second = Turn("a", [7, 8], [3], [-1.0], "eos", "x", 1, 1, 0, coach=Scored(score, ""))
+        first.coach = Scored(0.0, "")
+        episodes.append(Episode(str(number), "p", [first, second]))
+    assign(episodes, "dr_mas", coach=True)
+    [good, bad] = [episode.turns for episode in episodes]
+    assert good[0].paid == pytest.approx(0.2) and good[0].parts == pytest.approx({"reward": 0.2, "later": 1.0})
+    assert good[0].returns == pytest.approx([1.2]) and good[0].baseline == pytest.approx(0.7)
+    assert good[1].parts == pytest.approx({"coach": 1.0}) and good[1].baseline == pytest.approx(0.5)
+    assert bad[0].parts == pytest.approx({"reward": 0.2}) and bad[1].parts == {}
+    for turns in (good, bad):
+        for turn in turns:
+            # The sign of the advantage is that of the difference.
+            assert (turn.returns[0] - turn.baseline) * turn.advantages[0] > 0

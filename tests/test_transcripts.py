@@ -60,6 +60,10 @@ def test_a_run_records_observations_prompts_rewards_and_advantages(whole):
         first, second = episode["turns"]
         assert second["observation"] == f"{episode['info']['task']} {first['text']}"
         assert second["paid"] == pytest.approx(episode["outcome"])  # the outcome goes to the last turn
+        # The path from the pay to the advantage.
+        parts = {"outcome": second["paid"]} if second["paid"] else {}
+        assert second.get("parts", {}) == pytest.approx(parts, rel=1e-3)
+        assert "return" in second
         mean = of_iteration[episode["id"]]["turns"][0]["advantage"]
         per_token = first["advantages"]
         shown = sum(per_token) / len(per_token) if isinstance(per_token, list) else per_token

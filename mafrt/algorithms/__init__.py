@@ -106,6 +106,7 @@ def assign(
         if not all(map(math.isfinite, numbers)):
             row.drop("nonfinite")
         row.turn.paid = None if row.dropped else row.reward
+        row.turn.parts = None if row.dropped else row.parts()
     metrics |= credit_metrics(rows, observed) | {"spans_unlocated": float(spans_lost)}
     if about.by_turn:
         metrics["paid_by_turn"] = 1.0

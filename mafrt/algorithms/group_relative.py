@@ -124,11 +124,22 @@ def group(trajectories: Trajectories, settings: GroupRelative, context: CreditCo
             alike=alike,
         )
         group_stats.add([s.bare for s in samples], (row.turn.agent for s in samples for row in s.rows), alike)
-        for sample, advantage in zip(samples, advantages, strict=True):
+        baselines = _means(rewards, alike)
+        for sample, advantage, baseline in zip(samples, advantages, baselines, strict=True):
             for row in sample.rows:
                 tokens = len(row.turn.action_ids)
-                row.fill([advantage] * tokens, [sample.reward] * tokens)
+                row.fill([advantage] * tokens, [sample.reward] * tokens, baseline)
     return group_stats.metrics()
+
+
+def _means(rewards: Sequence[float], alike: Sequence[Hashable] | None) -> list[float]:
+    """The mean reward of the samples that each is compared with, itself among them."""
+    keys = [None] * len(rewards) if alike is None else list(alike)
+    parts: dict[Hashable, list[float]] = {}
+    for key, reward in zip(keys, rewards, strict=True):
+        parts.setdefault(key, []).append(reward)
+    means = {key: mean(some) for key, some in parts.items()}
+    return [means[key] for key in keys]
 
 
 def _samples(rows: Sequence[Row], settings: GroupRelative, *, to_go: bool) -> list[Sample]:

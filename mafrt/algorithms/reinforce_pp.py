@@ -137,6 +137,8 @@ def _normalised(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
             return [[0.0] * len(values) for values in returns]
         floor = 1.0 if flat else NOISE * std(rewards, unbiased=False)
     centre, scale = mean(numbers), max(std(numbers, unbiased=False), floor) + settings.eps
+    for row in rows:
+        row.turn.baseline = None if settings.baseline else centre
     return [[(value - centre) / scale if scale else 0.0 for value in values] for values in returns]
 
 
@@ -168,6 +170,8 @@ def _by_index(rows: Sequence[Row], settings: Reinforce) -> list[list[float]]:
         return [[0.0] * len(values) for values in returns]
     floor = 1.0 if flat else NOISE * std(reward_gaps, unbiased=False)
     scale = max(std(gaps, unbiased=False), floor) + settings.eps
+    for row, centre in zip(rows, centres, strict=True):
+        row.turn.baseline = None if settings.baseline else centre
     return [
         [(value - centre) / scale if scale else 0.0 for value in values]
         for values, centre in zip(returns, centres, strict=True)

@@ -138,14 +138,25 @@ class Row:
         reward = self.token_rewards.get(token, 0.0)
         return reward + self.kl_rewards[token] if self.kl_rewards else reward
 
-    def fill(self, advantages: list[float], returns: list[float]) -> None:
-        """Write one advantage and one return per action token."""
-        self.turn.advantages, self.turn.returns = advantages, returns
+    def parts(self) -> dict[str, float]:
+        """Where the turn's reward comes from, and what it is credited of later pay; parts of 0 are left out."""
+        parts = {
+            "reward": self.own_reward,
+            "coach": self.process_reward,
+            "outcome": self.outcome_reward,
+            "kl": total(self.kl_rewards),
+            "later": self.later,
+        }
+        return {name: amount for name, amount in parts.items() if amount}
+
+    def fill(self, advantages: list[float], returns: list[float], baseline: float | None = None) -> None:
+        """Write one advantage and one return per action token, and what the returns were compared with."""
+        self.turn.advantages, self.turn.returns, self.turn.baseline = advantages, returns, baseline
 
     def drop(self, why: Dropped) -> None:
         """Take the turn out of the loss; the first reason stays."""
         self.dropped = self.dropped or why
-        self.turn.advantages = self.turn.returns = None
+        self.turn.advantages = self.turn.returns = self.turn.baseline = None
 
 
 def reward_rows(

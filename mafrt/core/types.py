@@ -110,6 +110,11 @@ class Turn:
     paid: float | None = None
     """Reward that credit assignment used: the turn's own, its share of the outcome, process reward and penalties. None
     if the turn is out of the loss."""
+    parts: dict[str, float] | None = None
+    """Where `paid` comes from: `reward`, `coach`, `outcome` and `kl`, in the rule's weights; and `later`, what later
+    turns are paid that the rule credits to this one. Parts of 0 are left out."""
+    baseline: float | None = None
+    """What the rule compared the turn's return with, such as the mean of its group; None if there is no one number."""
     influence: float | None = None
     """Change of the log-probability of the next turn that shows this one, per token in nats, when this one is left out
     of its prompt. None if no later turn shows it."""

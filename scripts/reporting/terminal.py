@@ -94,7 +94,7 @@ def _turn(turn: dict[str, Any], prompt: Any) -> Text:
         add(f"{who}: {safe(score)}", verdict.get("reason") or verdict.get("unscored"), "yellow")
     facts = [
         f"{name} {turn[name]:.4g}"
-        for name in ("tokens", "reward", "paid", "advantage")
+        for name in ("tokens", "reward", "paid", "return", "value", "baseline", "advantage")
         if finite(turn.get(name)) is not None
     ]
     parts.append(

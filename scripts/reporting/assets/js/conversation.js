@@ -67,15 +67,30 @@ function fact(label, value, title) {
 
 function verdictNodes(name, verdict) {
   if (!verdict) return null;
-  if (verdict.unscored !== undefined) return h("div", { className: "verdict" }, h("b", {}, `${name}: not scored`), " ", safe(String(verdict.unscored)));
+  if (verdict.unscored !== undefined || typeof verdict.score !== "number") return h("div", { className: "verdict" }, h("b", {}, `${name}: not scored`), " ", safe(String(verdict.unscored ?? verdict.reason ?? "")));
   const spans = (verdict.spans || []).map(([quote, score]) => h("li", {}, h("q", {}, safe(String(quote))), ` ${number(score, 1)}`));
-  return h("div", { className: "verdict" }, h("b", {}, `${name}: ${+(verdict.score ?? 0).toFixed(1)} of 10`), " ", safe(String(verdict.reason || "")), spans.length ? h("ul", {}, spans) : null);
+  return h("div", { className: "verdict" }, h("b", {}, `${name}: ${+verdict.score.toFixed(1)} of 10`), " ", safe(String(verdict.reason || "")), spans.length ? h("ul", {}, spans) : null);
 }
+
+const PARTS = {
+  reward: "given by the environment to this turn",
+  coach: "the coach's score",
+  outcome: "this turn's part of the outcome",
+  kl: "penalty for leaving the reference",
+  later: "what later turns are paid, and this one made possible; beside what it is paid itself",
+};
 
 function turnNodes(turn, run, options) {
   const facts = [fact("tokens", String(turn.tokens ?? "–")), turn.stop === "length" ? h("span", { className: "fact warn" }, "cut at the token limit") : null];
   if (turn.reward !== null && turn.reward !== undefined) facts.push(fact("reward", number(turn.reward), "given by the environment"));
   if (turn.paid !== null && turn.paid !== undefined) facts.push(fact("paid", number(turn.paid), "the reward that credit assignment used"));
+  for (const [name, told] of Object.entries(PARTS)) {
+    const amount = turn.parts && turn.parts[name];
+    if (typeof amount === "number") facts.push(fact(name === "later" ? "later pay" : `of it ${name}`, signed(amount), told));
+  }
+  if (typeof turn.return === "number") facts.push(fact("return", number(turn.return), "what the rule credits the turn with, at its first token"));
+  if (typeof turn.value === "number") facts.push(fact("value", number(turn.value), "the critic's prediction, at the first token"));
+  if (typeof turn.baseline === "number") facts.push(fact("compared with", number(turn.baseline), "mean return of the turns that this one is compared with; the difference, scaled, is the advantage"));
   if (turn.advantage !== undefined) facts.push(fact("advantage", signed(turn.advantage), "mean over the tokens"));
   const prompt = run.prompts[turn.agent];
   const evidence = turn.evidence || {};
@@ -86,7 +101,7 @@ function turnNodes(turn, run, options) {
     options.heat && turn.advantages !== undefined ? heatText(turn, options.most) : longText(turn.text, "", (text, end) => marked(text.slice(0, end), options.words)),
     evidence.tool_output ? h("div", { className: "tool" }, h("span", { className: "role" }, "tool output"), longText(evidence.tool_output, "seen")) : null,
     verdictNodes("coach", turn.coach),
-    verdictNodes("rules", turn.coach ? null : evidence.rules),
+    verdictNodes("the environment's own rules, which pay nothing without a coach", turn.coach ? null : evidence.rules),
     evidence.facts ? folded("facts", () => longText(JSON.stringify(evidence.facts, null, 1), "seen")) : null,
   );
 }

@@ -9,6 +9,12 @@ const TABS = [
 ];
 let current = "overview";
 
+// Without a coach in any of the runs there is nothing to show about one.
+function tabs() {
+  const judged = Object.keys(index.coach).length || ["coach_score", "coach_unscored_share"].some((family) => seriesOf(family, "metrics").length);
+  return TABS.filter(([name]) => name !== "coach" || judged);
+}
+
 // The view is kept in the address, so that it can be bookmarked and survives a reload.
 function remember() {
   const kept = new URLSearchParams(Object.entries(filters).filter(([name, value]) => value !== "" || name === "kind"));
@@ -17,7 +23,7 @@ function remember() {
 
 function recall() {
   const [tab, query] = location.hash.slice(1).split("?");
-  if (TABS.some(([name]) => name === tab)) current = tab;
+  if (tabs().some(([name]) => name === tab)) current = tab;
   if (query !== undefined) {
     const kept = new URLSearchParams(query);
     for (const name of Object.keys(filters)) filters[name] = kept.get(name) ?? "";
@@ -29,7 +35,7 @@ function recall() {
 function showTab(name) {
   current = name;
   charts.length = 0;
-  document.getElementById("tabs").replaceChildren(...TABS.map(([key, label]) => h("button", { className: key === name ? "on" : "", onclick: () => (showTab(key), remember()), "data-tab": key }, label)));
+  document.getElementById("tabs").replaceChildren(...tabs().map(([key, label]) => h("button", { className: key === name ? "on" : "", onclick: () => (showTab(key), remember()), "data-tab": key }, label)));
   const page = TABS.find(([key]) => key === name)[2];
   document.body.dataset.tab = name;
   document.getElementById("main").replaceChildren(...page().filter(Boolean));
