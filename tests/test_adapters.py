@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_base, tiny_model, tiny_tokenizer
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save_file
@@ -264,3 +265,16 @@ def test_a_base_loads_from_a_folder_and_says_what_is_wrong_with_others(tmp_path,
 def test_an_unknown_adapter_is_a_configuration_error():
     with pytest.raises(ConfigError, match="'nobody'"):
         tiny_base().adapter_state("nobody")
+
+
+def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
+    """Fused experts are no linear layers: default targets adapt the layers beside them."""
+    common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16}
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+    config = transformers.Qwen2MoeConfig(**common, **shape, num_experts=4, shared_expert_intermediate_size=16)
+    base = SharedBase(transformers.Qwen2MoeForCausalLM(config), tiny_tokenizer(), "moe")
+    base.add_adapter("a", LoraSpec(), seed=0)
+    base.add_adapter("b", LoraSpec(), seed=0)
+    [said] = [record.getMessage() for record in caplog.records if "no adapter reaches" in record.getMessage()]
+    assert "mlp.experts.gate_up_proj (experts)" in said and "mlp.gate" in said and "q_proj" not in said
+    assert tiny_base().left_out() == []

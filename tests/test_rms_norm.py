@@ -92,3 +92,25 @@ def test_adapters_get_the_gradients_of_the_plain_norms(kind):
             parameter.grad = None
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5 * float(theirs.abs().max()), rtol=1e-4)
+
+
+class GatedRMSNorm(nn.Module):
+    """As in Qwen3.5's linear attention: it cannot be called with its input alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width), requires_grad=False), 1e-6
+
+    def forward(self, x, gate):
+        return x * torch.sigmoid(gate)
+
+
+class RaisingRMSNorm(GatedRMSNorm):
+    def forward(self, x):
+        raise RuntimeError("expected four dimensions")
+
+
+@pytest.mark.parametrize("kind", [GatedRMSNorm, RaisingRMSNorm])
+def test_a_norm_that_the_probe_cannot_call_is_left_alone(kind):
+    model = nn.Sequential(kind(8))
+    assert use_recorded_norms(model) == 0 and type(model[0]) is kind

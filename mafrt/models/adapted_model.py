@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from mafrt.models.adapter_routing import LoraContext
 from mafrt.models.invocation import active_from, invocation_of
 from mafrt.models.multi_lora import StackedLoRALinear, link_siblings
 from mafrt.models.peft_format import AdapterShape, PeftFiles, matches
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class AdaptedModel:
             raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
         # Scaled by alpha / rank as in the LoRA paper, so that a learning rate need not be found anew for another rank.
         layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
+        if not self.records and (others := self.left_out()):
+            log.warning("%s: no adapter reaches %s, which are no linear layers", self.name, ", ".join(others))
         invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
         self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
 
@@ -97,6 +103,17 @@ class AdaptedModel:
                     f"expected some of {kinds}"
                 )
         return [path for path in linears if any(matches(path, target) for target in targets)]
+
+    def left_out(self) -> list[str]:
+        """Kinds of matrices in the model's blocks that no target can name, such as `mlp.experts.down_proj`."""
+        linears = self.linear_paths()
+        kinds = {}
+        for path, parameter in self.model.named_parameters():
+            block = re.search(r"\.\d+\.", path)
+            kind = "" if block is None else path[block.end() :].removesuffix(".weight")
+            if block is not None and parameter.dim() > 1 and path.rpartition(".")[0] not in linears:
+                kinds[kind + (" (experts)" if parameter.dim() > 2 and "expert" in kind else "")] = True
+        return list(kinds)
 
     def linear_paths(self) -> dict[str, tuple[int, int]]:
         """Path -> (in, out) features of every layer that may be adapted: all linear ones but the head."""

@@ -12,12 +12,15 @@ squares has another order. A pass that records nothing is the module's own.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mafrt.kernels import learn_rows
+
+log = logging.getLogger(__name__)
 
 CHUNK_ELEMENTS = 2**16
 """of the gradient, computed at a time on a CPU: small enough that what lies between stays in its cache"""
@@ -50,7 +53,12 @@ def _form_of(module: nn.Module) -> tuple[float, bool] | None:
         return None
     x = torch.randn(4, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
     with torch.no_grad():
-        expected = module(x)
+        # A norm that wants more than its input, such as a gate, or fails otherwise, keeps its own passes.
+        try:
+            expected = module(x)
+        except Exception as error:
+            log.debug("%s has no recorded pass: %s", type(module).__name__, error)
+            return None
         for plus_one in (False, True):
             if torch.equal(_forward(x, weight, eps, plus_one)[0], expected):
                 return eps, plus_one
