@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ def prepare_program(settings: Settings) -> PreparedRun:
 
 def typed(argv: Sequence[str], flag: str) -> str | None:
     """The value of a flag among the words, as `--flag value` or `--flag=value`; None if it is not there."""
-    for word, value in zip(argv, [*argv[1:], None], strict=True):
+    for word, value in zip_longest(argv, argv[1:]):
         name, equals, joined = word.partition("=")
         if name.replace("-", "_") == f"__{flag}":
             return joined if equals else value

@@ -347,7 +347,7 @@ def test_settings_that_cannot_be(settings, why):
 
 def test_a_sandbox_without_the_libraries_is_refused(tasks, monkeypatch):
     monkeypatch.setattr("mafrt.envs.dsbench.workspace.NEEDED", ("pandas", "no_such_library"))
-    with pytest.raises(ConfigError, match=r"cannot import .* 'no_such_library'\); install mafrt\[dsbench\]"):
+    with pytest.raises(ConfigError, match=r"cannot import .* 'no_such_library'\); run pip install .pandas"):
         DSBenchEnv(tasks=tasks)
 
 

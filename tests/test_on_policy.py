@@ -64,7 +64,7 @@ def same(a, b) -> bool:
 
 
 def test_it_learns_on_both_levels_and_the_files_are_there(tmp_path):
-    for level, iterations in (("token", 10), ("action", 16)):
+    for level, iterations in (("token", 14), ("action", 16)):
         run = tmp_path / level
         changes = {"normalization_mode": "token"} if level == "action" else {}
         changes |= {"level": level, "eval_interval": iterations // 2}
