@@ -139,6 +139,53 @@ def test_answer_text(value, text):
 
 
 @pytest.mark.parametrize(
+    "solution",
+    [
+        "Let $x$ be the number. Then $2x = 4$, so the answer is $\\boxed 2$.",
+        "Since 3 < 4, there are 2 ways, so $\\fbox{2}$.",
+        "There are $4!=24$ orders, half of which count twice, so $\\boxed2$ ways.",
+        "It was 3.\n#### 2",
+    ],
+)
+def test_the_reference_of_a_solution_is_its_answer(tmp_path, solution):
+    assert load_tasks(put(tmp_path, "math.json", [{"problem": "p", "solution": solution}]))[0].answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        *(
+            (answer, "empty")
+            for answer in ("$$", "$ $", "-", "?", "...", "\\boxed{}", "so \\boxed{2", "####", "[]", "\\text{}")
+        ),
+        *(
+            (answer, "missing answer")
+            for answer in ("N/A", "n/a", "None", "nan", "\\text{N/A}", "Proof", "not found", "TBD")
+        ),
+        ("Since 3 < 4, there are 2 ways.", "prose"),
+        ("The answer is 2.", "prose"),
+        ("Let x be the number. Then 2x = 4.", "prose"),
+        ("We add the numbers of all of the rows and of all of the columns and compare", "prose"),
+        ("1" * 700, "700 characters"),
+    ],
+)
+def test_a_reference_that_no_answer_can_meet_is_refused(tmp_path, answer, fault):
+    path = put(tmp_path, "math.json", [{"problem": "p", "answer": "1"}, {"problem": "q", "answer": answer}])
+    with pytest.raises(DataError, match="record 2: no answer can be read") as caught:
+        load_tasks(path)
+    assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["<", "∞", "∅", "\\emptyset", "\\{\\}", "none", "\\text{no solution}", "There is no solution.", "20 miles per hour",
+     "3 hours and 20 minutes", "Evelyn", "n \\text{ is even and } n \\ge 2", "all multiples of 3", "x"],
+)  # fmt: skip
+def test_a_short_reference_is_taken_as_it_is(tmp_path, answer):
+    assert load_tasks(put(tmp_path, "math.json", [{"problem": "p", "answer": answer}]))[0].answer == answer
+
+
+@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("empty.json", "", "is empty"),

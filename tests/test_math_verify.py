@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.core.errors import EnvError
+from mafrt.core.errors import EnvError, MissingExtraError
 from mafrt.envs.math import extract_answer, verify, verify_many, verify_stats
 from mafrt.envs.math.answers import boxed, plain_number, quick_verdict, tidy
 from mafrt.envs.math.verifier import MAX_ANSWER_CHARS, Verifier
@@ -33,8 +34,30 @@ def verifier():
     [
         ("a \\boxed{5} b \\boxed{\\frac{1}{2}} c", "\\frac{1}{2}"),
         ("\\boxed{\\boxed{5}}", "5"),
-        ("\\boxed{5} then \\boxed{6", "5"),  # cut off at the token limit: the last whole box counts
+        # Cut off at the token limit, or empty: the earlier box was taken back, and is no answer.
+        ("\\boxed{5} then \\boxed{6", None),
+        ("\\boxed{5} hence \\boxed{\\frac{1}{2}", None),
+        ("\\boxed{5}. The answer is \\boxed", None),
+        ("\\boxed{5} \\boxed{}", None),
+        ("\\boxed{5} \\boxed{6\\}", None),
+        ("\\fbox{5} \\fbox{6", None),
         ("\\boxed{5", None),
+        ("#### 5\n####", None),
+        ("#### 5\n####  \nDone.", None),
+        # Without braces, as in MATH: to the end of the formula, or of its part of a sentence.
+        ("so $\\boxed 2$.", "2"),
+        ("so $\\boxed2$ ways", "2"),
+        ("so $\\boxed\\frac12$", "\\frac12"),
+        ("so $$\\boxed -3$$", "-3"),
+        ("\\[\\boxed 12\\]", "12"),
+        ("(\\boxed 12)", "12"),
+        ("it is \\boxed 8, since", "8"),
+        ("it is \\boxed 8 because", "8"),
+        ("it costs \\$5 or \\boxed 8 and", "8"),
+        ("\\boxed{7} or \\boxed 8.", "8"),
+        ("\\fbox{$2$}", "$2$"),
+        ("\\boxed{\\fbox{5}}", "5"),
+        ("\\fboxsep=1pt \\boxed{4}", "4"),
         ("\\boxed {x}", "x"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
         ("\\boxed{\\begin{pmatrix}6\\\\{3}\\end{pmatrix}}", "\\begin{pmatrix}6\\\\{3}\\end{pmatrix}"),
@@ -61,7 +84,8 @@ def test_the_last_number_only_where_asked_for(text, answer):
 
 def test_extraction_takes_one_pass():
     # Looking from every box for its end would take minutes here.
-    assert boxed("\\boxed{" * 100_000) is None
+    assert boxed("\\boxed{" * 100_000) == ""
+    assert boxed("$\\boxed " + "1 " * 200_000) is not None
     assert boxed("\\boxed{7}" + "{" * 200_000) == "7"
 
 
@@ -163,6 +187,35 @@ def test_a_table_of_answers():
     wrong = [(row, verdict) for row, verdict in zip(TABLE, verdicts, strict=True) if verdict is not row[2]]
     assert wrong == []
     assert verify("so \\boxed{\\frac12}", "0.5") is True
+
+
+GRADED = Path(__file__).parent / "data" / "graded_answers.jsonl"
+
+
+def test_answers_of_public_threads_and_their_kin():
+    """Pairs that graders got wrong, right and wrong ones, and others of their kinds; judged as one batch."""
+    rows = [json.loads(line) for line in GRADED.read_text(encoding="utf-8").splitlines()]
+    assert len(rows) >= 400 and 150 <= sum(row["right"] for row in rows) <= len(rows) - 150
+    verdicts = verify_many([(f"So it is $\\boxed{{{row['given']}}}$.", row["reference"]) for row in rows])
+    assert [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is not row["right"]] == []
+
+
+def test_an_answer_that_is_nothing_meets_nothing(verifier):
+    pairs = [("\\boxed{$$}", "$$"), ("\\boxed{.}", "."), ("\\boxed{ }", ""), ("####", "")]
+    assert verifier.verify_many(pairs) == [False] * len(pairs)
+    assert verifier.stats.no_answer == len(pairs)
+
+
+def test_a_math_verify_that_cannot_be_wrapped_is_an_error(tmp_path, verifier, monkeypatch):
+    """Its comparison of numbers is replaced; a version without it would pay all small numbers."""
+    package = tmp_path / "math_verify"
+    package.mkdir()
+    (package / "__init__.py").write_text("LatexExtractionConfig = parse = verify = None\n")
+    (package / "grader.py").write_text("")
+    (package / "errors.py").write_text("class TimeoutException(Exception): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingExtraError, match="sympy_numeric_eq"):
+        verifier.verify_many([("\\boxed{x}", "y+1")])
 
 
 def test_verdicts_are_remembered(verifier):

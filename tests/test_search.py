@@ -61,6 +61,15 @@ def test_normalisation_em_and_f1_are_squads():
     assert mentions("It is the Seine.", ["seine"]) and not mentions("Seines", ["seine"])
     assert given_answer("<answer> a </answer> \\boxed{b}") == "a" and given_answer("\\boxed{b}") == "b"
     assert given_answer("the Seine") is None
+    # An answer that was taken back is none, also where the new one is cut off or empty.
+    for text in (
+        "<answer>a</answer> no: <answer>b",
+        "<answer>a</answer> <answer></answer>",
+        "<answer>a",
+        "\\boxed{a} \\boxed{b",
+    ):
+        assert given_answer(text) is None
+    assert given_answer("in <answer> tags: <answer>a</answer>") == "a"
 
 
 def test_hotpot_nq_and_verl_records_are_read_as_they_are(tmp_path):

@@ -8,6 +8,9 @@ Time is processor time, so that a busy machine makes no right answer wrong: math
 the clock, are off. A signal ends running Python code after `PAIR_CPU_S`; the kernel ends the process some seconds
 later if a single operation on huge numbers holds the signal up.
 
+math-verify's comparison of numbers is replaced by `numbers_equal`: its own rounds to six decimal places, and takes
+differences below 1e-15 for none, so that all small numbers are equal to one another and to zero.
+
     -> {"given": "\\frac12", "reference": "0.5"}
     <- {"equal": true, "timeout": false}
 """
@@ -50,6 +53,64 @@ def limit(kind: int, value: int) -> None:
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
+DECIMALS = 6
+"""Places to which an answer with a decimal point must agree, as in math-verify."""
+SMALL_ERROR = 1e-4
+"""Largest relative error of such an answer, which matters for numbers below 0.01: four significant digits."""
+DIGITS = 50
+"""Significant digits to which exact numbers, such as roots and powers, are compared."""
+
+
+def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precision: int = DIGITS) -> bool:
+    """Whether two sympy expressions without a set or relation are equal in value; False where that is not certain.
+
+    In the place of `math_verify.grader.sympy_numeric_eq`, which also compares the parts of sets, tuples, intervals and
+    relations; where it says False, math-verify tries to simplify the difference.
+    """
+    from math_verify.grader import get_pct_val
+    from sympy import Basic, Float, I, MatrixBase, Rational, expand
+
+    # A reference of 50% is met by 50% and by 0.5, and by 50 if that is asked for in percent.
+    percent = get_pct_val(a)
+    if percent is not None and get_pct_val(b) is None and numbers_equal(percent, b):
+        return True
+    # The imaginary unit is a symbol that is not real to math-verify's reader, and in `1.0i` a real one.
+    letters = {symbol for x in (a, b) for symbol in x.free_symbols if symbol.name == "i"}
+    if any(symbol.is_real is False for symbol in letters):
+        a, b = (x.subs(dict.fromkeys(letters, I)) for x in (a, b))
+    a, b = a.doit(), b.doit()
+    if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
+        return (
+            isinstance(a, MatrixBase)
+            and isinstance(b, MatrixBase)
+            and a.shape == b.shape
+            and all(numbers_equal(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
+        )
+    if not (isinstance(a, Basic) and isinstance(b, Basic)):
+        return False
+    if isinstance(a, Rational) and isinstance(b, Rational):
+        return bool(a == b)
+    rounded = a.has(Float) or b.has(Float)
+    digits = 15 if rounded else DIGITS
+    if not a.free_symbols and not b.free_symbols:
+        left, right = a.evalf(digits), b.evalf(digits)
+        if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
+            return False
+        error, size = abs(left - right), max(abs(left), abs(right))
+        if rounded:
+            return bool(error <= SMALL_ERROR * size and _round(left) == _round(right))
+        return bool(error <= size * Rational(1, 10 ** (DIGITS - 10)))
+    # With variables: no term of the difference counts beside the largest term of either side.
+    terms = [expand(x).evalf(digits).as_coefficients_dict() for x in (a - b, a, b)]
+    left_over, size = (max((abs(c) for d in group for c in d.values()), default=0) for group in (terms[:1], terms[1:]))
+    return bool(left_over <= size * Rational(1, 10 ** (digits - (3 if rounded else 10))))
+
+
+def _round(number: Any) -> Any:
+    """Real and imaginary part, to `DECIMALS` places."""
+    return tuple(part.round(DECIMALS) for part in number.as_real_imag())
+
+
 def main() -> None:
     # What a library prints must not end up among the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -62,8 +123,12 @@ def main() -> None:
         replies.flush()
 
     try:
-        from math_verify import LatexExtractionConfig, parse, verify
+        from math_verify import LatexExtractionConfig, grader, parse, verify
         from math_verify.errors import TimeoutException
+
+        if not hasattr(grader, "sympy_numeric_eq"):
+            raise ImportError("its module grader has no sympy_numeric_eq; mafrt is tested with 0.9.0")
+        grader.sympy_numeric_eq = numbers_equal
     except ImportError as error:
         reply({"error": str(error)})
         return

@@ -1,7 +1,8 @@
 """Finds the answer in a text, and compares plain numbers: string work only, in microseconds, safe on any text.
 
-The rule: the content of the last \\boxed{...} whose braces balance; else the text after the last `####` on its line;
-else, only where asked for, the last number.
+The rule: the content of the last \\boxed or \\fbox, with braces (`\\boxed{2}`) or without (`\\boxed 2`, as in some
+solutions of MATH); else the text after the last `####` on its line; else, only where asked for, the last number. The
+last one counts whatever is in it: a box that is cut off or empty gives no answer, and not the one before it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,39 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-# A box, an escaped character (\\{ is no brace), or a brace.
-_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+from mafrt.envs.math.notation import interval
+
+# A box and its brace, a box without braces, an escaped character (\\{ is no brace), or a brace.
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
+_DOLLARS = re.compile(r"(?<!\\)\$\$?")
+_FORMULA_END = re.compile(r"\n|(?<!\\)\$|\\[)\]]|\\\\|\\end(?![A-Za-z])|$")
+_SENTENCE_END = re.compile(rf"{_FORMULA_END.pattern}|[.,;:!?](?=\s|$)|\s+(?=[A-Za-z]{{2}})")
 _THIN_SPACE = re.compile(r"(?<!\\)\\[,!;:]")
 _SPACE = re.compile(r"(?<!\\)\\(?: |q?quad(?![A-Za-z]))")
 _STYLE = re.compile(r"\\(?:display|text|script|scriptscript)style(?![A-Za-z])\s*")
 _SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])")
-_HASHES = re.compile(r"####[ \t]*([^\n]+)")
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _LAST_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?")
 _PLAIN = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,40})?(\.[0-9]{0,40})?")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|textrm)\s*\{\s*\(?([A-Za-z][A-Za-z \-']*)\)?\s*\}")
+_OPTION = re.compile(r"\(?([A-J])[).]?")
+_CHOSEN = re.compile(r"\(?([A-J])[).:]\s*((?:(?<![A-Za-z])[A-Za-z]?[a-z]+|[^A-Za-z]|(?<=[A-Za-z])[A-Z])+)")
 _BARE_WORDS = re.compile(r"\(?([A-Za-z][A-Za-z \-']*)\)?")
 
+_NO_ANSWERS = re.compile(
+    r"None|(?i:n/?a|null|nan|nil|unknown|not? ?(?:found|given|available)|missing|tbd|todo|proof|see (?:the )?solution)"
+)
+"""What stands in data where an answer is missing."""
+_PUNCTUATION = " \t\n$.,;:!?'\"`-_*#/|\\~()[]{}\u2013\u2014\u2026"
+_SENTENCE_WORDS = re.compile(r"\b(?:since|thus|hence|therefore|because|so|we|let|answer|equals)\b", re.IGNORECASE)
+_VERBS = re.compile(r"\b(?:is|are|was|were|has|have|there)\b", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_COMMANDS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
+
+MAX_ANSWER_CHARS = 600
+"""A longer answer is not parsed and not right; the longest of MATH's 12,500 has under 200 characters."""
+MOST_WORDS = 12
+"""A reference of more words that nothing marks as the answer is a text about the answer."""
 LONGEST_NUMBER = 120
 """Characters; Python refuses to read numbers of more than 4,300 digits, and no answer has them."""
 TOLERANCE = Fraction(1, 10**6)
@@ -28,30 +50,56 @@ TOLERANCE = Fraction(1, 10**6)
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...} with balanced braces, or None. One pass, whatever the text."""
-    if "\\boxed" not in text:
+    """The content of the last box; "" if it is cut off or empty, None if there is none. One pass, whatever the text."""
+    if "\\boxed" not in text and "\\fbox" not in text:
         return None  # a megabyte of braces would take half a second
     opened: list[int | None] = []  # where the content of each open brace starts, if it is a box's
-    start, end = -1, -1
+    # The last box that is opened counts, so that an outer one, which closes later, does not replace it.
+    start, end, has_braces = -1, -1, False
     for match in _BRACE.finditer(text):
         if match[0] == "}":
             begun = opened.pop() if opened else None
-            # The last box that is opened counts, so that an outer one, which closes later, does not replace it.
-            if begun is not None and begun > start:
-                start, end = begun, match.start()
-        elif match[0].endswith("{") and match[0][1:2] != "{":
-            opened.append(match.end() if len(match[0]) > 1 else None)
-    return text[start:end].strip() if start >= 0 else None
+            if begun == start:
+                end = match.start()
+        elif match[0] == "{":
+            opened.append(None)
+        elif match[0][1:5] in ("boxe", "fbox"):
+            start, end, has_braces = match.end(), -1, match[0].endswith("{")
+            if has_braces:
+                opened.append(start)
+    if start < 0:
+        return None
+    if not has_braces:
+        return _without_braces(text, start)
+    return text[start:end].strip() if end >= 0 else ""
+
+
+def _without_braces(text: str, start: int) -> str:
+    """The content of a box without braces: to the end of its formula, or of what stands there in a sentence.
+
+    TeX itself would box the first digit or letter only; solutions mean what stands there, as in `$\\boxed 12$`.
+    """
+    in_formula = len(_DOLLARS.findall(text, 0, start)) % 2 == 1
+    while text[start : start + 1] in (" ", "\t"):
+        start += 1
+    end = (_FORMULA_END if in_formula else _SENTENCE_END).search(text, start)
+    content = text[start : end.start() if end else len(text)]
+    depth = 0
+    for place, character in enumerate(content):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth < 0:  # a bracket that was opened before the box
+            return content[:place].strip()
+    return content.strip()
 
 
 def hash_answer(text: str) -> str | None:
-    """Text after the last `####` on its line (GSM8K), or None."""
+    """Text after the last `####` on its line (GSM8K), "" if nothing follows, None if there is none."""
     matches = _HASHES.findall(text)
     return matches[-1].strip() if matches else None
 
 
 def extract_answer(text: str, *, last_number: bool = False) -> str | None:
-    """The answer that `text` gives, or None if it gives none (an empty box gives none)."""
+    """The answer that `text` gives, or None if it gives none (a last box that is empty or cut off gives none)."""
     answer = boxed(text)
     if answer is None:
         answer = hash_answer(text)
@@ -62,12 +110,42 @@ def extract_answer(text: str, *, last_number: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    """Strip notation that never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a full stop."""
-    answer = answer.strip().replace("\u2212", "-")
+    """Strip notation that never changes an answer: outer dollars, `\\,`-like spaces, `\\displaystyle`, a full stop.
+
+    Also Markdown's emphasis and quotes around it.
+    """
+    answer = answer.strip().replace("\u2212", "-").strip('*`"\u201c\u201d ')
     if answer.startswith("$") and not answer.endswith("\\$") and "$" not in answer.strip("$"):
         answer = answer.strip("$").strip()
     answer = _SPACE.sub(" ", _THIN_SPACE.sub("", _STYLE.sub("", answer))).replace("{,}", ",").strip()
-    return answer[:-1].rstrip() if answer.endswith(".") else answer
+    return re.sub(r"(?<!\\)[.,;:]$", "", answer).rstrip()
+
+
+def reference_fault(reference: str, *, marked: bool) -> str | None:
+    """Why no answer can meet a reference, or None if one can.
+
+    `marked`: it stood in a box or after `####`; a text that did not may be prose about the answer, which only the same
+    prose would meet.
+    """
+    answer = _SIZE.sub("", _TEXT.sub(r"\1", tidy(reference))).strip()
+    if _NO_ANSWERS.fullmatch(answer.strip("*_ ")):
+        return f"it says {answer!r}, which stands for a missing answer"
+    # Beside letters and digits: comparisons, infinity, the empty set, emoji of puzzles.
+    if answer != "\\{\\}" and all(
+        character.isspace() or character in "$.,;:!?'\"`-_*#/|\\~()[]{}\u2013\u2014\u2026" for character in answer
+    ):
+        return "it is empty"
+    if len(answer) > MAX_ANSWER_CHARS:
+        return f"it has {len(answer)} characters, and an answer at most {MAX_ANSWER_CHARS}"
+    if marked:
+        return None
+    prose = _COMMANDS.sub(" ", tidy(reference))
+    about_a_number = re.search(r"\d", prose) and (
+        _SENTENCE_WORDS.search(prose) or (reference.rstrip().endswith(".") and _VERBS.search(prose))
+    )
+    if about_a_number or len(re.findall(r"[^\W\d_]{2,}", prose)) > MOST_WORDS:
+        return "it is prose without a marked answer"
+    return None
 
 
 def plain_number(answer: str) -> Fraction | None:
@@ -98,6 +176,11 @@ def quick_verdict(given: str, reference: str) -> bool | None:
     """Whether two tidied answers agree, or None where string work cannot tell."""
     if given == reference:
         return True
+    if (option := _OPTION.fullmatch(_TEXT.sub(r"\1", reference))) is not None:
+        # The letter with the text of its option, and no other letter.
+        chosen = _CHOSEN.fullmatch(_TEXT.sub(r"\1", given))
+        if chosen is not None:
+            return chosen[1] == option[1]
     if (word := words(reference)) is not None:
         # math-verify reads words as products of letters, so that anagrams agree; here only equal words do.
         bare = _BARE_WORDS.fullmatch(given)
@@ -116,15 +199,58 @@ _RELATIONS = re.compile(
     r"\\(?:equiv|approx|sim|simeq|cong|neq?|to|rightarrow|Rightarrow|implies|iff)(?![A-Za-z])|[≡≈≠→⇒]|:="
 )
 _EQUALS = re.compile(r"(?<![<>!:])=+(?![<>])")
-_NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z0-9, ]*\))?")
+_NAME = re.compile(
+    r"(?:\\(?:angle|triangle) ?)?\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z0-9, ]*\))?"
+    r"|\([A-Za-z](?:, *[A-Za-z])+\)|\\(?:text|mathrm)\s*\{[A-Za-z ]+\}"
+)
+_IN = re.compile(r"^[A-Za-z] *\\in(?![a-z])\s*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%)\s*\}|(?<![A-Za-z])percent)\s*")
 _SIGNS = ("\\pm", "\\mp", "±")
 """Stand for two answers in one."""
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-def comparable(given: str, reference: str) -> list[str] | None:
-    """Parts of `given` that must all equal `reference`; None if it cannot be the same answer.
+_BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_BASE = rf"1[0-6]|[2-9]|{'|'.join(_BASE_NAMES)}|sixteen"
+# 1011_2, (1011)_2, 1A_{16}, 1011_{two}, 1011_{(2)}, 1011_two, 1011 (base 2), 1011 in base 2, without any \text{}.
+_BASED = re.compile(
+    r"(?<![A-Za-z0-9_\\^.])(?P<number>(?P<open>[({])?(?P<digits>[0-9A-F][0-9A-F,]*(?:\.[0-9A-F]+)?)(?(open)[)}]))\s*"
+    rf"(?:_\s*(?:(?:1[0-6]|[2-9])(?![0-9])|\{{[\s(]*(?:base[ ~-]*)?(?:{_BASE})[\s)]*\}}|(?:{_BASE}))"
+    rf"|\(?(?:in )?base[ ~-]*(?:{_BASE})\b\)?)"
+)
+
+
+def same_bases(given: str, reference: str) -> tuple[str, str] | None:
+    """Both answers with numbers such as `1011_2` as plain ones; None if they are in different bases.
+
+    math-verify drops the bases. A number without one is of the base that the reference has: a question for digits in
+    base 8 may be answered by the digits alone. A reference without one is decimal.
+    """
+    plain_given, own = _without_bases(given)
+    plain_reference, wanted = _without_bases(reference)
+    if own and own != (wanted or [10] * len(own)):
+        return None
+    return plain_given, plain_reference
+
+
+def _without_bases(answer: str) -> tuple[str, list[int]]:
+    bases = []
+
+    def plain(match: re.Match) -> str:
+        name = re.search(rf"({_BASE})[\s)}}]*$", match[0])[1]  # type: ignore[index]  # the pattern ends with one
+        base = _BASE_NAMES.index(name) + 2 if name in _BASE_NAMES else 16 if name == "sixteen" else int(name)
+        # C_5 is a name, and 5C_2 are combinations.
+        if any(int(letter, 16) >= base for letter in match["digits"] if letter.isalpha()):
+            return match[0]
+        bases.append(base)
+        return match["number"]
+
+    text = _BASED.sub(plain, _TEXT.sub(r"\1", answer))
+    return (text, sorted(bases)) if bases else (answer, [])
+
+
+def comparable(given: str, reference: str) -> list[tuple[str, str]] | None:
+    """Pairs of an answer and a reference that must all be equal; None if it cannot be the same answer.
 
     math-verify takes the last side of `3=4`, drops the sign of `3\\%`, and compares sets, tuples and lists by
     their items. Here every side of an equation must be right but for a name (`x = 4`), a percentage is a hundredth
@@ -132,11 +258,22 @@ def comparable(given: str, reference: str) -> list[str] | None:
     """
     if _RELATIONS.search(given) and not _RELATIONS.search(reference):
         return None
+    # An interval and the inequality that says the same.
+    if _is_interval(reference):
+        given = interval(given) or given
+    elif _is_interval(given):
+        reference = interval(reference) or reference
+    given, reference = _as_set(given, reference), _as_set(reference, given)
+    if len(_sides(reference)) == 1:
+        given = _values(given, _is_tuple(reference))
     parts = [given]
-    if _EQUALS.search(given) and not _EQUALS.search(reference):
-        parts = [part.strip() for part in _EQUALS.split(given)]
+    sides = _sides(given)
+    if len(sides) > 1 and len(_sides(reference)) == 1:
+        parts = sides
         if _NAME.fullmatch(parts[0]):
             parts = parts[1:]
+        elif len(parts) == 2 and _NAME.fullmatch(parts[1]):
+            parts = parts[:1]
         if not parts or not all(parts):
             return None
     # math-verify drops the sign, and 3% would pass for 3.
@@ -149,7 +286,48 @@ def comparable(given: str, reference: str) -> list[str] | None:
         # math-verify takes a set for a tuple and ignores missing elements, so both are told apart here.
         if {own, kind} == {"set", "tuple"} or (count != size and not signs):
             return None
-    return parts
+    return [(part, reference) for part in parts]
+
+
+def _sides(answer: str) -> list[str]:
+    """What stands between the equality signs, without those in braces, as in `\\sum_{k=1}^4 k`."""
+    sides, depth, start = [], 0, 0
+    for match in re.finditer(rf"\\.|[{{}}]|{_EQUALS.pattern}", answer):
+        depth += (match[0] == "{") - (match[0] == "}")
+        if depth <= 0 and match[0][0] == "=":
+            sides.append(answer[start : match.start()].strip())
+            start = match.end()
+    return [*sides, answer[start:].strip()]
+
+
+def _is_tuple(answer: str) -> bool:
+    return _collection(answer)[0] == "tuple"
+
+
+def _is_interval(answer: str) -> bool:
+    """Whether an answer is in brackets, or is a union of such."""
+    text = _IN.sub("", _SIZE.sub("", answer)).strip()
+    return text[:1] in ("(", "[") and text[-1:] in (")", "]")
+
+
+def _as_set(answer: str, other: str) -> str:
+    """`{1, 2}` as `\\{1, 2\\}` where the other answer is a set: a backslash was forgotten."""
+    return f"\\{answer[:-1]}\\}}" if _collection(other)[0] == "set" and re.fullmatch(r"\{[^{}]*\}", answer) else answer
+
+
+def _values(answer: str, as_tuple: bool) -> str:
+    """The values of named ones: of `x=1, x=2` the list, of `x=1, y=2` the tuple if one is asked for."""
+    parts = [_sides(part) for part in _split(answer)]
+    if len(parts) < 2 or any(len(part) != 2 or not _NAME.fullmatch(part[0]) for part in parts):
+        return answer
+    names = {name for name, _ in parts}
+    if len(names) == 1 and not as_tuple:
+        return ", ".join(value for _, value in parts)
+    if len(names) == len(parts) and as_tuple:
+        return (
+            "(" + ", ".join(value for _, value in sorted(parts)) + ")"
+        )  # (x, y), (m, n): in the order of the alphabet
+    return answer
 
 
 def _collection(answer: str) -> tuple[str, int]:
@@ -158,8 +336,7 @@ def _collection(answer: str) -> tuple[str, int]:
     # A name in front, as in x = 1, 2, is no element.
     if "=" in text and _NAME.match(text):
         text = text[text.rindex("=") + 1 :].strip()
-    if re.match(r"[A-Za-z] *\\in(?![a-z])", text):
-        text = re.sub(r"^[A-Za-z] *\\in\s*", "", text)
+    text = _IN.sub("", text)
     kind = "list"
     if text.startswith("\\{") and text.endswith("\\}"):
         kind, text = "set", text[2:-2]

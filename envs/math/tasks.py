@@ -22,7 +22,7 @@ from mafrt.core.extras import install
 from mafrt.core.text import brief, error_line
 from mafrt.envs.data_files import clean_record, json_lines, load_json, read_bytes, read_text
 from mafrt.envs.math import arithmetic, stories
-from mafrt.envs.math.answers import boxed, hash_answer
+from mafrt.envs.math.answers import boxed, hash_answer, reference_fault
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "input", "query", "instruction")
 """Looked for in this order, without regard to case."""
@@ -121,11 +121,15 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
         problem = _problem_text(here, problem_key, _value(record, problem_key))
         answer_key = _answer_field(here, record, fields)
         answer = "" if answer_key is None else answer_text(_value(record, answer_key))
-        if not answer and fields.needs_answer:
-            raise DataError(
-                f"{here}: no answer can be read from {answer_key!r}: {brief(_value(record, answer_key or ''))} "
-                "(expected a number, a text, one with \\boxed{...}, or one that ends in '#### N')"
-            )
+        if fields.needs_answer:
+            value = _value(record, answer_key or "")
+            marked = isinstance(value, str) and value.strip() != answer
+            if fault := reference_fault(answer, marked=marked):
+                raise DataError(
+                    f"{here}: no answer can be read from {answer_key!r}: {brief(value)}; {fault} (expected a number, a "
+                    "short answer, a text with \\boxed{...}, or one that ends in '#### N'; name another field with "
+                    "answer_field, or take the record out)"
+                )
         left_out = (problem_key, answer_key) if fields.needs_answer else ()
         tasks.append(Task(f"{name}:{number}", problem, answer, {k: v for k, v in record.items() if k not in left_out}))
     if not tasks:

@@ -24,12 +24,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mafrt.core.errors import EnvError, MissingExtraError
-from mafrt.envs.math.answers import boxed, comparable, extract_answer, quick_verdict, tidy
+from mafrt.envs.math.answers import MAX_ANSWER_CHARS, boxed, comparable, extract_answer, quick_verdict, same_bases, tidy
+from mafrt.envs.math.notation import latex
 
 __all__ = ["Verifier", "VerifyStats", "extract_answer", "verify", "verify_many", "verify_stats"]
-
-MAX_ANSWER_CHARS = 600
-"""A longer answer is not parsed and not right; the longest of MATH's 12,500 has under 200 characters."""
 
 
 @dataclass
@@ -38,7 +36,7 @@ class VerifyStats:
 
     asked: int = 0
     no_answer: int = 0
-    """Texts without \\boxed{} or `####`."""
+    """Texts without \\boxed{} or `####`, or with nothing in it."""
     too_long: int = 0
     quick: int = 0
     """Decided by string work."""
@@ -90,13 +88,24 @@ class Verifier:
         given = extract_answer(text, last_number=last_number)
         with self._lock:
             self.stats.asked += 1
-            if given is None:
+            if given is None or not tidy(given):
                 self.stats.no_answer += 1
                 return False
             if len(given) > MAX_ANSWER_CHARS:
                 self.stats.too_long += 1
                 return False
             given, reference = tidy(given), tidy(boxed(reference) or reference)
+            if given != reference:
+                plain = same_bases(given, reference)
+                if plain is None:
+                    self.stats.quick += 1
+                    return False
+                given, reference = plain
+            verdict = quick_verdict(given, reference)
+            if verdict is not None:
+                self.stats.quick += 1
+                return verdict
+            given, reference = latex(given), latex(reference)
             verdict = quick_verdict(given, reference)
             if verdict is not None:
                 self.stats.quick += 1
@@ -105,7 +114,7 @@ class Verifier:
             if parts is None:
                 self.stats.quick += 1
                 return False
-            return all(self._equal(part, reference) for part in parts)
+            return all(self._equal(part, wanted) for part, wanted in parts)
 
     def _equal(self, given: str, reference: str) -> bool:
         """math-verify's verdict on one pair, remembered; a pair that it cannot decide is not right."""
@@ -222,8 +231,8 @@ atexit.register(_SHARED.close)
 def verify(text: str, answer: str, *, last_number: bool = False) -> bool:
     """Whether the answer that `text` gives equals the reference `answer`.
 
-    The answer of a text is its last \\boxed{...}, else the text after its last `####`, else (only with `last_number`)
-    its last number; a text that gives none is not right.
+    The answer of a text is its last \\boxed{...} or \\fbox{...}, else the text after its last `####`, else (only with
+    `last_number`) its last number; a text that gives none is not right, nor is one whose last box is cut off.
     """
     return _SHARED.verify_many([(text, answer)], last_number=last_number)[0]
 

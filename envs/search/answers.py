@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mafrt.envs.math.answers import boxed
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 WHOLE = ("yes", "no", "noanswer")
@@ -25,10 +25,16 @@ def normalize(text: str) -> str:
 
 
 def given_answer(text: str) -> str | None:
-    """The content of the last `<answer>` tag, else of the last `\\boxed{}`, else None."""
-    tagged = _TAGGED.findall(text)
-    answer = tagged[-1] if tagged else boxed(text)
-    return answer.strip() or None if answer is not None else None
+    """The content of the last `<answer>` tag, else of the last `\\boxed{}`, else None.
+
+    A last tag that is cut off or empty gives none, and not the answer before it.
+    """
+    tags = list(_TAG.finditer(text))
+    opened = next((n for n in range(len(tags) - 1, -1, -1) if not tags[n][1]), None)
+    if opened is None:
+        return boxed(text) or None
+    closed = tags[opened + 1 : opened + 2]
+    return text[tags[opened].end() : closed[0].start()].strip() or None if closed else None
 
 
 def exact_match(given: str, golden: Sequence[str]) -> float:

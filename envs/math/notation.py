@@ -1,0 +1,121 @@
+"""Rewrites the notations in which people and models write answers as the LaTeX that math-verify reads.
+
+Signs (`√5`, `60°`, `½`), calculators (`1.6e-19`, `2*pi`, `3 1/2`), Markdown (`**5**`), repeating decimals, lists with
+"and" or "or", units and multipliers in words. String work only, and every rule keeps the value.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SIGNS = str.maketrans({
+    "π": r"\pi ", "∞": r"\infty ", "·": r"\cdot ", "⋅": r"\cdot ", "×": r"\times ", "÷": r"\div ", "°": r"^\circ ",
+    "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ",
+    "∈": r"\in ", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
+    "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "–": "-", "~": " ", "\u00a0": " ", "\u202f": " ", "\u2009": " ",
+})  # fmt: skip
+_MULTIPLIERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# Words after a number that are part of its value, and so no unit.
+_NO_UNITS = r"hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|percent|dozen|squared|cubed|plus|minus|times|over"
+_NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?"
+_REWRITES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # Looks: colours, bold, underlines, spaces, ticks.
+        (r"\\textcolor\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}|\\[hv]space\*?\s*\{[^{}]*\}|\\checkmark|✓|✔", ""),
+        (r"\\(?:underline|mathbf|boldsymbol|bm|mathit)\s*\{([^{}]*)\}", r"\1"),
+        (r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}", r"{\1}"),
+        (r"^\{([^{}]*)\}$", r"\1"),
+        # The answer after words that announce it.
+        (r"^\\text\s*\{[A-Za-z ,]*(?:is|are|:)\s*:?\s*\}(?=[^A-Za-z]*[0-9])", ""),
+        # Signs that take what follows, and names of functions and constants without a backslash.
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*([0-9]+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infty)(?![A-Za-z])", r"\\\1 "),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"^\\(?:mathbb\s*\{?\s*R\s*\}?|R|Reals)$", r"(-\\infty, \\infty)"),
+        (r"\+\s*-", "-"),
+        # Numbers: 1.6e-19, 3 1/2; money.
+        (rf"^({_NUMBER})[eE]\+?(-?[0-9]{{1,4}})$", r"\1 \\times 10^{\2}"),
+        (r"(?<![0-9/])(-?[0-9]+) ([0-9]+)/([0-9]+)(?![0-9/])", r"\1\\frac{\2}{\3}"),
+        (r"^(-?)\s*(?:\\?\$|€|£|USD)\s*(?=[0-9.-])", r"\1"),
+        # Units in words, and lengths with a power: the number is the answer.
+        (rf"^({_NUMBER})\s*\^?\\circ\s*$", r"\1"),
+        (rf"^({_NUMBER})\s+(?:mm|cm|dm|km|in|ft|yd|mi)\s*\^\s*\{{?[23]\}}?$", r"\1"),
+        (rf"^({_NUMBER})((?:\s+(?!(?:{_NO_UNITS}|and|or|not|but)\b)[A-Za-z]{{3,}}){{1,5}})$", r"\1"),
+    )
+]
+_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?: [0-9]{3})+(?![0-9 ])")
+_REPEATING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?\s*([0-9]{1,20})\s*\}?")
+_TIMES = re.compile(
+    rf"({_NUMBER})\s*(?:\\(?:text|mathrm)\s*\{{\s*)?\s*({'|'.join(_MULTIPLIERS)})s?(?![A-Za-z])((?:[A-Za-z ]*\}})?)"
+)
+_CHOICE_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*(?:[0-9]|\b(?:or|and|not)\b)[^{}]*)\}")
+_CONJUNCTION = re.compile(r"\s*,?\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*")
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|leq|geq|leqslant|geqslant)(?![A-Za-z])")
+
+_LESS = r"<|\\le(?:q|qslant)?(?![A-Za-z])|\\lt(?![A-Za-z])"
+_MORE = r">|\\ge(?:q|qslant)?(?![A-Za-z])|\\gt(?![A-Za-z])"
+_VARIABLE = r"\\?[A-Za-z]+(?:_\{?\w+\}?)?"
+_ONE_SIDED = re.compile(rf"\s*({_VARIABLE})\s*({_LESS}|{_MORE})\s*([^<>=]+?)\s*")
+_TURNED = re.compile(rf"\s*([^<>=]+?)\s*({_LESS}|{_MORE})\s*({_VARIABLE})\s*")
+_TWO_SIDED = re.compile(rf"\s*([^<>=]+?)\s*({_LESS})\s*({_VARIABLE})\s*({_LESS})\s*([^<>=]+?)\s*")
+
+
+def latex(answer: str) -> str:
+    """An answer in the notation that math-verify reads."""
+    # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
+    answer = _CHOICE_TEXT.sub(r" \1 ", answer).translate(_SIGNS)
+    answer = _REPEATING.sub(_fraction, answer)
+    answer = _THOUSANDS.sub(lambda match: match[0].replace(" ", ""), answer)
+    answer = _TIMES.sub(lambda match: f"{match[1].replace(',', '')} \\cdot 10^{{{_MULTIPLIERS[match[2]]}}}", answer)
+    for pattern, replacement in _REWRITES:
+        answer = pattern.sub(replacement, answer)
+    if not _INEQUALITY.search(answer):
+        answer = _CONJUNCTION.sub(", ", answer)
+    return answer.strip()
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """A repeating decimal as a fraction: 0.1666... = (16 - 1) / 90."""
+    whole, fixed, repeated = match[1] or "0", match[2], match[3]
+    if len(whole) + len(fixed) > 40:
+        return match[0]
+    over = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+    return f"\\frac{{{int(whole + fixed + repeated) - int(whole + fixed)}}}{{{over}}}"
+
+
+def interval(answer: str) -> str | None:
+    """A solved inequality as an interval, such as `x < 3` as `(-\\infty, 3)`; None for anything else.
+
+    Only where a variable stands alone: an inequality that has still to be solved is no answer.
+    """
+    parts = re.split(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])", answer)
+    intervals = [_interval(part) for part in parts]
+    return None if None in intervals else " \\cup ".join(filter(None, intervals))
+
+
+def _interval(part: str) -> str | None:
+    if match := _TWO_SIDED.fullmatch(part):
+        low, left, name, right, high = match.groups()
+        bounds, ends = (low, high), ("(" if _strict(left) else "[", ")" if _strict(right) else "]")
+    elif match := _ONE_SIDED.fullmatch(part) or _TURNED.fullmatch(part):
+        name, relation, bound = match.groups()
+        less = bool(re.fullmatch(_LESS, relation))
+        if match.re is _TURNED:
+            name, bound, less = bound, name, not less
+        close = not _strict(relation)
+        bounds = ("-\\infty", bound) if less else (bound, "\\infty")
+        ends = ("(", "]" if close else ")") if less else ("[" if close else "(", ")")
+    else:
+        return None
+    # `x < 2x + 1` is not solved.
+    if any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", bound) for bound in bounds):
+        return None
+    return f"{ends[0]}{bounds[0]}, {bounds[1]}{ends[1]}"
+
+
+def _strict(relation: str) -> bool:
+    return relation in ("<", ">", "\\lt", "\\gt")
