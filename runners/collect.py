@@ -64,6 +64,8 @@ class Collector:
     """samples one step behind the learner; None: play synchronously"""
     interrupted: Callable[[], bool]
     """whether the run was asked to stop"""
+    data_from: int = 0
+    """tasks drawn before the run began with the present ones; passes are counted from there"""
 
     def __post_init__(self) -> None:
         play, processes = self.config.play, self.base.processes
@@ -75,10 +77,15 @@ class Collector:
 
     def _order(self) -> Order | None:
         """The tasks of all draws; None for an environment without numbered tasks."""
-        seed = self.config.run.seed
+        seed, first = self.config.run.seed, self.data_from
         if key := self.config.play.stratify:
-            return StratifiedOrder(strata_of(self.env, key), seed, self.blocks)
-        return None if self.env.num_tasks is None else shuffled_passes(self.env.num_tasks, seed)
+            order: Order = StratifiedOrder(strata_of(self.env, key), seed, self.blocks)
+        elif self.env.num_tasks is not None:
+            order = shuffled_passes(self.env.num_tasks, seed)
+        else:
+            return None
+        # Only the order of the tasks begins anew: seeds follow from the draw, and must not come twice.
+        return order if not first else lambda draw: order(draw - first)
 
     def batch(self, iteration: int, drawn: int) -> CollectedBatch:
         """The batch of `iteration`, played now, or taken from the background rollout.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +50,10 @@ FILE_SETTINGS = (
     "deepspeed",
 )
 """Settings that name files or folders, some of them several. Team and base have records of their own."""
+
+
+TRAINING_DATA = ("dataset_path", "data_root", "tasks_path")
+"""Those of them that hold the tasks of an environment."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,19 @@ def environment_record(env: Env) -> EnvironmentRecord:
         None if source is None else source.path,
         None if source is None else source.sha256,
     )
+
+
+def training_data(env: Env, args: Mapping[str, Any]) -> str:
+    """16 hex digits that change with the tasks that are trained on: their texts, else their number and their files."""
+    plain = _plain(env)
+    tasks = getattr(plain, "tasks", None) or getattr(plain, "questions", None) or ()
+    texts = [getattr(task, "problem", None) or getattr(task, "question", None) for task in tasks]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        named = {name: args.get(name) for name in TRAINING_DATA}
+        hashes = {name: file.sha256 for name, file in _files(named, None).items()}
+        texts = [hashes or None, *(value for name, value in named.items() if name not in hashes)]
+    described = json.dumps([type(plain).__qualname__, env.num_tasks, texts], default=str)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
 def _plain(env: Env) -> Any:

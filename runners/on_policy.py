@@ -42,13 +42,13 @@ from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.held_out_guard import STATE as BEST_STATE
 from mafrt.runners.held_out_guard import HeldOutGuard
-from mafrt.runners.identity import FROM_PYTHON, Provenance, describe_run, refuse_changes
+from mafrt.runners.identity import FROM_PYTHON, Provenance, describe_run, refuse_changes, training_data
 from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.league import STATE as LEAGUE_STATE
 from mafrt.runners.league import League
 from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
-from mafrt.runners.run_state import RunState, digest, restore, save
+from mafrt.runners.run_state import RunState, data_start, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
 from mafrt.storage.checkpoint import REFERENCE
 from mafrt.storage.episode_lines import episode_record
@@ -100,8 +100,9 @@ class OnPolicy:
         timeout_s = config.play.env_timeout_s
         self.env = guarded(env, timeout_s)
         self.eval_env = self.env if eval_env is None else guarded(eval_env, timeout_s)
-        self.config = config = with_epochs(config, self.env)
         self.team, self.base, self.processes = team, base, base.processes
+        data = data_start(provenance.resume, training_data(self.env, provenance.settings(config)))
+        self.config = config = with_epochs(config, self.env, data.iteration)
         check_processes(self.processes, config)
         self.stop = StopRequest()
         self.run_dir = Path(run_dir) if run_dir else None
@@ -119,11 +120,11 @@ class OnPolicy:
         refuse_changes(self.resume, self.record, accept=provenance.accept_changes)
         self._check_prompts()
         self._own_coach = prepare_coach(config, self.env) if coach is None else None
+        self.state = RunState(data=data)
         self._build_stages(coach or self._own_coach)
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
         self._told_blind = False
-        self.state = RunState()
         self.league = League(base, self.rule.schedule) if isinstance(self.rule.schedule, SelfPlay) else None
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         learning = tuple(name for name in team.names if name not in team.frozen(config.team.freeze))
@@ -161,7 +162,16 @@ class OnPolicy:
         feedback = None if self.judge is None else self.judge.feedback
         self.player = make_player(self.engine, base, team, config, rule, sampling, window, context, feedback)
         self.collector = Collector(
-            self.env, base, config, rule, self.player, context, self.judge, async_rollout, self._stopping
+            self.env,
+            base,
+            config,
+            rule,
+            self.player,
+            context,
+            self.judge,
+            async_rollout,
+            self._stopping,
+            self.state.data.drawn,
         )
         parts = (base, team, config, rule, sampling, self.engine, context, self.judge)
         self.updater = PreferenceUpdater(*parts) if isinstance(rule.settings, Spin) else Updater(*parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +41,35 @@ class OptimizerHolder(Protocol):
         """Take over the result of `state`."""
 
 
+@dataclass(frozen=True)
+class DataStart:
+    """Where a run began with its present tasks: a run that goes on with others begins a pass of its own over them."""
+
+    tasks: str | None = None
+    """digest of the tasks (`identity.training_data`); None: not known"""
+    drawn: int = 0
+    """tasks drawn before"""
+    iteration: int = 0
+    """iterations completed before"""
+
+
+def data_start(loaded: Loadable | None, tasks: str) -> DataStart:
+    """Where `tasks` began, or begin now because `loaded` was trained on others; a checkpoint may not say on which."""
+    if loaded is None or loaded.checkpoint is None:
+        return DataStart(tasks)
+    stored = atomic_files.load_json(loaded.state("run.json"))
+    try:
+        before = DataStart(**stored.get("data", {}))
+        if before.tasks in (None, tasks):
+            return replace(before, tasks=tasks)
+        log.warning(
+            "the tasks have changed: a pass over the new ones begins with iteration %d", stored["iteration"] + 1
+        )
+        return DataStart(tasks, stored["drawn"], stored["iteration"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{loaded.path}: its state is damaged ({type(error).__name__}: {error})") from error
+
+
 @dataclass
 class RunState:
     """Everything besides weights and optimizers that the next iteration depends on, or the final table shows."""
@@ -55,6 +84,8 @@ class RunState:
     """metrics of the evaluation before training"""
     kl_coef: float | None = None
     """weight of the KL penalty that a target has steered to; None before the first iteration, or without a target"""
+    data: DataStart = DataStart()
+    """the tasks that are trained on, and where the run began with them"""
 
 
 def digest(base: Bases, adapters: Iterable[str]) -> str:

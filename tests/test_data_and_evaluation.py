@@ -173,6 +173,49 @@ def test_epochs_are_passes_over_the_tasks():
     assert synonym("num_train_epochs").flag == "epochs"
 
 
+def test_new_data_begin_a_pass_of_their_own(tmp_path, caplog):
+    """A run that goes on with other tasks, in its folder or in another one, plays each of them once per pass."""
+    from helpers_models import tiny_base
+    from toy import settings
+
+    from mafrt.runners.identity import Provenance
+    from mafrt.runners.on_policy import OnPolicy
+    from mafrt.storage.load_path import resolve
+
+    def run(folder, env, iterations=None, load=None, **changes):
+        sized = {"iterations": iterations} if iterations else {}
+        config = settings(
+            n_rollout_threads=2, eval_episodes=0, ppo_epoch=1, num_mini_batch=1, log_episodes=True,
+            **{"iterations": 0, **sized, **changes},
+        )  # fmt: skip
+        runner = OnPolicy(
+            env, env.team, tiny_base(), config, run_dir=folder,
+            provenance=Provenance(resolve(load) if load else None, accept_changes=True),
+        )  # fmt: skip
+        runner.run()
+        lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+        return [(line["iteration"], line["info"]["task"]) for line in lines]
+
+    first, second = math_env(*range(6)), math_env(*range(10, 16))
+    whole = [f"t:{n}" for n in range(6)]
+    played = run(tmp_path / "a", first, 2)  # 4 of the 6 tasks
+    assert len({task for _, task in played}) == 4
+    for folder in (tmp_path / "b", tmp_path / "a"):
+        played = run(folder, second, 5, load=tmp_path / "a")
+        assert sorted(task for n, task in played if n > 2) == sorted(f"t:{n}" for n in range(10, 16))
+    assert "a pass over the new ones begins with iteration 3" in caplog.text
+    # It is remembered: the next start goes on in the second pass.
+    assert {task for n, task in run(tmp_path / "a", second, 8, load=tmp_path / "a") if n > 5} == {
+        f"t:{n}" for n in range(10, 16)
+    }
+    # The same tasks under another name, or read again, go on where they were.
+    again = run(tmp_path / "b", math_env(*range(10, 16)), 6, load=tmp_path / "b")
+    assert len({task for n, task in again if n == 6}) == 2
+    # Passes are counted from there too.
+    back = run(tmp_path / "c", first, load=tmp_path / "b", epochs=1)
+    assert sorted(task for n, task in back if n > 6) == whole
+
+
 def test_generated_arithmetic_is_right_distinct_and_split():
     train_tasks = load_tasks("arithmetic:train:kinds=+-/:low=1:high=30:count=300:steps=2")
     test = load_tasks("arithmetic:test:kinds=+-/:low=1:high=30:count=60:steps=2")
