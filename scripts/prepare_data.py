@@ -19,7 +19,12 @@ from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 
 _DAPO_HEAD = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
-_DAPO_TAIL = re.compile(r"\n\nRemember to put your answer on its own line after \"Answer:\"\.?\s*\Z")
+_DAPO_TAIL = re.compile(
+    r"\s*(?:\n\nRemember to put your answer on its own line after \"Answer:\"\.?"
+    # Dr. MAS's drmas_math.py, and the filtered sets that it reads.
+    r"|(?:Let's think|Please reason) step by step,? and (?:output|put) (?:the|your) final answer within \\boxed\{\}\.?)"
+    r"\s*\Z"
+)
 
 
 @dataclass(frozen=True)

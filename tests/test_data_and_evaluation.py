@@ -264,6 +264,22 @@ def test_data_sets_are_prepared_from_files(tmp_path, capsys):
     assert prepare_data.main([*words[:-1], "9"]) == 2
 
 
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        " Let's think step by step and output the final answer within \\boxed{}.",
+        "\nLet's think step by step and output the final answer within \\boxed{}",
+        "\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    ],
+)
+def test_the_suffix_of_a_prepared_problem_is_taken_off(tmp_path, suffix):
+    path = tmp_path / "dapo.jsonl"
+    path.write_text(json.dumps({"problem": f"What is 2?{suffix}", "answer": "2"}))
+    assert prepare_data.dapo_math([str(path)])[0] == [{"problem": "What is 2?", "answer": "2"}]
+    path.write_text(json.dumps({"problem": "Let's think step by step: what is 2?", "answer": "2"}))
+    assert prepare_data.dapo_math([str(path)])[0][0]["problem"] == "Let's think step by step: what is 2?"
+
+
 def episode(group: str, sample: int, key: str | None, outcome: float, kind: str = "sampled") -> Episode:
     answers = {"actor": {"key": key, "score": outcome}}
     return Episode(f"{kind}-{group}-{sample}", group, [], outcome, {"answers": answers})

@@ -198,6 +198,11 @@ def test_a_wrong_answer_that_is_approved_stands_and_rounds_end():
     ("text", "verdict"),
     [
         ("Verdict: approve", "approve"),
+        ("All steps hold. <verify>approve</verify>", "approve"),  # Dr. MAS
+        ("<verify> Reject </verify>", "reject"),
+        ("<verify>approve</verify> or <verify>reject</verify>", "reject"),
+        ("Verdict: reject. No: <verify>approve</verify>", "approve"),
+        ("<verify></verify> approve", None),
         ("verdict - **Reject**", "reject"),
         ("Verdict: approve? No. Verdict: reject", "reject"),
         ("I approve.", None),

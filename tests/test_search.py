@@ -86,6 +86,12 @@ def test_hotpot_nq_and_verl_records_are_read_as_they_are(tmp_path):
     nq = tmp_path / "nq.jsonl"
     nq.write_text("\n".join(map(json.dumps, lines)))
     assert [q.answers for q in load_questions(nq)] == [("a", "b"), ("c",), ("d",)]
+    # Dr. MAS's drmas_search.py writes the question among other things.
+    truth = {"reward_model": {"ground_truth": {"target": ["e"]}}}
+    nq.write_text(json.dumps({"prompt": [{}], **truth, "extra_info": {"question": "q4", "own": {"answer": "f"}}}))
+    for field in (None, "extra_info.question"):
+        assert [(q.text, q.answers) for q in load_questions(nq, problem_field=field)] == [("q4", ("e",))]
+    assert load_questions(nq, answer_field="extra_info.own.answer")[0].answers == ("f",)
     for broken, words in (
         ({"question": "q"}, "line 1: no answer found; it has the keys 'question'"),
         ({"query": "q", "answer": "a"}, "expected a text 'question'"),

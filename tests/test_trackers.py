@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import sys
+import types
 
 import pytest
 from helpers_warm import run_python
@@ -40,6 +42,82 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once(monkeypatch):
         RunConfig(report_to="wandb")
     with pytest.raises(ConfigError, match="report_to is weave, which keeps nothing without its service"):
         RunConfig(report_to="weave")
+
+
+def shown(folder) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows, by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return {tag: [(e.step, round(e.value, 6)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """A module with the calls of Weights & Biases and trackio; `runs` holds what each of its runs was given."""
+    runs: dict[str, list[tuple[int, str]]] = {}
+    module = types.ModuleType("trackio")
+    module.__spec__ = importlib.machinery.ModuleSpec("trackio", None)
+    open_runs = []
+
+    def init(name, group, **_):
+        assert name.startswith(group)
+        open_runs.append(runs.setdefault(name, []))
+
+    module.init = init
+    module.log = lambda values, step: open_runs[-1].extend((step, name) for name in values)
+    module.finish = lambda: None
+    module.runs = runs
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return module
+
+
+@pytest.mark.parametrize("last", [2, 4, 5])
+def test_a_run_that_was_killed_shows_each_iteration_once(tmp_path, service, monkeypatch, last):
+    """Killed after 0 to 3 iterations beyond a checkpoint or before the first, as a process does: nothing is closed."""
+    from mafrt.storage import trackers
+
+    monkeypatch.setattr("mafrt.config.train_config.find_spec", lambda name: name)
+    changes = {"iterations": 6, "save_interval": 4, "eval_interval": 2, "eval_samples": 1, "report_to": "trackio"}
+    place, whole = tmp_path / "run", tmp_path / "whole"
+    make(whole, **changes).run()
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(progress):
+        if progress.iteration == last:
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trackers.Trackers, "close", lambda self: None)
+        with pytest.raises(KilledError):
+            make(place, **changes).run(kill)
+    make(place, place, **changes).run()
+    first, second = shown(whole), shown(place)
+    timed = {name for name in first if "seconds" in name or "tokens_per_s" in name}
+    assert second.keys() == first.keys() and all(second[name] == first[name] for name in first.keys() - timed)
+    assert all([n for n, _ in second[name]] == [n for n, _ in first[name]] for name in timed)
+    runs = service.runs
+    expected, *of_run = runs.values()
+    assert len(of_run) == 2 and sorted(of_run[-1]) == sorted(set(of_run[-1]))
+    # Texts of evaluations before the kill are with the run that was killed.
+    assert set(expected) - set(of_run[-1]) <= {(n, "episode") for n in (0, 2, 4)}
+
+
+def test_a_run_that_stopped_goes_on_in_the_same_curves_and_a_branch_has_them_all(tmp_path, service, monkeypatch):
+    monkeypatch.setattr("mafrt.config.train_config.find_spec", lambda name: name)
+    changes = {"save_interval": 2, "eval_interval": 2, "eval_samples": 1, "report_to": "trackio"}
+    place, branch = tmp_path / "run", tmp_path / "branch"
+    make(place, iterations=2, **changes).run()
+    make(place, place, iterations=4, **changes).run()
+    [whole] = service.runs.values()
+    assert sorted(whole) == sorted(set(whole)) and {n for n, name in whole if name == "score"} == {1, 2, 3, 4}
+    make(branch, place / "checkpoints" / "step_000002", iterations=3, **changes).run()
+    assert {n for n, name in list(service.runs.values())[1] if name == "score"} == {1, 2, 3}
+    assert [n for n, _ in shown(branch)["score"]] == [1, 2, 3] and [n for n, _ in shown(place)["score"]] == [1, 2, 3, 4]
+    assert shown(branch)["score"][:2] == shown(place)["score"][:2]
 
 
 @pytest.mark.slow

@@ -118,11 +118,11 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
         if not isinstance(record, Mapping):
             raise DataError(f"{here}: expected an object with a problem and an answer, found {brief(record)}")
         problem_key = _field(here, record, "problem", fields.problem, PROBLEM_FIELDS)
-        problem = _problem_text(here, problem_key, _value(record, problem_key))
+        problem = _problem_text(here, problem_key, value_at(record, problem_key))
         answer_key = _answer_field(here, record, fields)
-        answer = "" if answer_key is None else answer_text(_value(record, answer_key))
+        answer = "" if answer_key is None else answer_text(value_at(record, answer_key))
         if fields.needs_answer:
-            value = _value(record, answer_key or "")
+            value = value_at(record, answer_key or "")
             marked = isinstance(value, str) and value.strip() != answer
             if fault := reference_fault(answer, marked=marked):
                 raise DataError(
@@ -140,14 +140,14 @@ def _make_tasks(name: str, shown: str, records: Records, fields: _Fields) -> lis
 def _answer_field(here: str, record: Mapping, fields: _Fields) -> str | None:
     """The field of the answer; None where there is none and none is needed."""
     if fields.answer is None:
-        nested = next((name for name in NESTED_ANSWERS if _value(record, name) is not None), None)
+        nested = next((name for name in NESTED_ANSWERS if value_at(record, name) is not None), None)
         usual = {str(key).lower() for key, value in record.items() if value is not None} & set(ANSWER_FIELDS)
         if not usual and (nested is not None or not fields.needs_answer):
             return nested
     return _field(here, record, "answer", fields.answer, ANSWER_FIELDS)
 
 
-def _value(record: Mapping, name: str) -> Any:
+def value_at(record: Mapping, name: str) -> Any:
     """The value of a field, or of a nested one (`a.b`); None where there is none."""
     if name in record:
         return record[name]
@@ -180,7 +180,7 @@ def answer_text(value: Any) -> str:
 def _field(here: str, record: Mapping, what: str, wanted: str | None, usual: tuple[str, ...]) -> str:
     has = f"it has the keys {', '.join(map(repr, record))}" if record else "it has no keys"
     if wanted is not None:
-        if wanted not in record and _value(record, wanted) is None:
+        if wanted not in record and value_at(record, wanted) is None:
             raise DataError(f"{here}: has no field {wanted!r} (asked for with {what}_field); {has}")
         return wanted
     by_name = {str(key).lower(): key for key in record}

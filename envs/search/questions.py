@@ -5,6 +5,7 @@ NQ-open, DPR                        {"question", "answer": [...]} or {"question"
 HotpotQA                            {"question", "answer", "context": [[title, [sentence, ...]], ...]}, as a list of
                                     pairs or as {"title": [...], "sentences": [[...], ...]}
 verl's Parquet                      {"question", "reward_model": {"ground_truth": {"target": [...]}}}
+Dr. MAS's drmas_search.py           the same with the question in {"extra_info": {"question"}}
 corpora                             {"id", "contents": "\\"Title\\"\\ntext"} (Search-R1), or {"title", "text"}
 """
 
@@ -19,10 +20,11 @@ from typing import Any
 from mafrt.core.errors import DataError
 from mafrt.core.text import brief
 from mafrt.envs.data_files import clean_record
-from mafrt.envs.math.tasks import file_records
+from mafrt.envs.math.tasks import file_records, value_at
 from mafrt.envs.search.retrieval import Passage
 
 ANSWER_FIELDS = ("golden_answers", "answers", "answer", "target", "ground_truth")
+NESTED_QUESTION = "extra_info.question"
 TEXT_FIELDS = ("contents", "text", "content", "passage")
 
 
@@ -45,12 +47,15 @@ def load_questions(
 ) -> tuple[Question, ...]:
     """All questions of a file. Raises DataError that names the file, the record and its fault.
 
-    `problem_field`, `answer_field`: names of the fields, where they have other ones than usual.
+    `problem_field`, `answer_field`: names of the fields, where they have other ones than usual; those of nested ones
+    have dots, as in `extra_info.question`.
     """
     questions = []
     name, asked = Path(source).stem, problem_field or "question"
     for number, (here, record) in enumerate(_records(source)):
-        text = record.get(asked)
+        text = value_at(record, asked)
+        if text is None and problem_field is None:
+            text = value_at(record, NESTED_QUESTION)
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{here}: expected a text {asked!r}, found {brief(text)}; {_keys(record)}")
         answers = _answers(record, answer_field)
@@ -101,7 +106,7 @@ def _keys(record: Mapping[str, Any]) -> str:
 def _answers(record: Mapping[str, Any], field: str | None) -> tuple[str, ...]:
     nested = record.get("reward_model")
     truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
-    values = [record.get(name) for name in ([field] if field else ANSWER_FIELDS)] + ([] if field else [truth])
+    values = [value_at(record, name) for name in ([field] if field else ANSWER_FIELDS)] + ([] if field else [truth])
     value = next((v for v in values if v is not None), None)
     value = value.get("target") if isinstance(value, Mapping) else value
     listed = value if isinstance(value, (list, tuple)) else [value]

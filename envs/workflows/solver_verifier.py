@@ -13,7 +13,8 @@ from mafrt.environment.python_tool import Ran
 from mafrt.envs.workflows.chain import Chain
 from mafrt.envs.workflows.state import TaskState, TurnRules
 
-_VERDICT = re.compile(r"\bverdict\W{0,5}(approve|reject)", re.IGNORECASE)
+# `Verdict: approve`, and Dr. MAS's `<verify>approve</verify>`.
+_VERDICT = re.compile(r"(?:\bverdict\W{0,5}|<verify>\s*)(approve|reject)", re.IGNORECASE)
 
 
 def verdict_of(text: str) -> str | None:

@@ -2,6 +2,11 @@
 
 All get the same numbers, the settings, and an episode of each evaluation as text. The numbers are safe in
 `metrics.jsonl`: a tracker that fails is logged once and left out, and the run goes on.
+
+A run that goes on shows each iteration once, however it was interrupted: what comes after the checkpoint is played
+again, so it is taken out of TensorBoard, and what came before is read from the run's own files where it is missing. A
+service takes nothing out. There the same run goes on only if it was closed in the iteration from which the run goes
+on; otherwise a new one in the same group begins, with the whole history.
 """
 
 from __future__ import annotations
@@ -9,10 +14,12 @@ from __future__ import annotations
 import hashlib
 import html
 import importlib
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from mafrt.core.atomic_files import load_json, save_json
 from mafrt.core.errors import MissingExtraError
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_dir import RunDir
@@ -22,6 +29,9 @@ log = logging.getLogger(__name__)
 
 class Tracker(Protocol):
     """One destination."""
+
+    missing: int | None
+    """the first iteration of the run's history that it has not; None: it has all"""
 
     def scalars(self, iteration: int, values: Mapping[str, float]) -> None: ...
 
@@ -38,10 +48,14 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtraError(f"TensorBoard is missing ({error}); run: pip install tensorboard") from error
-        # Events of the iterations that are played again are hidden.
-        self.board = SummaryWriter(str(run.tensorboard), purge_step=None if run.step is None else run.step + 1)
+        goes_on = run.tensorboard.is_dir() and any(run.tensorboard.iterdir())
+        # Events of the iterations that are played again are hidden, and with them those of the checkpoint's iteration,
+        # whose evaluation is made again too.
+        step = run.step or 0
+        self.board = SummaryWriter(str(run.tensorboard), purge_step=step if goes_on else None)
+        self.missing = step if goes_on else 0
         settings = settings_of(run)
-        if settings and run.step is None:
+        if settings and (not goes_on or step == 0):
             self.board.add_text("settings", indented("\n".join(f"{name}: {v}" for name, v in settings.items())), 0)
             # Its own folder would be a run of its own beside the curves.
             self.board.add_hparams(settings, {}, run_name=".")
@@ -62,23 +76,53 @@ class Service:
     """Weights & Biases or trackio, which share their calls; `WANDB_MODE=offline` and the like are theirs to read."""
 
     def __init__(self, module: Any, run: RunDir) -> None:
-        self.module = module
-        # A run that goes on continues its own curves: the name follows from the folder.
-        name = f"{run.path.resolve().name}-{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:6]}"
+        self.module, self.file = module, run.path / f"{module.__name__}.json"
+        # The name follows from the folder.
+        group = f"{run.path.resolve().name}-{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:6]}"
+        before = load_json(self.file) if self.file.is_file() else {"runs": 0, "closed": None}
+        goes_on = before["closed"] is not None and before["closed"]["iteration"] == run.step
+        self.runs = before["runs"] + (not goes_on)
+        self.missing = None if goes_on else 0
+        # An evaluation of the very step is made again.
+        self.last, self.shown = (run.step or 0, set(before["closed"]["shown"])) if goes_on else (0, set())
+        name = group if self.runs == 1 else f"{group}-{self.runs}"
         how: dict[str, Any] = {"project": "mafrt", "name": name, "config": settings_of(run), "resume": "allow"}
+        how |= {"group": group}
         if module.__name__ == "wandb":
             how |= {"id": name, "dir": str(run.path)}
+        self._remember(closed=False)
         module.init(**how)
+        if module.__name__ == "wandb":
+            # Its own step holds the numbers back until the next one begins, and a kill would lose them.
+            module.define_metric("iteration")
+            module.define_metric("*", step_metric="iteration")
+
+    def _remember(self, *, closed: bool) -> None:
+        state = {"iteration": self.last, "shown": sorted(self.shown)} if closed else None
+        save_json(self.file, {"runs": self.runs, "closed": state})
 
     def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
-        self.module.log(dict(values), step=iteration)
+        self._log(iteration, dict(values))
 
     def text(self, iteration: int, name: str, text: str) -> None:
         content = self.module.Html(f"<pre>{escaped(text)}</pre>") if self.module.__name__ == "wandb" else text
-        self.module.log({name: content}, step=iteration)
+        self._log(iteration, {name: content})
+
+    def _log(self, iteration: int, values: Mapping[str, Any]) -> None:
+        if iteration != self.last:
+            self.last, self.shown = iteration, set()
+        new = {name: value for name, value in values.items() if name not in self.shown}
+        self.shown |= new.keys()
+        if not new:
+            return
+        if self.module.__name__ == "wandb":
+            self.module.log({"iteration": iteration, **new})
+        else:
+            self.module.log(new, step=iteration)
 
     def close(self) -> None:
         self.module.finish()
+        self._remember(closed=True)
 
 
 def open_tracker(name: str, run: RunDir) -> Tracker:
@@ -105,6 +149,17 @@ class Trackers:
                 if name != "tensorboard":
                     raise
                 log.warning("%s; metrics.jsonl has the same numbers", error)
+        self._show_history(run)
+
+    def _show_history(self, run: RunDir) -> None:
+        """Give every tracker what it lacks of the run's history; texts are in the transcripts alone."""
+        wanted = {name: tracker.missing for name, tracker in self.open.items() if tracker.missing is not None}
+        if not wanted or run.step is None:
+            return
+        for iteration, values in history(run, min(wanted.values())):
+            for name, first in wanted.items():
+                if iteration >= first:
+                    self._each("scalars", iteration, values, only=name)
 
     def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
         self._each("scalars", iteration, values)
@@ -115,13 +170,28 @@ class Trackers:
     def close(self) -> None:
         self._each("close")
 
-    def _each(self, method: str, *args: Any) -> None:
+    def _each(self, method: str, *args: Any, only: str | None = None) -> None:
         for name, tracker in list(self.open.items()):
+            if only not in (None, name):
+                continue
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:  # a disk, a service or its client; losing the curves must not stop the run
                 log.error("%s cannot be written any more (%s); metrics.jsonl goes on", name, error)
                 del self.open[name]
+
+
+def history(run: RunDir, first: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """The numbers of all iterations from `first` on that the run's files hold, as trackers got them."""
+    lines: dict[int, list[dict[str, Any]]] = {}
+    for file in (run.metrics.path, run.timings.path, run.evaluations.path):
+        for line in file.read_bytes().splitlines() if file.is_file() else ():
+            values = json.loads(line)
+            if (iteration := values.pop("iteration")) >= first:
+                lines.setdefault(iteration, []).append(values)
+    for iteration in sorted(lines):
+        for values in lines[iteration]:
+            yield iteration, {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def settings_of(run: RunDir) -> dict[str, Any]:
