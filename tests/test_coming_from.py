@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mafrt.core.errors import ConfigError
 from mafrt.scripts.main import COMMANDS, main
 
 PAGE = (
@@ -138,3 +139,58 @@ def test_marfts_launch_line_as_it_is_typed_there(folder, capsys):
     given |= {"--algorithm": "marft", "--level": "action", "--run_dir": "out", "--micro_batch_tokens": "4096"}
     with pytest.raises(Reached):
         main(["train_math", *(word for pair in given.items() for word in pair)])
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("APPO", "marft with level action"),
+        ("tppo", "marft with level token"),
+        ("Reinforce++", "reinforce_pp"),
+        ("group_norm", "grpo"),
+    ],
+)
+def test_names_of_algorithms_elsewhere_are_answered_with_ours(name, here):
+    from mafrt.config.train_config import TrainConfig
+
+    with pytest.raises(ConfigError, match="docs/coming_from.md") as caught:
+        TrainConfig.of(algorithm=name)
+    assert here in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [
+        ("workflow_args.coach_model=gemini-2.5-flash", ""),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "--lr"),
+        ("data.train_batch_size=32", "--n_rollout_threads"),
+        ("+trainer.total_epochs=2", "--epochs"),
+        ("seed=3", "--seed"),
+    ],
+)
+def test_a_line_of_hydra_is_answered_with_the_flag(line, here, capsys):
+    from mafrt.scripts import train_math
+
+    assert train_math.main([line]) == 2
+    said = capsys.readouterr().err
+    assert "a line of Hydra" in said and "docs/coming_from.md" in said and here in said
+
+
+def test_a_key_of_an_agent_that_belongs_to_the_run_says_so():
+    from mafrt.config.team import Team
+
+    with pytest.raises(ConfigError, match="micro_batch_tokens belongs to the run"):
+        Team.parse([{"role": "a", "micro_batch_tokens": 4096}])
+
+
+def test_the_names_in_other_coaches_prompts_are_read(tmp_path):
+    from mafrt.coach.rubric import load_rubric
+
+    path = tmp_path / "coach.txt"
+    path.write_text("Judge {agent_output} of {{agent_name}} against {ground_truth_answer}. Sets such as {1, 2} stay.")
+    assert (
+        load_rubric(str(path), None).text == "Judge {{said}} of {{agent}} against {{truth}}. Sets such as {1, 2} stay."
+    )
+    path.write_text("Judge it against {ground_truth_answer}.")
+    with pytest.raises(ConfigError, match="lacks {{said}}"):
+        load_rubric(str(path), None)

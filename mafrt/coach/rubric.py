@@ -31,6 +31,20 @@ PLACEHOLDERS: Mapping[str, str] = {
 }
 """Name -> its replacement."""
 
+_ELSEWHERE = {
+    "agent_name": "agent",
+    "agent_role": "role",
+    "agent_input": "saw",
+    "agent_output": "said",
+    "response": "said",
+    "tool_output": "tools",
+    "code_output": "tools",
+    "ground_truth_answer": "truth",
+    "ground_truth": "truth",
+}
+"""Names in the prompts of other coaches, such as MARTI's `{agent_output}` -> the name here."""
+
+_TEMPLATE = re.compile(r"(?<!\{)\{\{?\s*(" + "|".join(_ELSEWHERE) + r")\s*\}\}?(?!\})")
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}\s]+)\s*\}\}")
 
 
@@ -91,6 +105,7 @@ def _read(path: Path) -> Rubric:
         raise ConfigError(f"coach_rubric {path} cannot be read ({error.strerror}); give a text file.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"coach_rubric {path} is not UTF-8 text; give a text file of criteria.") from error
+    text = _TEMPLATE.sub(lambda match: f"{{{{{_ELSEWHERE[match[1]]}}}}}", text)
     names = _PLACEHOLDER.findall(text)
     for name in names:
         if name not in PLACEHOLDERS:

@@ -49,6 +49,14 @@ REGISTRY = Registry(
         "vdn": f"{_PRESETS}:Vdn",
         "qmix": f"{_PRESETS}:Qmix",
     },
+    elsewhere={
+        "appo": "MARFT's APPO is marft with level action",
+        "tppo": "MARFT's TPPO is marft with level token",
+        "reinforce": "with a batch's mean as baseline it is reinforce_pp, with a group's rloo",
+        "reinforce++": "here it is reinforce_pp",
+        "reinforce_plus_plus_baseline": "here it is reinforce_pp_baseline",
+        "group_norm": "MARTI's group_norm is grpo",
+    },
 )
 """Named as text, so that this layer and `--help` of other commands do not import the estimators."""
 

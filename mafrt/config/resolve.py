@@ -40,12 +40,17 @@ class Registry:
         kind: noun for error messages, such as `environment`.
         shipped: name -> `package.module:Class` of the shipped classes.
         error: class of the errors.
+        elsewhere: name in another library, in lower case -> what to give here.
     """
 
     def __init__(
-        self, kind: str, shipped: Mapping[str, str] | None = None, error: type[MafrtError] = ConfigError
+        self,
+        kind: str,
+        shipped: Mapping[str, str] | None = None,
+        error: type[MafrtError] = ConfigError,
+        elsewhere: Mapping[str, str] | None = None,
     ) -> None:
-        self.kind, self.error = kind, error
+        self.kind, self.error, self.elsewhere = kind, error, elsewhere or {}
         self._known: dict[str, Any] = dict(shipped or {})
 
     def register(self, name: str, value: Any) -> None:
@@ -83,6 +88,8 @@ class Registry:
         value = self._known.get(name_or_path)
         if value is None:
             if ":" not in name_or_path:
+                if (advice := self.elsewhere.get(name_or_path.lower())) is not None:
+                    raise self.error(f"There is no {self.kind} {name_or_path!r}; {advice} (docs/coming_from.md).")
                 sentence = unknown(self.kind, name_or_path, self._known)
                 raise self.error(f"{sentence} (One's own is given as package.module:Class.)")
             return load_object(name_or_path, error=self.error)

@@ -176,6 +176,11 @@ def _entry(agent: AgentSpec) -> dict[str, Any]:
 
 
 _AGENT_KEYS = ("role", "agent", *(f.name for f in fields(AgentSpec) if f.name != "name"))
+_OF_THE_RUN = {
+    "micro_batch_tokens": "one backward pass holds the turns of all agents, and its size changes no gradient; give "
+    "--micro_batch_tokens, or 'micro_batch_tokens' in the settings file.",
+}
+"""Keys of other libraries' agents that are settings of the run here, and why."""
 _LORA_KEYS = tuple(f.name for f in fields(LoraSpec))
 _NUMBERS = tuple(f.name for f in fields(AgentSpec) if "float" in str(f.type))
 
@@ -197,6 +202,8 @@ def _agent(entry: object, number: int) -> AgentSpec:
     if "trainable" in settings:
         settings["freeze"] = _opposite(settings.pop("trainable"), settings.get("freeze"), where)
     for key in settings.keys() - {"name"} - set(_AGENT_KEYS):
+        if key in _OF_THE_RUN:
+            raise ConfigError(f"{where}: {key} belongs to the run, not to an agent: {_OF_THE_RUN[key]}")
         raise ConfigError(f"{where}: {unknown('key', str(key), _AGENT_KEYS)}")
     lora = settings.get("lora")
     if lora is not None:

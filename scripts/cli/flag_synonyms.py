@@ -138,6 +138,10 @@ _NONE = {
     "use_peft": "every agent has a LoRA adapter; leave it out",
     "bf16": "use --dtype bfloat16",
     "fp16": "use --dtype float16",
+    "coder_max_turns": "use --tool_turns N",
+    "data_engineer_max_turns": "use --agent_turns N, which is for all agents",
+    "modeler_max_turns": "use --agent_turns N, which is for all agents",
+    "analyst_max_turns": "use --agent_turns N, which is for all agents",
     "num_gpus": "start several processes with accelerate launch (docs/scale.md)",
     "fsdp": "accelerate launch decides that (docs/scale.md)",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 
 from mafrt.config.schema import unknown
@@ -46,5 +47,15 @@ def refuse_unknown(rest: Sequence[str], options: Sequence[str]) -> None:
             if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:
                 raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {meant.advice}")
             raise ConfigError(unknown("flag", flag, known))
+    if rest and re.match(r"\+{0,2}[A-Za-z_][\w.]*=", rest[0]):
+        name = rest[0].partition("=")[0].rpartition(".")[2].lstrip("+")
+        meant = synonym(name)
+        here = f"; {meant.advice.rstrip('.')}" if meant and _advises(name, options) else ""
+        if f"--{name}" in options:
+            here = f"; here it is --{name}"
+        raise ConfigError(
+            f"{rest[0]!r} is a line of Hydra, and settings are flags here, as in --seed 2{here}. docs/coming_from.md has "
+            "the names of other libraries."
+        )
     if rest:
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
