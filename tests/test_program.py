@@ -22,7 +22,8 @@ from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Sampled, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.environment.chat_api.protocol import ApiError, parse_call
+from mafrt.environment.chat_api.completions import parse_call
+from mafrt.environment.chat_api.protocol import ApiError
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
 from mafrt.envs.program.episode import ProgramEpisode

@@ -42,6 +42,8 @@ _TOO_LONG = ApiError(
 class ProgramServer:
     """One address for all episodes of this process; it starts with the first episode."""
 
+    learns = True
+
     def __init__(self) -> None:
         self.episodes: dict[str, ProgramEpisode] = {}
         self.late_calls = 0
@@ -59,6 +61,8 @@ class ProgramServer:
 
     def forget(self, episode: ProgramEpisode) -> None:
         self.episodes.pop(episode.key, None)
+        if self._server is not None:
+            self._server.forget(episode.key)
 
     def models(self, key: str) -> list[str]:
         return list(self._episode(key).agents)

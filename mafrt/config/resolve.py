@@ -261,10 +261,12 @@ def _import(path: str, module_name: str, error: type[MafrtError]) -> ModuleType:
 
 
 def _finished(module_name: str) -> ModuleType | None:
-    """The module if its import is over; another thread may be in the middle of it."""
+    """The module if its import is over; another thread may be in the middle of it.
+
+    One without a spec, such as `__main__` or a module that a program has made itself, was not imported at all.
+    """
     loaded = sys.modules.get(module_name)
-    spec = getattr(loaded, "__spec__", None)
-    return None if spec is None or getattr(spec, "_initializing", False) else loaded
+    return None if getattr(getattr(loaded, "__spec__", None), "_initializing", False) else loaded
 
 
 def user_line(failure: BaseException) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Completion
-from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, before_stop, tokens_of
 from mafrt.environment.chat_api.server import Said
 from mafrt.environment.tool_calls import visible
-from mafrt.scripts.serving.text_pieces import TextPieces, before_stop
+from mafrt.scripts.serving.text_pieces import TextPieces
 from mafrt.scripts.serving.trained_team import TrainedTeam
 from mafrt.scripts.serving.workflow import play_problem
 
@@ -27,6 +27,8 @@ _EPISODES = 32
 
 class TeamAnswers:
     """Answers calls once `ready` was called; before, with status 503."""
+
+    learns = False
 
     def __init__(self) -> None:
         self.team: TrainedTeam | None = None
@@ -54,6 +56,7 @@ class TeamAnswers:
             call.seed if call.seed is not None else 0, "call", 0 if call.seed is not None else next(self._calls)
         )
         if call.model not in self.team.team.names:
+            _refuse_for_team(call)
             return self._pool.submit(self._workflow, call, seed)
         if (call.temperature is not None and call.temperature > 2) or (
             call.top_p is not None and not 0 < call.top_p <= 1
@@ -75,9 +78,10 @@ class TeamAnswers:
         if call.stream and not call.tools:
             ends = self.team.base.of_agent(call.model).eos_ids
             pieces = TextPieces(self.team.voices[call.model].tokenizer, call.stop, said, ends)
-        self.team.queue.submit(request, pieces).add_done_callback(
-            lambda done: _pass_on(done, answer, prompt_tokens, call.stop)
-        )
+        job = self.team.queue.submit(request, pieces)
+        decode = self.team.voices[call.model].tokenizer.decode if call.logprobs else None
+        job.add_done_callback(lambda done: _pass_on(done, answer, prompt_tokens, call.stop, decode))
+        answer.add_done_callback(lambda done: job.leave() if done.cancelled() else None)
         return answer
 
     def reward(self, key: str, body: Any) -> None:
@@ -102,12 +106,36 @@ class TeamAnswers:
             raise ApiError(404, "there are no episodes here; the address ends in /v1")
 
 
-def _pass_on(done: Future[Completion], answer: Future[ChatReply], prompt_tokens: int, stops: Sequence[str]) -> None:
+def _refuse_for_team(call: ChatCall) -> None:
+    """Refuse what one agent could do and a whole workflow cannot."""
+    given = {
+        "logprobs": call.logprobs,
+        "tools": call.tools,
+        "stop": call.stop,
+        "temperature": call.temperature is not None,
+        "top_p": call.top_p is not None,
+        "max_tokens": call.max_tokens is not None,
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise ApiError(
+            400, f"{', '.join(map(repr, wrong))} cannot be given for {TEAM!r}, which plays a workflow; name an agent"
+        )
+
+
+def _pass_on(
+    done: Future[Completion],
+    answer: Future[ChatReply],
+    prompt_tokens: int,
+    stops: Sequence[str],
+    decode: Callable[[list[int]], str] | None,
+) -> None:
     """Turn the engine's completion, or its error, into the reply; a call that was abandoned takes none."""
-    if not answer.set_running_or_notify_cancel():
+    if done.cancelled() or not answer.set_running_or_notify_cancel():
         return
     if (error := done.exception()) is not None:
         answer.set_exception(error)
         return
     made = done.result()
-    answer.set_result(ChatReply(before_stop(made.text, stops), made.stop == "length", prompt_tokens, len(made.ids)))
+    text = before_stop(made.text, stops)
+    tokens = () if decode is None else tokens_of(text, made.ids, made.logprobs, decode)
+    answer.set_result(ChatReply(text, made.stop == "length", prompt_tokens, len(made.ids), tokens))

@@ -28,6 +28,18 @@ WAIT_SHARE = 0.1
 """Longest wait for further requests, as a share of the time that the last batch took."""
 
 
+class Answer(Future[Completion]):
+    """A completion to come."""
+
+    left = False
+    """whether nobody waits for it any more"""
+
+    def leave(self) -> None:
+        """Nobody waits any more: it is not begun, or ends with the next token."""
+        self.left = True
+        self.cancel()
+
+
 @dataclass(eq=False)
 class Job:
     """A request that waits, and the completion to come."""
@@ -35,7 +47,7 @@ class Job:
     request: Request
     said: Callable[[Sequence[int]], None] | None = None
     """called in the engine's thread with all tokens so far, whenever there are more"""
-    future: Future[Completion] = field(default_factory=Future)
+    future: Answer = field(default_factory=Answer)
 
 
 class EngineQueue:
@@ -57,7 +69,7 @@ class EngineQueue:
         self._thread = threading.Thread(target=self._run, daemon=True, name="mafrt-engine")
         self._thread.start()
 
-    def submit(self, request: Request, said: Callable[[Sequence[int]], None] | None = None) -> Future[Completion]:
+    def submit(self, request: Request, said: Callable[[Sequence[int]], None] | None = None) -> Answer:
         """The completion to come. `said` is called with the tokens so far by an engine that can be stepped."""
         job = Job(request, said)
         self._jobs.put(job)
@@ -134,6 +146,7 @@ class EngineQueue:
                 for number, completion in engine.step(batch):
                     running.pop(number).future.set_result(completion)
                 _tell(batch, running)
+                _end_left(batch, running)
                 if step % JOIN_STEPS == 0 and batch.live and not self._closing:
                     more = self._entering(engine, self._waiting(self.rows - batch.live, block=False), running)
                     if more:
@@ -156,6 +169,14 @@ class EngineQueue:
             number = next(self._numbers)
             running[number], entering[number] = job, job.request
         return entering
+
+
+def _end_left(batch: RunningBatch, running: dict[int, Job]) -> None:
+    """Have the rows end whose callers have gone."""
+    left = {number for number, job in running.items() if job.future.left}
+    for row in batch.rows if left else ():
+        if row.member in left:
+            row.limit = min(row.limit, len(row.ids) + 1)
 
 
 def _tell(batch: RunningBatch, running: dict[int, Job]) -> None:

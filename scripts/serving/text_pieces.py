@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from mafrt.environment.chat_api.protocol import before_stop
+
 _HALF = "\ufffd"
 """Stands for the bytes of a character that is not whole yet."""
 
@@ -36,8 +38,3 @@ class TextPieces:
         if len(certain) > self._done:
             self._said(certain[self._done :])
             self._done = len(certain)
-
-
-def before_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stop texts."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

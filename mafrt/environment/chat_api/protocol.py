@@ -1,7 +1,8 @@
-"""Chat completion requests as typed calls, and replies in the shape that OpenAI's clients read.
+"""The form of a call that all APIs share, and what each API has to translate.
 
-Source: the API reference of `POST /v1/chat/completions`. Calls of tools travel as text in the form that Qwen and Hermes
-models are trained on: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+An API (`completions.py`, `responses.py`) is one file: it reads its own requests into a `ChatCall`, and writes a
+`ChatReply` in its own shape, whole or as events. Calls of tools travel as text in the form that Qwen and Hermes models
+are trained on: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from mafrt.core.errors import MafrtError
-from mafrt.core.text import brief, clean_text
+from mafrt.core.text import brief, clean_deep, clean_text
 from mafrt.core.types import Message
 from mafrt.environment.tool_calls import ToolCall, split_calls, with_types
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_ROLES |= {"tool": "tool", "function": "tool"}
+MOST_STOPS = 16
 
 
 class ApiError(MafrtError):
@@ -35,23 +34,35 @@ class ApiError(MafrtError):
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
+class Token(NamedTuple):
+    """A sampled token: its text, and its log-probability where it was sampled."""
+
+    text: str
+    logprob: float
+
+
 @dataclass(frozen=True)
 class ChatCall:
-    """One request for a completion."""
+    """One request for an answer, whatever API it came through."""
 
     model: str
     messages: list[Message]
     stream: bool = False
-    usage_in_stream: bool = False
     tools: bool = False
     """whether the request offers tools"""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """name of a tool -> JSON schema of its arguments"""
+    one_call: bool = False
+    """whether at most one tool may be called in an answer"""
+    logprobs: bool = False
+    """whether the answer shows its tokens with their log-probabilities"""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """the request as it came, for what an API has to say again in its answer"""
 
 
 @dataclass(frozen=True)
@@ -63,207 +74,286 @@ class ChatReply:
     """whether it ended at the token limit"""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    tokens: tuple[Token, ...] = ()
+    """of the answer without its end token; empty unless the call asks for them"""
 
 
-def parse_call(body: Any) -> ChatCall:
-    """The call of a request's JSON body. Raises ApiError (400) that names the field."""
-    if not isinstance(body, dict):
-        raise ApiError(400, f"expected a JSON object, found {brief(body)}")
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise ApiError(400, f"'model' must be the name of an agent, found {brief(model)}")
-    if body.get("n") not in (None, 1):
-        raise ApiError(400, "'n' must be 1; make one call for each answer")
-    tools = body.get("tools") or []
-    if body.get("tool_choice") == "none":
-        tools = []
-    messages = _messages(body.get("messages"))
-    options = body.get("stream_options")
-    stop = body.get("stop") or []
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else None
-    if stops is None or len(stops) > 16 or not all(isinstance(text, str) and text for text in stops):
-        raise ApiError(400, f"'stop' must be a text or up to 16 texts, found {brief(stop)}")
-    return ChatCall(
-        model=model,
-        messages=_with_tools(messages, tools),
-        stream=bool(body.get("stream")),
-        usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
-        tools=bool(tools),
-        schemas=_schemas(tools),
-        max_tokens=_number(body, "max_completion_tokens", int, 1) or _number(body, "max_tokens", int, 1),
-        temperature=_number(body, "temperature", float, 0),
-        top_p=_number(body, "top_p", float, 0),
-        stop=stops,
-        seed=_number(body, "seed", int, None),
-    )
-
-
-def _number(body: Mapping[str, Any], name: str, kind: type, low: float | None) -> Any:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ApiError(400, f"{name!r} must be a number, found {brief(value)}")
-    if (kind is int and value != int(value)) or (low is not None and value < low):
-        raise ApiError(400, f"{name!r} must be {'a whole number' if kind is int else 'a number'} of {low} or more")
-    return kind(value)
-
-
-def _messages(given: Any) -> list[Message]:
-    if not isinstance(given, list) or not given:
-        raise ApiError(400, f"'messages' must be a list of at least one message, found {brief(given)}")
-    messages: list[Message] = []
-    for number, message in enumerate(given):
-        where = f"messages[{number}]"
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise ApiError(400, f"{where} must be an object whose 'role' is one of {', '.join(_ROLES)}")
-        text = _content(message.get("content"), where)
-        for call in message.get("tool_calls") or ():
-            text = f"{text}\n{_called(call, where)}".strip()
-        messages.append({"role": _ROLES[message["role"]], "content": clean_text(text)})
-    return messages
-
-
-def _content(content: Any, where: str) -> str:
-    """The text of a message; a list of text parts is joined."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return "".join(part["text"] for part in content)
-    raise ApiError(
-        400, f"{where}: 'content' must be a text or a list of text parts; images and sound are not supported"
-    )
-
-
-def _called(call: Any, where: str) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
-    arguments = function.get("arguments") or "{}"
-    with contextlib.suppress(ValueError):  # the model wrote it, and gets it back as it was
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    content = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{content}\n</tool_call>"
-
-
-def _with_tools(messages: list[Message], tools: Any) -> list[Message]:
-    """The messages with the tools described in the system message."""
-    if not tools:
-        return messages
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ApiError(400, "'tools' must be a list of objects")
-    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    told = (
-        f"You may call these functions:\n<tools>\n{listed}\n</tools>\nFor each call write:\n<tool_call>\n"
-        '{"name": "NAME", "arguments": {...}}\n</tool_call>'
-    )
-    if messages[0]["role"] == "system":
-        first = {"role": "system", "content": f"{messages[0]['content']}\n\n{told}".strip()}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": told}, *messages]
-
-
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    functions = [tool["function"] if isinstance(tool.get("function"), dict) else tool for tool in tools]
-    return {
-        function["name"]: function["parameters"]
-        for function in functions
-        if isinstance(function.get("name"), str) and isinstance(function.get("parameters"), dict)
-    }
-
-
-# ------------------------------------------------------------------------------------------------------------- replies
-
-
-def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
-    """Content, tool calls and finish reason of a reply."""
-    words, written = split_calls(reply.text, fences=False) if call.tools else (reply.text, [])
-    calls = [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": tool.name, "arguments": _arguments(tool, call)},
-        }
-        for tool in written
-        if isinstance(tool, ToolCall)
-    ]
-    if calls:
-        return words or None, calls, "tool_calls"
-    return reply.text, [], "length" if reply.cut else "stop"
-
-
-def _arguments(tool: ToolCall, call: ChatCall) -> str:
-    return json.dumps(dict(with_types(tool, call.schemas.get(tool.name, {}))), ensure_ascii=False)
-
-
-def _usage(reply: ChatReply) -> dict[str, int]:
-    total = reply.prompt_tokens + reply.completion_tokens
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "total_tokens": total,
-    }
-
-
-def completion(call: ChatCall, reply: ChatReply, created: int) -> dict[str, Any]:
-    """The body of a whole reply."""
-    content, calls, reason = _parts(call, reply)
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = calls
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": created,
-        "model": call.model,
-        "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
-        "usage": _usage(reply),
-    }
-
-
-class EventStream:
+class Events(Protocol):
     """A reply as server-sent events: pieces of the text as they are said, and the rest with the whole reply."""
 
-    def __init__(self, call: ChatCall, created: int) -> None:
-        self._call = call
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": call.model,
-        }
-        self._said = ""
-
     def begin(self) -> str:
-        """The first event, without text."""
-        return self._event({"role": "assistant", "content": ""}, None)
+        """The events before any text."""
 
     def piece(self, text: str) -> str:
         """The event of a piece of the text."""
-        self._said += text
-        return self._event({"content": text}, None)
 
     def end(self, reply: ChatReply) -> Iterator[str]:
         """The events that remain once the reply is whole."""
-        content, calls, reason = _parts(self._call, reply)
-        if content and (rest := content[len(self._said) :]):
-            yield self.piece(rest)
-        if calls:
-            yield self._event({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(calls)]}, None)
-        yield self._event({}, reason)
-        if self._call.usage_in_stream:
-            yield self._event(None, None, usage=_usage(reply))
-        yield "data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> str:
         """The event of an error after the first piece."""
-        return f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
 
-    def _event(self, delta: dict[str, Any] | None, finish: str | None, **more: Any) -> str:
-        choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]
-        return f"data: {json.dumps({**self._head, 'choices': choices, **more}, ensure_ascii=False)}\n\n"
+
+class Past(Protocol):
+    """Earlier answers of one episode, for APIs whose requests may name them instead of repeating them."""
+
+    def get(self, name: str) -> list[Any]:
+        """What was kept. Raises ApiError (400)."""
+
+    def keep(self, name: str, items: list[Any]) -> None: ...
+
+
+class Api(Protocol):
+    """One API: how its requests are read and its answers written."""
+
+    path: str
+
+    def parse(self, body: Any, past: Past) -> ChatCall:
+        """Raises ApiError (400) that names the field."""
+
+    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: Past) -> dict[str, Any]:
+        """The body of a whole reply."""
+
+    def events(self, call: ChatCall, created: int, past: Past) -> Events: ...
+
+
+# ---------------------------------------------------------------------------------------------------- reading requests
+
+
+class Fields:
+    """Reads the fields of a request. Each field of the API is read, known to change nothing, or refused."""
+
+    def __init__(self, body: Any) -> None:
+        if not isinstance(body, dict):
+            raise ApiError(400, f"expected a JSON object, found {brief(body)}")
+        self.body: dict[str, Any] = body
+
+    def model(self) -> str:
+        model = self.body.get("model")
+        if not isinstance(model, str) or not model:
+            raise ApiError(400, f"'model' must be the name of an agent, found {brief(model)}")
+        return model
+
+    def number(self, name: str, kind: type, low: float | None) -> Any:
+        value = self.body.get(name)
+        if value is None:
+            return None
+        try:
+            known = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+        except OverflowError:  # an integer beyond the floats
+            known = False
+        if not known:
+            raise ApiError(400, f"{name!r} must be a number, found {brief(value)}")
+        if (kind is int and value != int(value)) or (low is not None and value < low):
+            least = "" if low is None else f" of {low} or more"
+            raise ApiError(400, f"{name!r} must be {'a whole number' if kind is int else 'a number'}{least}")
+        return kind(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.body.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ApiError(400, f"{name!r} must be true or false, found {brief(value)}")
+        return default if value is None else value
+
+    def stops(self) -> tuple[str, ...]:
+        stop = self.body.get("stop") or []
+        stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else None
+        if stops is None or len(stops) > MOST_STOPS or not all(isinstance(text, str) and text for text in stops):
+            raise ApiError(400, f"'stop' must be a text or up to {MOST_STOPS} texts, found {brief(stop)}")
+        return stops
+
+    def refuse(self, wrong: Mapping[str, tuple[Callable[[Any], bool], str]], known: Collection[str]) -> None:
+        """Refuse what is not supported.
+
+        Args:
+            wrong: field -> (whether a value is taken, sentence for those that are not).
+            known: fields that are read elsewhere or change no sample.
+        """
+        for name, value in self.body.items():
+            if value is None or name in known:
+                continue
+            if name not in wrong:
+                raise ApiError(
+                    400, f"{name!r} is no field that is known here, so it would have no effect; leave it out"
+                )
+            taken, sentence = wrong[name]
+            if not taken(value):
+                raise ApiError(400, f"{name!r} {sentence}")
+
+
+def is_text_form(value: Any) -> bool:
+    """Whether a response format asks for plain text."""
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+NO_FORM = (
+    "is not supported: answers are sampled without a grammar; say the form in a message and read the answer's JSON "
+    "yourself"
+)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools that a request offers, and how they are to be used."""
+
+    functions: tuple[Mapping[str, Any], ...] = ()
+    """each with `name`, and `description` and `parameters` where they are given"""
+    must: str = ""
+    """the name of the function that must be called, `*` for any, empty for none"""
+    one: bool = False
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        return {tool["name"]: tool["parameters"] for tool in self.functions if isinstance(tool.get("parameters"), dict)}
+
+    def told(self) -> str:
+        """What the system message says of them."""
+        listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in self.functions)
+        text = (
+            f"You may call these functions:\n<tools>\n{listed}\n</tools>\nFor each call write:\n<tool_call>\n"
+            '{"name": "NAME", "arguments": {...}}\n</tool_call>'
+        )
+        if self.must:
+            text += f"\nYou must call {'a function' if self.must == '*' else f'the function {self.must}'} now."
+        return f"{text}\nCall at most one function." if self.one else text
+
+
+def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) -> Tools:
+    """The offered functions under a `tool_choice`. Raises ApiError (400)."""
+    names = [function["name"] for function in functions]
+    if choice == "none":
+        return Tools()
+    if choice is None or choice == "auto":
+        return Tools(tuple(functions), one=one) if functions else Tools()
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        inner = choice["allowed_tools"] if isinstance(choice.get("allowed_tools"), dict) else choice
+        mode, listed = inner.get("mode", "auto"), inner.get("tools")
+        allowed = [named(entry) for entry in listed] if isinstance(listed, list) else None
+        if mode not in ("auto", "required") or not allowed or not all(name in names for name in allowed):
+            raise ApiError(400, f"'tool_choice' must name tools that are offered ({', '.join(names)})")
+        kept = tuple(function for function in functions if function["name"] in allowed)
+        return Tools(kept, must="*" if mode == "required" else "", one=one)
+    if choice == "required":
+        if not functions:
+            raise ApiError(400, "'tool_choice' is required, but 'tools' offers none")
+        return Tools(tuple(functions), must="*", one=one)
+    name = named(choice)
+    if name is None or name not in names:
+        raise ApiError(
+            400,
+            f"'tool_choice' must be none, auto, required, or one of the tools ({', '.join(names) or 'none'}), "
+            f"found {brief(choice)}",
+        )
+    return Tools(tuple(function for function in functions if function["name"] == name), must=name, one=one)
+
+
+def named(choice: Any) -> str | None:
+    """The name of a function in `{"type": "function", "name": N}` or `{..., "function": {"name": N}}`."""
+    if not isinstance(choice, dict) or choice.get("type", "function") != "function":
+        return None
+    inner = choice["function"] if isinstance(choice.get("function"), dict) else choice
+    name = inner.get("name")
+    return name if isinstance(name, str) else None
+
+
+def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
+    """The messages with the tools described in the system message."""
+    if not tools.functions:
+        return messages
+    if messages[0]["role"] == "system":
+        first = {"role": "system", "content": f"{messages[0]['content']}\n\n{tools.told()}".strip()}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": tools.told()}, *messages]
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a message; a list of text parts is joined. Raises ApiError (400)."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return clean_text(content)
+    if isinstance(content, list):
+        texts = [_text_of_part(part) for part in content]
+        if all(text is not None for text in texts):
+            return clean_text("".join(text for text in texts if text is not None))
+    raise ApiError(
+        400,
+        f"{where}: 'content' must be a text or a list of text parts; images and sound are not supported, nor are files",
+    )
+
+
+def _text_of_part(part: Any) -> str | None:
+    if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text", "output_text", "refusal"):
+        return None
+    text = part.get("refusal" if part.get("type") == "refusal" else "text")
+    return text if isinstance(text, str) else None
+
+
+def written_call(name: Any, arguments: Any, where: str) -> str:
+    """An earlier call of a tool as the text in which models write one. Raises ApiError (400)."""
+    if not isinstance(name, str):
+        raise ApiError(400, f"{where}: a call of a tool must have a 'name', found {brief(name)}")
+    arguments = arguments or "{}"
+    with contextlib.suppress(ValueError, RecursionError):  # the model wrote it, and gets it back as it was
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    content = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return clean_text(f"<tool_call>\n{content}\n</tool_call>")
+
+
+# ------------------------------------------------------------------------------------------------------ writing replies
+
+
+class SaidCall(NamedTuple):
+    """A call of a tool that an answer makes."""
+
+    name: str
+    arguments: str
+
+
+def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
+    """The words of a reply and its calls of tools."""
+    if not call.tools:
+        return clean_text(reply.text), []
+    words, written = split_calls(reply.text, fences=False)
+    calls = [SaidCall(clean_text(tool.name), _arguments(tool, call)) for tool in written if isinstance(tool, ToolCall)]
+    if not calls:
+        return clean_text(reply.text), []
+    return clean_text(words), calls[:1] if call.one_call else calls
+
+
+def _arguments(tool: ToolCall, call: ChatCall) -> str:
+    return clean_text(
+        json.dumps(clean_deep(dict(with_types(tool, call.schemas.get(tool.name, {})))), ensure_ascii=False)
+    )
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stop texts."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def tokens_of(
+    text: str, ids: Sequence[int], logprobs: Sequence[float], decode: Callable[[list[int]], str]
+) -> tuple[Token, ...]:
+    """The tokens whose text begins within `text`, each with its log-probability."""
+    tokens, length = [], 0
+    for token, logprob in zip(ids, logprobs, strict=True):
+        if length >= len(text):
+            break  # the end token, or what a stop text cut off
+        said = decode([token])
+        tokens.append(Token(said, logprob))
+        length += len(said)
+    return tuple(tokens)
+
+
+def token_bytes(token: Token) -> list[int] | None:
+    """The bytes of a token; None for a part of a character, which has no text of its own."""
+    return None if "\ufffd" in token.text else list(token.text.encode())
+
+
+def shown_logprob(token: Token) -> float:
+    """JSON has no infinity; OpenAI's own API says -9999 for what is next to impossible."""
+    return max(token.logprob, -9999.0)
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:

@@ -1,18 +1,21 @@
-"""The HTTP server of the chat API: Starlette on uvicorn, in a thread of its own.
+"""The HTTP server of the chat APIs: Starlette on uvicorn, in a thread of its own.
 
-Bounded: the size of a request, the calls in flight, and the time of a call. It listens on loopback unless told
-otherwise, and needs a token on any other address.
+Bounded: the size and the time of a request, the connections, the calls in flight, and the time of a call. A client that
+leaves gives its place back. It listens on loopback unless told otherwise, and needs a token on any other address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
+import logging
 import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,18 +23,26 @@ from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.text import error_line
-from mafrt.environment.chat_api.protocol import (
-    ApiError,
-    ChatCall,
-    ChatReply,
-    EventStream,
-    completion,
-    model_list,
-    parse_call,
+from mafrt.core.text import error_line, shortened
+from mafrt.environment.chat_api.completions import COMPLETIONS
+from mafrt.environment.chat_api.protocol import Api, ApiError, ChatCall, ChatReply, Events, model_list
+from mafrt.environment.chat_api.responses import RESPONSES, KeptItems
+from mafrt.environment.local_server import (
+    BODY_S,
+    LOOPBACK,
+    RefusedError,
+    bounded_server,
+    check_caller,
+    most_connections,
+    read_json,
 )
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+log = logging.getLogger(__name__)
+
+APIS: tuple[Api, ...] = (COMPLETIONS, RESPONSES)
+"""Each is one file: another API is one more entry."""
+MOST_UNHEARD = 256
+"""Answers of an episode that wait for the client to ask again."""
 
 
 Said = Callable[[str], None]
@@ -40,6 +51,10 @@ Said = Callable[[str], None]
 
 class ChatModels(Protocol):
     """The side of a server that has the models. Methods run in the server's thread and must return at once."""
+
+    learns: bool
+    """Whether calls become turns that are learnt from: then a call whose client left is answered all the same, and a
+    client that asks again gets that answer. Otherwise such a call is cancelled."""
 
     def models(self, key: str) -> list[str]:
         """Names of models. `key` is the part of the address before `/v1`, empty without one. Raises ApiError."""
@@ -61,6 +76,10 @@ class Limits:
     """max calls in flight; further ones get status 429"""
     timeout_s: float = 600.0
     """max seconds of one call"""
+    body_s: float = BODY_S
+    """max seconds in which a request must arrive"""
+    connections: int = 1024
+    """max connections, and never more than half of the file descriptors; those without a call end first"""
 
 
 class ChatServer:
@@ -89,7 +108,8 @@ class ChatServer:
         if host not in LOOPBACK and not token:
             raise ConfigError(f"host {host} can be reached from other machines, so a token is needed.")
         try:
-            import uvicorn
+            import starlette  # noqa: F401
+            import uvicorn  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(f"The chat API is missing a package ({error}); run: {install('serve')}") from None
         self.answers, self.token, self.limits = answers, token, limits
@@ -100,11 +120,9 @@ class ChatServer:
             why = os.strerror(error.errno) if error.errno else error.strerror  # create_server adds to strerror
             raise ConfigError(f"port {port} of {host} cannot be used ({why}); give another one.") from None
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        # A client's idle connection must outlast an update of the adapters, or its next call may meet its end.
-        config = uvicorn.Config(
-            self._app(), log_level="error", lifespan="off", access_log=False, ws="none", timeout_keep_alive=3600
-        )
-        self._server = uvicorn.Server(config)
+        self._kept = KeptItems()
+        self._calls: defaultdict[str, list[_Call]] = defaultdict(list)
+        self._server = bounded_server(self._app(), connections=most_connections(limits.connections))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True, name="mafrt-chat-api"
         )
@@ -128,6 +146,11 @@ class ChatServer:
 
     # ------------------------------------------------------------------------------------------------------ routes
 
+    def forget(self, key: str) -> None:
+        """Forget what was kept for an episode. May be called in any thread."""
+        self._calls.pop(key, None)
+        self._kept.forget(key)
+
     def _app(self) -> Any:
         from starlette.applications import Starlette
         from starlette.routing import Route
@@ -135,50 +158,106 @@ class ChatServer:
         routes = []
         for prefix in ("", "/episodes/{key}"):
             routes += [
-                Route(f"{prefix}/v1/chat/completions", self._chat, methods=["POST"]),
+                *(Route(f"{prefix}{api.path}", self._calling(api), methods=["POST"]) for api in APIS),
                 Route(f"{prefix}/v1/models", self._models, methods=["GET"]),
                 Route(f"{prefix}/v1/reward", self._reward, methods=["POST"]),
             ]
-        return Starlette(routes=routes, exception_handlers={ApiError: _error})
+        handlers: dict[Any, Any] = {ApiError: _error, RefusedError: _refused, 404: _unknown, 405: _unknown}
+        return Starlette(routes=[_safely(route) for route in routes], exception_handlers=handlers)
 
-    async def _chat(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse, StreamingResponse
+    def _calling(self, api: Api) -> Callable[[Any], Any]:
+        async def answer(request: Any) -> Any:
+            return await self._answer(api, request)
 
-        self._check(request)
-        call = parse_call(await self._json(request))
-        if self.in_flight >= self.limits.calls:
-            raise ApiError(429, f"{self.limits.calls} calls are in flight; try again later", "rate_limit_exceeded")
+        return answer
+
+    async def _answer(self, api: Api, request: Any) -> Any:
+        from starlette.responses import Response, StreamingResponse
+
+        self._check(request, body=True)
+        key, body = request.path_params.get("key", ""), await self._json(request)
+        past, created = self._kept.of(key), int(time.time())
+        call = api.parse(body, past)
         running = _Running(self.limits.timeout_s)
-        future = self.answers.begin(request.path_params.get("key", ""), call, running.said)
-        self.in_flight += 1
-        running.follow(future, self._one_less)
-        # Until the first piece an error is an answer with a status.
-        piece = await running.next_piece()
-        if call.stream:
-            events = running.events(EventStream(call, int(time.time())), piece)
-            return StreamingResponse(events, media_type="text/event-stream")
-        while piece:
+        shared = self._begin(key, call, _Attempt.of(request, body), running)
+        watcher = asyncio.ensure_future(_left(request, running))
+        try:
+            # Until the first piece an error is an answer with a status.
             piece = await running.next_piece()
-        return JSONResponse(completion(call, running.reply(), int(time.time())))
+            if call.stream:
+                events = self._events(running, shared, api.events(call, created, past), piece, watcher)
+                watcher = None
+                return StreamingResponse(events, media_type="text/event-stream")
+            while piece:
+                piece = await running.next_piece()
+            made = api.whole(call, running.reply(), created, past)
+            shared.heard = not running.left
+            return _json_response(made)
+        except _LeftError:
+            return Response(status_code=499)  # nobody reads it
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+                self._end(key, shared, running)
 
-    def _one_less(self) -> None:
+    async def _events(
+        self, running: _Running, shared: _Call, stream: Events, piece: str, watcher: asyncio.Future[None]
+    ) -> AsyncIterator[str]:
+        """The reply as server-sent events, from this piece on."""
+        try:
+            yield stream.begin()
+            while piece:
+                yield stream.piece(piece)
+                piece = await running.next_piece()
+            for event in stream.end(running.reply()):
+                yield event
+            shared.heard = not running.left
+        except ApiError as error:
+            yield stream.failed(error)
+        except _LeftError:
+            return
+        finally:
+            watcher.cancel()
+            self._end(shared.key, shared, running)
+
+    def _begin(self, key: str, call: ChatCall, attempt: _Attempt, running: _Running) -> _Call:
+        """The call that a request makes, or goes on with: a client that asks again means the same call."""
+        shared = next((each for each in self._calls.get(key, ()) if attempt.repeats(each)), None)
+        if shared is None:
+            if self.in_flight >= self.limits.calls:
+                raise ApiError(429, f"{self.limits.calls} calls are in flight; try again later", "rate_limit_exceeded")
+            shared = _Call(key, attempt, self.answers.begin(key, call, running.said))
+            if self.answers.learns:
+                calls = self._calls[key]
+                calls.append(shared)
+                del calls[:-MOST_UNHEARD]
+        shared.listeners += 1
+        self.in_flight += 1
+        running.follow(shared.future)
+        return shared
+
+    def _end(self, key: str, shared: _Call, running: _Running) -> None:
+        """A request has its answer, or its client has left."""
         self.in_flight -= 1
+        shared.listeners -= 1
+        running.forget()
+        if not self.answers.learns:
+            shared.future.cancel()  # nobody waits for it, unless it is done
+        elif shared.heard and not shared.attempt.name and shared in (calls := self._calls.get(key, [])):
+            calls.remove(shared)
 
     async def _models(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
         self._check(request)
-        return JSONResponse(model_list(self.answers.models(request.path_params.get("key", ""))))
+        return _json_response(model_list(self.answers.models(request.path_params.get("key", ""))))
 
     async def _reward(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        self._check(request)
+        self._check(request, body=True)
         self.answers.reward(request.path_params.get("key", ""), await self._json(request))
-        return JSONResponse({"ok": True})
+        return _json_response({"ok": True})
 
-    def _check(self, request: Any) -> None:
-        """Refuse a request without the token."""
+    def _check(self, request: Any, *, body: bool = False) -> None:
+        """Refuse a request of another site, or without the token."""
+        check_caller(request.headers.items(), self.host, body=body)
         if self.token is None:
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
@@ -186,81 +265,158 @@ class ChatServer:
             raise ApiError(401, "the token is wrong or missing; give it as the API key", "invalid_api_key")
 
     async def _json(self, request: Any) -> Any:
-        """The body of a request as JSON, read no further than the limit."""
-        most, content = int(self.limits.body_mib * 2**20), b""
-        async for chunk in request.stream():
-            content += chunk
-            if len(content) > most:
-                raise ApiError(413, f"the request is larger than {self.limits.body_mib:g} MiB")
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError):
-            raise ApiError(400, "the request is not JSON") from None
+        return await read_json(request, self.limits.body_mib, self.limits.body_s)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What tells whether two requests are one call."""
+
+    digest: bytes
+    """of address and body"""
+    name: str = ""
+    """idempotency key; empty without one"""
+    again: bool = False
+    """whether the client says that it has asked before"""
+
+    @staticmethod
+    def of(request: Any, body: Any) -> _Attempt:
+        content = json.dumps([request.url.path, body], sort_keys=True).encode()
+        return _Attempt(
+            hashlib.sha256(content).digest(),
+            request.headers.get("idempotency-key", "")[:200],
+            request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+        )
+
+    def repeats(self, call: _Call) -> bool:
+        """Whether this request is an earlier one that its client has given up.
+
+        Equal requests whose clients both wait are two calls: an agent may be asked the same twice.
+        """
+        if self.name or call.attempt.name:
+            return self.name == call.attempt.name and self.digest == call.attempt.digest
+        return self.digest == call.attempt.digest and not call.heard and (self.again or not call.listeners)
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call, which several requests may have asked for."""
+
+    key: str
+    attempt: _Attempt
+    future: Future[ChatReply]
+    listeners: int = 0
+    """requests that wait for the answer"""
+    heard: bool = False
+    """whether a client has got the answer"""
+
+
+class _LeftError(Exception):
+    """The client has gone."""
 
 
 class _Running:
-    """A call that is being answered, in the server's event loop."""
+    """A request that is being answered, in the server's event loop."""
 
     def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s, self._deadline = timeout_s, self._loop.time() + timeout_s
         self._pieces: asyncio.Queue[str] = asyncio.Queue()
-        self._whole: asyncio.Future[ChatReply] | None = None
+        self._future: Future[ChatReply] | None = None
+        self.left = False
+        """whether the client has gone"""
 
     def said(self, piece: str) -> None:
         """Take a piece of the text, in any thread."""
         if piece:
+            self._put(piece)
+
+    def _put(self, piece: str) -> None:
+        try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+        except RuntimeError:  # the server has ended
+            log.debug("an answer came after the end of its server")
 
-    def follow(self, future: Future[ChatReply], done: Callable[[], None]) -> None:
-        """Wait for the whole reply; `done` is called when it is there, or given up."""
-        self._whole = asyncio.wrap_future(future)
+    def follow(self, future: Future[ChatReply]) -> None:
+        """Wait for the whole reply; it comes after all pieces."""
+        self._future = future
+        future.add_done_callback(self._whole)
 
-        def end(_: Any) -> None:
-            done()
-            self._pieces.put_nowait("")  # after all pieces, since they came before the reply
+    def _whole(self, _: Future[ChatReply]) -> None:
+        self._put("")
 
-        self._whole.add_done_callback(end)
+    def forget(self) -> None:
+        """Take no more pieces."""
+        self._pieces = asyncio.Queue()
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self.left = True
+        self._pieces.put_nowait("")
 
     async def next_piece(self) -> str:
-        """The next piece; empty when the reply is whole. Raises ApiError."""
-        assert self._whole is not None
+        """The next piece; empty when the reply is whole. Raises ApiError, and _LeftError if the client has gone."""
         try:
             piece = await asyncio.wait_for(self._pieces.get(), max(0.0, self._deadline - self._loop.time()))
         except TimeoutError:
-            self._whole.cancel()
             raise ApiError(504, f"no answer within {self._timeout_s:g} s", "timeout") from None
+        if self.left:
+            raise _LeftError
         if not piece:
             self.reply()
         return piece
 
     def reply(self) -> ChatReply:
         """The whole reply. Raises ApiError."""
-        assert self._whole is not None
+        assert self._future is not None
         try:
-            return self._whole.result()
+            return self._future.result(timeout=0)
         except ApiError:
             raise
         except Exception as error:
             raise ApiError(500, f"the call cannot be answered: {error_line(error)}") from error
 
-    async def events(self, stream: EventStream, piece: str) -> AsyncIterator[str]:
-        """The reply as server-sent events, from this piece on."""
-        assert self._whole is not None
-        try:
-            yield stream.begin()
-            while piece:
-                yield stream.piece(piece)
-                piece = await self.next_piece()
-            for event in stream.end(self.reply()):
-                yield event
-        except ApiError as error:
-            yield stream.failed(error)
-        finally:
-            self._whole.cancel()  # of a client that has gone
+
+async def _left(request: Any, running: _Running) -> None:
+    """Wait until the client has gone; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    running.leave()
+
+
+def _json_response(body: Any, status: int = 200) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(body, status_code=status)
 
 
 async def _error(_: Any, error: Any) -> Any:
-    from starlette.responses import JSONResponse
+    return _json_response(error.body(), error.status)
 
-    return JSONResponse(error.body(), status_code=error.status)
+
+async def _refused(_: Any, error: Any) -> Any:
+    return _json_response(ApiError(error.status, str(error)).body(), error.status)
+
+
+async def _unknown(request: Any, error: Any) -> Any:
+    """An address that is not there: name those that are."""
+    there = ", ".join([*(f"POST {api.path}" for api in APIS), "GET /v1/models", "POST /v1/reward"])
+    asked = shortened(f"{request.method} {request.url.path}", 200)
+    said = ApiError(error.status_code, f"there is no {asked} here; there are {there}", "unknown_url")
+    return _json_response(said.body(), error.status_code)
+
+
+def _safely(route: Any) -> Any:
+    """The route with an answer for faults of our own too, in place of a traceback."""
+    endpoint = route.endpoint
+
+    async def answer(request: Any) -> Any:
+        try:
+            return await endpoint(request)
+        except (ApiError, RefusedError):
+            raise
+        except Exception as error:
+            log.exception("a request could not be answered")
+            raise ApiError(500, f"the request cannot be answered: {error_line(error)}") from error
+
+    return type(route)(route.path, answer, methods=route.methods)

@@ -1,0 +1,231 @@
+"""OpenAI's Chat Completions, `POST /v1/chat/completions`. Source: its API reference."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mafrt.core.text import brief
+from mafrt.core.types import Message
+from mafrt.environment.chat_api.protocol import (
+    NO_FORM,
+    ApiError,
+    ChatCall,
+    ChatReply,
+    Events,
+    Fields,
+    Past,
+    is_text_form,
+    parts_of,
+    read_tools,
+    shown_logprob,
+    text_of,
+    token_bytes,
+    with_tools,
+    written_call,
+)
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES |= {"tool": "tool", "function": "tool"}
+
+_READ = {
+    *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
+    *("max_completion_tokens", "max_tokens", "temperature", "top_p", "seed", "logprobs"),
+}
+_HARMLESS = {
+    # For the provider's books and caches.
+    *("metadata", "store", "user", "safety_identifier", "service_tier"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    # Hints that bind no answer.
+    *("prediction", "reasoning_effort", "verbosity"),
+}
+_REFUSED = {
+    "n": (lambda value: value == 1, "must be 1; make one call for each answer"),
+    "top_logprobs": (lambda value: value == 0, "must be 0: only the log-probabilities of the sampled tokens are known"),
+    "response_format": (is_text_form, NO_FORM),
+    "logit_bias": (lambda value: value == {}, "is not supported: it would change the policy that is sampled"),
+    "frequency_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
+    "presence_penalty": (lambda value: value == 0, "must be 0: a penalty would change the policy that is sampled"),
+    "modalities": (lambda value: value == ["text"], 'must be ["text"]; images and sound are not supported'),
+    "audio": (lambda value: False, "is not supported: answers are texts"),
+    "functions": (lambda value: value == [], "is the form before 'tools'; give 'tools'"),
+    "function_call": (lambda value: value == "none", "is the form before 'tool_choice'; give 'tool_choice'"),
+    "web_search_options": (lambda value: False, "is not supported: there is no search here; offer it as a tool"),
+    "moderation": (lambda value: False, "is not supported: answers are not moderated"),
+}
+
+
+class Completions:
+    """Chat Completions as an `Api`."""
+
+    path = "/v1/chat/completions"
+
+    def parse(self, body: Any, past: Past | None = None) -> ChatCall:
+        fields = Fields(body)
+        model = fields.model()
+        fields.refuse(_REFUSED, _READ | _HARMLESS)
+        messages = _messages(body.get("messages"))
+        options = body.get("stream_options")
+        if options is not None and not isinstance(options, dict):
+            raise ApiError(400, f"'stream_options' must be an object, found {brief(options)}")
+        one = not fields.flag("parallel_tool_calls", True)
+        tools = read_tools(_functions(body.get("tools")), body.get("tool_choice"), one=one)
+        most = fields.number("max_completion_tokens", int, 1)
+        return ChatCall(
+            model=model,
+            messages=with_tools(messages, tools),
+            stream=fields.flag("stream"),
+            tools=bool(tools.functions),
+            schemas=tools.schemas,
+            one_call=one,
+            logprobs=fields.flag("logprobs"),
+            max_tokens=fields.number("max_tokens", int, 1) if most is None else most,
+            temperature=fields.number("temperature", float, 0),
+            top_p=fields.number("top_p", float, 0),
+            stop=fields.stops(),
+            seed=fields.number("seed", int, None),
+            request=body,
+        )
+
+    def whole(self, call: ChatCall, reply: ChatReply, created: int, past: Past | None = None) -> dict[str, Any]:
+        content, calls, reason = _parts(call, reply)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": _logprobs(call, reply)}
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": created,
+            "model": call.model,
+            "choices": [choice],
+            "usage": _usage(reply),
+        }
+
+    def events(self, call: ChatCall, created: int, past: Past | None = None) -> Events:
+        return _Chunks(call, created)
+
+
+def _messages(given: Any) -> list[Message]:
+    if not isinstance(given, list) or not given:
+        raise ApiError(400, f"'messages' must be a list of at least one message, found {brief(given)}")
+    messages: list[Message] = []
+    for number, message in enumerate(given):
+        where = f"messages[{number}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _ROLES:
+            raise ApiError(400, f"{where} must be an object whose 'role' is one of {', '.join(_ROLES)}")
+        text = text_of(message.get("content"), where)
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
+        for call in calls:
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
+            text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
+        messages.append({"role": _ROLES[role], "content": text})
+    return messages
+
+
+def _functions(given: Any) -> list[Mapping[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise ApiError(400, f"'tools' must be a list of objects, found {brief(given)}")
+    functions = []
+    for number, tool in enumerate(given):
+        function = tool.get("function", tool)
+        if tool.get("type", "function") != "function" or not isinstance(function, dict):
+            raise ApiError(400, f"tools[{number}] must be of type function, found {brief(tool.get('type'))}")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise ApiError(
+                400, f"tools[{number}] must have a 'name' that is a text, found {brief(function.get('name'))}"
+            )
+        functions.append(function)
+    return functions
+
+
+def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
+    """Content, tool calls and finish reason of a reply."""
+    words, said = parts_of(call, reply)
+    if not said:
+        return words, [], "length" if reply.cut else "stop"
+    calls = [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": each.name, "arguments": each.arguments},
+        }
+        for each in said
+    ]
+    return words or None, calls, "tool_calls"
+
+
+def _logprobs(call: ChatCall, reply: ChatReply) -> dict[str, Any] | None:
+    if not call.logprobs:
+        return None
+    content = [
+        {"token": token.text, "logprob": shown_logprob(token), "bytes": token_bytes(token), "top_logprobs": []}
+        for token in reply.tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _usage(reply: ChatReply) -> dict[str, int]:
+    total = reply.prompt_tokens + reply.completion_tokens
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": total,
+    }
+
+
+class _Chunks:
+    """A reply as chunks."""
+
+    def __init__(self, call: ChatCall, created: int) -> None:
+        self._call = call
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": call.model,
+        }
+        self._said = ""
+        options = call.request.get("stream_options")
+        self._usage = isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def begin(self) -> str:
+        return self._event({"role": "assistant", "content": ""}, None)
+
+    def piece(self, text: str) -> str:
+        self._said += text
+        return self._event({"content": text}, None)
+
+    def end(self, reply: ChatReply) -> Iterator[str]:
+        content, calls, reason = _parts(self._call, reply)
+        if content and (rest := content[len(self._said) :]):
+            yield self.piece(rest)
+        if calls:
+            yield self._event({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(calls)]}, None)
+        yield self._event({}, reason, _logprobs(self._call, reply))
+        if self._usage:
+            yield self._event(None, None, usage=_usage(reply))
+        yield "data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> str:
+        return f"data: {json.dumps(error.body(), ensure_ascii=False)}\n\n"
+
+    def _event(
+        self, delta: dict[str, Any] | None, finish: str | None, logprobs: dict[str, Any] | None = None, **more: Any
+    ) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        body = {**self._head, "choices": [] if delta is None else [choice], **more}
+        return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+COMPLETIONS = Completions()
+parse_call = COMPLETIONS.parse

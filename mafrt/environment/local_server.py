@@ -1,0 +1,174 @@
+"""What every local HTTP server checks before it answers: who asks, with what, and for how long.
+
+A server on loopback can be reached by any page that the user's browser shows: a page may point its own name at this
+machine (DNS rebinding), or send a request whose answer it does not need. So the names of host and origin, and the type
+of a body, are checked here, in one place for all servers. Bodies are read within a size and a time, and connections are
+bounded in number, so that nobody holds the server by doing nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from mafrt.core.text import clean_deep, shortened
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+BODY_S = 30.0
+"""for a whole body"""
+HEAD_S = 30.0
+"""for the head of a connection's first request"""
+IDLE_S = 75
+"""of a connection between two requests; clients that find it closed open another"""
+
+
+class RefusedError(Exception):
+    """A request that is not answered; the text says why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = False) -> None:
+    """Refuse a request that a page of another site may have sent.
+
+    Args:
+        headers: names, in small letters, and values of the request.
+        host: address that the server listens on. On one that is not loopback a token protects, and any name is taken.
+        body: whether the request has a body, which must then be JSON.
+
+    Raises:
+        RefusedError: 403 or 415.
+    """
+    given: dict[str, list[str]] = {}
+    for name, value in headers:
+        given.setdefault(name, []).append(value)
+    hosts = given.get("host", [])
+    if len(hosts) != 1:
+        raise RefusedError(403, f"a request needs one Host header, found {len(hosts)}")
+    asked = _name(f"//{hosts[0]}")
+    if host in LOOPBACK and asked not in LOOPBACK:
+        raise RefusedError(
+            403,
+            f"this server answers to {', '.join(LOOPBACK)}, not to the Host {shortened(hosts[0])!r}; use one of these",
+        )
+    for origin in given.get("origin", []):
+        if (name := _name(origin)) is None or (name not in LOOPBACK if host in LOOPBACK else name != asked):
+            raise RefusedError(403, f"pages of {shortened(origin)!r} may not call this server")
+    if "cross-site" in given.get("sec-fetch-site", []):
+        raise RefusedError(403, "pages of other sites may not call this server")
+    if not body:
+        return
+    kinds = given.get("content-type", [])
+    # A body without a type comes from a browser too, but then with an origin.
+    if not kinds and "origin" not in given and "sec-fetch-site" not in given:
+        return
+    kind = kinds[0].partition(";")[0].strip().lower() if len(kinds) == 1 else ""
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RefusedError(
+            415, f"the content type must be application/json, found {shortened(', '.join(kinds)) or 'none'}"
+        )
+
+
+def _name(address: str) -> str | None:
+    """The host name in an address; None if there is none."""
+    try:
+        parts = urlsplit(address)
+        parts.port  # noqa: B018  # raises ValueError for a port that is none
+    except ValueError:
+        return None
+    return None if "@" in parts.netloc else parts.hostname
+
+
+async def read_json(request: Any, most_mib: float, timeout_s: float = BODY_S) -> Any:
+    """The body of a Starlette request as JSON whose texts are valid Unicode.
+
+    Raises:
+        RefusedError: it is larger than `most_mib` (413), not there within `timeout_s` (408), or no JSON (400).
+    """
+    from starlette.requests import ClientDisconnect
+
+    most, content = int(most_mib * 2**20), bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > most:
+                    raise RefusedError(413, f"the request is larger than {most_mib:g} MiB; shorten it")
+    except TimeoutError:
+        raise RefusedError(408, f"the request did not arrive within {timeout_s:g} s") from None
+    except ClientDisconnect:
+        raise RefusedError(400, "the client left before the request was whole") from None
+    try:
+        return clean_deep(json.loads(bytes(content), parse_constant=_no_number))
+    except RecursionError:
+        raise RefusedError(400, "the request is nested too deeply") from None
+    except ValueError as error:
+        raise RefusedError(400, f"the request is not JSON that can be used ({shortened(str(error), 160)})") from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def bounded_server(app: Any, *, connections: int, **more: Any) -> Any:
+    """A uvicorn server that ends connections which do nothing, the oldest first when there are too many.
+
+    Args:
+        app: the ASGI application.
+        connections: most connections at the same time.
+        more: further settings of `uvicorn.Config`.
+    """
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """Knows since when it has had nothing to do."""
+
+        idle_since: float
+
+        def connection_made(self, transport: Any) -> None:
+            self.idle_since = time.monotonic()
+            super().connection_made(transport)
+            self.loop.call_later(HEAD_S, self.end_without_head)
+            if len(self.connections) > connections:
+                idle = sorted((each for each in self.connections if each.idle), key=lambda each: each.idle_since)
+                # Without an idle one the new one has to go: those in a call have been promised an answer.
+                (idle[0] if idle else self).transport.close()
+
+        @property
+        def idle(self) -> bool:
+            return self.cycle is None or bool(self.cycle.response_complete)
+
+        def on_response_complete(self) -> None:
+            self.idle_since = time.monotonic()
+            super().on_response_complete()
+            self.loop.call_later(HEAD_S + IDLE_S, self.end_idle)
+
+        def end_without_head(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.close()
+
+        def end_idle(self) -> None:
+            # A head that comes byte by byte has ended the server's own wait.
+            if self.idle and time.monotonic() - self.idle_since >= HEAD_S + IDLE_S and not self.transport.is_closing():
+                self.transport.close()
+
+    settings = {"log_level": "error", "lifespan": "off", "access_log": False, "ws": "none", **more}
+    return uvicorn.Server(uvicorn.Config(app, http=Bounded, timeout_keep_alive=IDLE_S, **settings))
+
+
+def most_connections(wanted: int) -> int:
+    """Connections that leave the process half of its file descriptors."""
+    try:
+        import resource
+    except ImportError:
+        return wanted
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else max(8, min(wanted, soft // 2))
