@@ -24,10 +24,11 @@ from mafrt.core.reading import parse_json, read_text
 from mafrt.core.text import clean_deep, shortened
 from mafrt.core.types import Observation, Sampled, StepResult
 from mafrt.environment.base import Env
-from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply, Token, before_stop
 from mafrt.environment.chat_api.server import ChatServer, Said
 from mafrt.envs.program.episode import Ended, ProgramEpisode, Waiting
-from mafrt.envs.program.runner import command_runner, end, function_runner, start_error
+from mafrt.envs.program.first_episodes import FIRST, called_agents
+from mafrt.envs.program.runner import command_runner, function_runner, start_error
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ class ProgramEnv(Env):
     Args:
         program: `my_agents.py:run_episode` or `package.module:function`, called as `function(task, base_url)`.
         command: a command in place of a function.
-        agents: the models that it may call; by default those that the function or its module names.
+        agents: the models that it may call; by default those that the function or its module names, or else those that
+            its first episodes call.
         tasks: JSONL file with one task (an object) a line; without one, a task is `{"seed": N}`.
         timeout_s: seconds in which the program must make its next call or end.
         settle_s: seconds in which further calls count as made side by side.
@@ -123,15 +125,24 @@ class ProgramEnv(Env):
             assert command is not None
             self._start = command_runner(command, 10 * timeout_s)
         self.program, self.timeout_s, self.settle_s = program or command or "", timeout_s, settle_s
-        self.agents = tuple(agents or named)
-        if not self.agents:
-            raise ConfigError(
-                f"the agents of {self.program} are not known; give a team file (--profile_path), or name them in the "
-                'module: AGENTS = ("solver", "checker").'
-            )
         self.tasks = None if tasks is None else read_tasks(tasks)
         self.num_tasks = None if self.tasks is None else len(self.tasks)
+        self.agents = tuple(agents or named) or self._called()
         self._begin_playing()
+
+    def _called(self) -> tuple[str, ...]:
+        """The agents that the first episodes call. Raises ConfigError if they call none."""
+        first = [{"seed": seed} for seed in range(FIRST)]
+        tasks = first if self.tasks is None else [{**task, "seed": 0} for task in self.tasks[:FIRST]]
+        found, why = called_agents(self._start, tasks, SERVER.open, SERVER.forget, self.timeout_s)
+        if not found:
+            calls_none = f", and its first episodes call none ({why})" if why else ""
+            raise ConfigError(
+                f"the agents of {self.program} are not known{calls_none}"
+                '; give a team file (--profile_path), or name them in the module: AGENTS = ("solver", "checker").'
+            )
+        log.info("the agents of %s are those that its first episodes call: %s", self.program, ", ".join(found))
+        return found
 
     def _begin_playing(self) -> None:
         self._episode: ProgramEpisode | None = None
@@ -182,8 +193,7 @@ class ProgramEnv(Env):
         for agent, text in actions.items():
             call = self._calls.pop(agent)
             if not call.answer.done():  # a client that has gone cancels its call
-                how = sampled.get(agent, Sampled(0, 0, "eos"))
-                call.answer.set_result(ChatReply(text, how.stop == "length", how.prompt_tokens, how.tokens))
+                call.answer.set_result(_reply(call.call, text, sampled.get(agent, Sampled(0, 0, "eos"))))
         calls = self._next()
         if not isinstance(calls, Ended):
             if self.step_count + 1 >= (self.max_steps or self.step_count + 2):
@@ -212,7 +222,7 @@ class ProgramEnv(Env):
 
     @staticmethod
     def _seen(calls: dict[str, Waiting]) -> dict[str, Observation]:
-        return {agent: list(call.messages) for agent, call in calls.items()}
+        return {agent: list(waiting.call.messages) for agent, waiting in calls.items()}
 
     def _finish(self, why: ApiError = _ENDED) -> None:
         """Refuse further calls of the episode."""
@@ -222,11 +232,17 @@ class ProgramEnv(Env):
             self._episode, self._calls = None, {}
 
     def _give_up(self) -> None:
-        """End an episode whose program still runs; its calls get the API's error, and a command is killed."""
-        process = None if self._episode is None else self._episode.process
+        """End an episode whose program still runs: its calls get the API's error, and it is ended where it can be."""
+        stop = None if self._episode is None else self._episode.stop
         self._finish(_TOO_LONG)
-        if process is not None and process.poll() is None:
-            end(process)
+        if stop is not None:
+            stop()
+
+
+def _reply(call: ChatCall, text: str, how: Sampled) -> ChatReply:
+    """The answer of a turn to the call that it came from; a stop text cuts what the program sees."""
+    tokens = tuple(Token(*each) for each in how.said()) if call.logprobs and how.said is not None else ()
+    return ChatReply(before_stop(text, call.stop), how.stop == "length", how.prompt_tokens, how.tokens, tokens)
 
 
 _NUMBERS = itertools.count()

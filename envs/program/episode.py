@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
-import subprocess
+import re
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +17,11 @@ from typing import Any
 from mafrt.config.resolve import is_users
 from mafrt.core.errors import EnvError
 from mafrt.core.real_number import real_number
-from mafrt.core.text import brief
-from mafrt.core.types import Message
+from mafrt.core.text import brief, shortened
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
+
+MOST_UNKNOWN = 8
+"""Names of models that are kept for an error's sentence"""
 
 
 @dataclass
@@ -25,7 +29,7 @@ class Waiting:
     """A call that waits for its answer."""
 
     agent: str
-    messages: list[Message]
+    call: ChatCall
     answer: Future[ChatReply] = field(default_factory=Future)
 
 
@@ -46,24 +50,31 @@ class Reward:
     rewards: dict[str, float] = field(default_factory=dict)
 
 
+def agent_name(model: str) -> str:
+    """The agent that a model stands for: names of agents hold no slashes or blanks, as `openai/gpt-5` does."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", model)[:64]
+
+
 class ProgramEpisode:
     """The mailbox between a running program and the environment.
 
     Args:
         key: names the episode in the address.
-        agents: models that it may call.
+        agents: models that it may call; None: any, and `agents` then holds those that it has called.
     """
 
-    def __init__(self, key: str, agents: tuple[str, ...]) -> None:
-        self.key, self.agents = key, agents
+    def __init__(self, key: str, agents: tuple[str, ...] | None) -> None:
+        self.key, self.agents, self._any = key, agents or (), agents is None
         self.events: queue.Queue[Waiting | Ended] = queue.Queue()
-        self.thread: threading.Thread | None = None
-        """of a program that is a function"""
-        self.process: subprocess.Popen[bytes] | None = None
-        """of a program that is a command"""
+        self.stop: Callable[[], None] | None = None
+        """ends the program; None for one that cannot be ended"""
+        self.line: Callable[[], str] | None = None
+        """` (FILE, line N)` where the program stands in the user's own code"""
         self.over: ApiError | None = None
         """why further calls are refused; None while calls are taken"""
-        self.posted: list[Any] = []
+        self.posted = 0
+        """rewards that were posted, up to two"""
+        self._reward: Reward | None = None
         self.unknown: list[str] = []
         """models that it asked for and that are no agents"""
         self._held: list[Waiting] = []
@@ -77,21 +88,33 @@ class ProgramEpisode:
         with self._lock:
             if self.over is not None:
                 raise self.over
-            if call.model not in self.agents:
-                self.unknown.append(call.model)
+            agent = call.model if call.model in self.agents else agent_name(call.model)
+            if agent not in self.agents and self._any:
+                self.agents += (agent,)
+            if agent not in self.agents:
+                if call.model not in self.unknown and len(self.unknown) < MOST_UNKNOWN:
+                    self.unknown.append(shortened(call.model))
                 raise ApiError(
-                    404, f"there is no agent {call.model!r}; there are {', '.join(self.agents)}", "model_not_found"
+                    404,
+                    f"there is no agent {shortened(call.model)!r}; there are {', '.join(self.agents)}; give one of "
+                    "them as 'model', or name this one in the team file or in AGENTS",
+                    "model_not_found",
                 )
-            waiting = Waiting(call.model, call.messages)
+            waiting = Waiting(agent, call)
             self.events.put(waiting)
             return waiting.answer
 
     def post(self, body: Any) -> None:
-        """Take a posted reward. Raises ApiError after the end."""
+        """Take a posted reward. Raises ApiError for one that cannot be read (400), and after the end (410)."""
+        try:
+            reward = read_reward(body, self.agents)
+        except EnvError as error:
+            raise ApiError(400, str(error)) from error
         with self._lock:
             if self.over is not None:
                 raise self.over
-            self.posted.append(body)
+            self.posted = min(self.posted + 1, 2)
+            self._reward = reward
 
     # -------------------------------------------------------------------- the environment's side
 
@@ -145,22 +168,17 @@ class ProgramEpisode:
                 call.answer.set_exception(why)
 
     def where(self) -> str:
-        """` (FILE, line N)` where the program's thread stands in the user's own code; empty if it is not known."""
-        frame = sys._current_frames().get(self.thread.ident or -1) if self.thread is not None else None
-        stack = [] if frame is None else traceback.extract_stack(frame)
-        for entry in reversed(stack):
-            if is_users(entry.filename):
-                return f" ({entry.filename}, line {entry.lineno})"
-        return ""
+        """` (FILE, line N)` where the program stands in the user's own code; empty if it is not known."""
+        return "" if self.line is None else self.line()
 
     def reward(self, returned: Any) -> Reward:
         """The reward of an episode that has ended. Raises EnvError if there is none, or more than one."""
-        given = [*self.posted, *([] if returned is None else [returned])]
+        given = self.posted + (returned is not None)
         if not given:
             raise EnvError("the program gave no reward; return a number, or post one to BASE_URL/reward")
-        if len(given) > 1:
-            raise EnvError(f"the program gave {len(given)} rewards; return one or post one, not both")
-        return read_reward(given[0], self.agents)
+        if given > 1:
+            raise EnvError(f"the program gave {given} rewards; return one or post one, not both")
+        return self._reward if self._reward is not None else read_reward(returned, self.agents)
 
 
 def read_reward(given: Any, agents: tuple[str, ...]) -> Reward:
@@ -177,3 +195,28 @@ def read_reward(given: Any, agents: tuple[str, ...]) -> Reward:
         f'the reward must be a number or an object with "reward" and "rewards" (agent -> number; agents are '
         f"{', '.join(agents)}), found {brief(given)}"
     )
+
+
+def line_of_thread(ident: int | None) -> str:
+    """` (FILE, line N)` where a thread stands in the user's own code; empty if it does not."""
+    frame = sys._current_frames().get(ident or -1)
+    return _users_line([] if frame is None else traceback.extract_stack(frame))
+
+
+def line_of_task(task: asyncio.Task[Any] | None) -> str:
+    """The same for a coroutine that waits."""
+    stack, inner = [], None if task is None else task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None)
+        if frame is None:
+            break
+        stack.append(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        inner = getattr(inner, "cr_await", None)
+    return _users_line(stack)
+
+
+def _users_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    for entry in reversed(stack):
+        if is_users(entry.filename):
+            return f" ({entry.filename}, line {entry.lineno})"
+    return ""

@@ -16,14 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from mafrt.config.resolve import load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import error_line, shortened
-from mafrt.envs.program.episode import Ended, ProgramEpisode
+from mafrt.envs.program.coroutines import LOOPS
+from mafrt.envs.program.episode import Ended, ProgramEpisode, line_of_task, line_of_thread
+from mafrt.envs.program.own_process import ProgramProcesses, Source
 
 MOST_TASK_BYTES = 100_000
 """Of a task in the environment; Linux takes 128 KiB."""
@@ -42,8 +44,13 @@ Start = Callable[[ProgramEpisode, dict[str, Any], str], None]
 def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
     """Runs `file.py:function` or `package.module:function`, and the agents that the function or its module names.
 
-    The function is called as `function(task, base_url)` and returns the reward; it may be a coroutine function.
+    The function is called as `function(task, base_url)` and returns the reward; it may be a coroutine function. One
+    that finds the address elsewhere runs in a process for each episode (`own_process.py`), any other in this one:
+    coroutines in one event loop, functions in a thread for each episode.
     """
+    source = Source.read(path)
+    if source is not None and source.needs_process and sys.platform == "linux":
+        return ProgramProcesses(path, source).start, source.agents
     function = load_object(path)
     try:
         inspect.signature(function).bind({}, "")
@@ -51,26 +58,48 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
         raise ConfigError(f"{path} must take (task, base_url): {error}.") from None
     named = getattr(function, "agents", None) or getattr(inspect.getmodule(function), "AGENTS", None)
 
+    async def awaited(episode: ProgramEpisode, result: Any) -> None:
+        task = asyncio.current_task()
+        episode.line = lambda: line_of_task(task)
+        try:
+            returned = await result
+        except BaseException as error:
+            _failed(episode, error)
+        else:
+            episode.events.put(Ended(returned))
+
+    async def called(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
+        await awaited(episode, function(task, base_url))
+
     def run(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         try:
             result = function(task, base_url)
-            if inspect.isawaitable(result):
-                result = asyncio.run(_awaited(result))
         except BaseException as error:  # SystemExit too: a program does not end the run
-            episode.events.put(Ended(error=f"raised {type(error).__name__}: {error_line(error)}{user_line(error)}"))
+            _failed(episode, error)
+            return
+        if inspect.isawaitable(result):
+            in_loop(episode, awaited(episode, result))
         else:
             episode.events.put(Ended(result))
 
+    def in_loop(episode: ProgramEpisode, coroutine: Coroutine[Any, Any, None]) -> None:
+        future = LOOPS.submit(coroutine)
+        episode.stop = lambda: future.cancel() and None
+
     def start(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
+        if inspect.iscoroutinefunction(function):
+            in_loop(episode, called(episode, task, base_url))
+            return
         # A daemon: a program that hangs does not keep the run from ending.
-        episode.thread = threading.Thread(target=run, args=(episode, task, base_url), daemon=True, name=episode.key)
-        episode.thread.start()
+        thread = threading.Thread(target=run, args=(episode, task, base_url), daemon=True, name=episode.key)
+        thread.start()
+        episode.line = lambda: line_of_thread(thread.ident)
 
     return start, tuple(named or ())
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+def _failed(episode: ProgramEpisode, error: BaseException) -> None:
+    episode.events.put(Ended(error=f"raised {type(error).__name__}: {error_line(error)}{user_line(error)}"))
 
 
 def command_runner(command: str, timeout_s: float) -> Start:
@@ -85,7 +114,9 @@ def command_runner(command: str, timeout_s: float) -> Start:
 
     def run(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         text = json.dumps(task)
-        where = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": episode.key}
+        where = {"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url, "OPENAI_API_KEY": episode.key}
+        # Else the Agents SDK sends what the agents say to OpenAI.
+        where["OPENAI_AGENTS_DISABLE_TRACING"] = os.environ.get("OPENAI_AGENTS_DISABLE_TRACING", "1")
         if len(text) <= MOST_TASK_BYTES:
             where["MAFRT_TASK"] = text
         if shutil.which(words[0]) is None:
@@ -106,7 +137,7 @@ def command_runner(command: str, timeout_s: float) -> Start:
         except OSError as error:
             episode.events.put(Ended(error=f"could not be started: {error.strerror} ({words[0]})"))
             return
-        episode.process = process
+        episode.stop = lambda: end(process) if process.poll() is None else None
         kept, why = _read(process, timeout_s)
         if why is not None:
             end(process)

@@ -5,7 +5,7 @@ Each stage fills its own fields of a `Turn` and touches no other. `None` means "
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -166,6 +166,8 @@ class Sampled(NamedTuple):
     prompt_tokens: int
     tokens: int
     stop: Stop
+    said: Callable[[], list[tuple[str, float]]] | None = None
+    """gives the text and the log-probability of each sampled token, the end token left out"""
 
 
 class StepResult(NamedTuple):

@@ -16,7 +16,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import clean_text
-from mafrt.core.types import Completion, Episode, Observation, Request, Sampled, SamplingParams, StepResult, Turn
+from mafrt.core.types import Completion, Episode, Observation, Request, Sampled, SamplingParams, StepResult, Stop, Turn
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
@@ -236,7 +236,10 @@ class Player:
             spoken = answers[item.key].items()
             heard = {agent: self.heard(agent, completion.text) for agent, (_, completion) in spoken}
             item.env.sampled(
-                {agent: Sampled(len(asked.prompt_ids), len(got.ids), got.stop) for agent, (asked, got) in spoken}
+                {
+                    agent: self.sampled(agent, asked.prompt_ids, got.ids, got.logprobs, got.stop)
+                    for agent, (asked, got) in spoken
+                }
             )
             try:
                 return item.env.step(heard)
@@ -256,6 +259,21 @@ class Player:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""
         text = clean_text(text)
         return text if self.reasoning == "off" else visible(text, opened=self._opened[agent])
+
+    def sampled(
+        self, agent: str, prompt_ids: Sequence[int], ids: Sequence[int], logprobs: Sequence[float], stop: Stop
+    ) -> Sampled:
+        """How an answer was sampled, as the environment may ask for it."""
+
+        def said() -> list[tuple[str, float]]:
+            decode = self.voice(agent).tokenizer.decode
+            texts = [
+                (decode([token], skip_special_tokens=True), logprob)
+                for token, logprob in zip(ids, logprobs, strict=True)
+            ]
+            return [(text, logprob) for text, logprob in texts if text]
+
+        return Sampled(len(prompt_ids), len(ids), stop, said)
 
     def _step(
         self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], stretch: Stretch

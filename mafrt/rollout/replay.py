@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mafrt.core.errors import EnvError
-from mafrt.core.types import Episode, Sampled, Start
+from mafrt.core.types import Episode, Start
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.rollout.live import Answers, Live
@@ -48,7 +48,9 @@ def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, see
             again = replace(turn, reward=None, evidence=None, coach=None)
             live.episode.turns.append(again)
             live.last_turn[turn.agent] = again
-        session.sampled({t.agent: Sampled(len(t.prompt_ids), len(t.action_ids), t.stop) for t in spoken})
+        session.sampled(
+            {t.agent: player.sampled(t.agent, t.prompt_ids, t.action_ids, t.logprobs, t.stop) for t in spoken}
+        )
         result = session.step({turn.agent: player.heard(turn.agent, turn.text) for turn in spoken})
         live.take(result)
         live.observations = dict(result.observations)

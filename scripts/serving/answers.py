@@ -75,7 +75,7 @@ class TeamAnswers:
         prompt_tokens = len(request.prompt_ids)
         # Calls of tools are read from the whole text.
         pieces = None
-        if call.stream and not call.tools:
+        if call.stream and not call.tool_names:
             ends = self.team.base.of_agent(call.model).eos_ids
             pieces = TextPieces(self.team.voices[call.model].tokenizer, call.stop, said, ends)
         job = self.team.queue.submit(request, pieces)
@@ -110,7 +110,7 @@ def _refuse_for_team(call: ChatCall) -> None:
     """Refuse what one agent could do and a whole workflow cannot."""
     given = {
         "logprobs": call.logprobs,
-        "tools": call.tools,
+        "tools": bool(call.tool_names),
         "stop": call.stop,
         "temperature": call.temperature is not None,
         "top_p": call.top_p is not None,

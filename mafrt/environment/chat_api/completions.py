@@ -77,7 +77,7 @@ class Completions:
             model=model,
             messages=with_tools(messages, tools),
             stream=fields.flag("stream"),
-            tools=bool(tools.functions),
+            tool_names=tools.names,
             schemas=tools.schemas,
             one_call=one,
             logprobs=fields.flag("logprobs"),

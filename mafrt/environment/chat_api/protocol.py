@@ -48,8 +48,8 @@ class ChatCall:
     model: str
     messages: list[Message]
     stream: bool = False
-    tools: bool = False
-    """whether the request offers tools"""
+    tool_names: tuple[str, ...] = ()
+    """of the tools that the request offers"""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """name of a tool -> JSON schema of its arguments"""
     one_call: bool = False
@@ -203,6 +203,10 @@ class Tools:
     one: bool = False
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool["name"] for tool in self.functions)
+
+    @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         return {tool["name"]: tool["parameters"] for tool in self.functions if isinstance(tool.get("parameters"), dict)}
 
@@ -312,7 +316,7 @@ class SaidCall(NamedTuple):
 
 def parts_of(call: ChatCall, reply: ChatReply) -> tuple[str, list[SaidCall]]:
     """The words of a reply and its calls of tools."""
-    if not call.tools:
+    if not call.tool_names:
         return clean_text(reply.text), []
     words, written = split_calls(reply.text, fences=False)
     calls = [SaidCall(clean_text(tool.name), _arguments(tool, call)) for tool in written if isinstance(tool, ToolCall)]

@@ -150,7 +150,7 @@ class Responses:
             model=model,
             messages=with_tools(messages, tools),
             stream=fields.flag("stream"),
-            tools=bool(tools.functions),
+            tool_names=tools.names,
             schemas=tools.schemas,
             one_call=one,
             logprobs=LOGPROBS in include,
