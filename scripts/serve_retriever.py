@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.environment.chat_api.server import LOOPBACK
+from mafrt.environment.local_server import LOOPBACK, bounded_server, most_connections
 from mafrt.envs.search.questions import load_corpus
 from mafrt.envs.search.retrieval import TOKEN, Bm25
 from mafrt.envs.search.server import app
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
+
+CONNECTIONS = 1024
+"""at the same time; those without a request end first"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def serve(argv: Sequence[str]) -> int:
     if asked.host not in LOOPBACK and token is None:
         raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
     family = socket.AF_INET6 if ":" in asked.host else socket.AF_INET
@@ -66,8 +69,8 @@ def serve(argv: Sequence[str]) -> int:
     shown = f"[{asked.host}]" if ":" in asked.host else asked.host
     url = f"http://{shown}:{listening.getsockname()[1]}/retrieve"
     print(f"{len(index.passages)} passages at {url}; Ctrl-C ends it.", flush=True)
-    config = uvicorn.Config(app(index, asked.topk, token), log_level="error", lifespan="off", access_log=False)
-    uvicorn.Server(config).run(sockets=[listening])
+    application = app(index, asked.topk, token)
+    bounded_server(application, connections=most_connections(CONNECTIONS)).run(sockets=[listening])
     return 0
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError
-from mafrt.environment.chat_api.server import LOOPBACK, ChatServer, Limits
+from mafrt.environment.chat_api.server import ChatServer, Limits
+from mafrt.environment.local_server import LOOPBACK
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import ModelSettings, SampleSettings

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError
+from mafrt.core.deadline import LateError, call_within
+from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import StepResult
 from mafrt.environment.tool_calls import shorten
 from mafrt.envs.search.answers import exact_match, f1, given_answer, normalize
@@ -31,9 +32,18 @@ class SearchTool:
 
     retriever: Retriever
     topk: int
+    timeout_s: float = 10.0
 
     def run(self, text: str) -> list[Passage]:
-        return [passage for passage, _ in self.retriever.search(text, self.topk)]
+        """The passages. Raises EnvError for a retriever that fails, or does not answer in time."""
+        if isinstance(self.retriever, HttpRetriever):
+            return [passage for passage, _ in self.retriever.search(text, self.topk)]
+        name = f"the retriever {type(self.retriever).__name__}"
+        try:
+            found = call_within(self.timeout_s, name, self.retriever.search, text, self.topk)
+        except LateError as late:
+            raise EnvError(str(late)) from None
+        return [passage for passage, _ in found]
 
     def says(self, ran: list[Passage]) -> str:
         return shorten("\n".join(passage.shown() for passage in ran) or NOTHING)
@@ -50,7 +60,7 @@ class RetrieverChoice:
     topk: int = 3
     """passages of one search"""
     retriever_timeout_s: float = 10.0
-    """max seconds of one search over HTTP"""
+    """max seconds of one search"""
 
     def __post_init__(self) -> None:
         if isinstance(self.topk, bool) or not isinstance(self.topk, int) or not 1 <= self.topk <= MOST_TOPK:
@@ -124,7 +134,7 @@ class SearchEnv(TaskEnv):
     def make_tool(self, sandbox: str) -> WorkflowTool:
         if self.workflow.tool != "search":
             return super().make_tool(sandbox)
-        return SearchTool(self.retrieval.open(self.questions), self.retrieval.topk)
+        return SearchTool(self.retrieval.open(self.questions), self.retrieval.topk, self.retrieval.retriever_timeout_s)
 
     def task_count(self) -> int:
         return len(self.questions)

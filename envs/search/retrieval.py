@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
+from mafrt.core.real_number import real_number
 from mafrt.core.text import brief, clean_text, error_line
 
 TOKEN = "MAFRT_RETRIEVER_TOKEN"
@@ -39,7 +40,7 @@ class Passage:
         title = title if isinstance(title, str) else ""
         if not title and contents.startswith('"') and '"\n' in contents:
             title, _, contents = contents[1:].partition('"\n')
-        return cls(str(identity), clean_text(title).strip(), clean_text(contents).strip())
+        return cls(clean_text(str(identity)), clean_text(title).strip(), clean_text(contents).strip())
 
     def shown(self) -> str:
         """The passage as an agent reads it."""
@@ -159,6 +160,9 @@ class HttpRetriever:
         document = entry["document"] if scored else entry
         contents = document.get("contents", document.get("text")) if isinstance(document, dict) else None
         score = entry.get("score", 0.0) if scored else 0.0
-        if not isinstance(contents, str) or isinstance(score, bool) or not isinstance(score, (int, float)):
-            raise EnvError(f"the retriever {self.url} answered a passage {brief(entry)}; expected a text 'contents'")
-        return Passage.of(document.get("id", ""), document.get("title"), contents), float(score)
+        number = None if isinstance(score, bool) else real_number(score)
+        if not isinstance(contents, str) or number is None:
+            raise EnvError(
+                f"the retriever {self.url} answered a passage {brief(entry)}; expected a text 'contents', a finite 'score'"
+            )
+        return Passage.of(document.get("id", ""), document.get("title"), contents), number

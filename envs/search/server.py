@@ -6,19 +6,23 @@ GET /health -> {"passages": 1000}
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from mafrt.core.errors import MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import brief
+from mafrt.environment.local_server import RefusedError, check_caller, read_json
 from mafrt.envs.search.retrieval import Bm25
 
 BODY_MIB = 1
 MOST_QUERIES = 512
 MOST_TOPK = 100
+SEARCH_S = 60.0
+"""for all queries of a request"""
+_HEADERS = {"X-Content-Type-Options": "nosniff"}
 
 
 def retrieve(index: Bm25, body: Any, topk: int) -> dict[str, Any]:
@@ -44,9 +48,15 @@ def retrieve(index: Bm25, body: Any, topk: int) -> dict[str, Any]:
 
 
 def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
-    """The Starlette application. `token`: bearer token that requests must carry; None: none.
+    """The Starlette application.
 
-    Raises MissingExtraError if Starlette is not installed.
+    Args:
+        index: is searched.
+        topk: passages of a query that names no number.
+        token: bearer token that requests must carry; None: none.
+
+    Raises:
+        MissingExtraError: Starlette is not installed.
     """
     try:
         from starlette.applications import Starlette
@@ -56,24 +66,30 @@ def app(index: Bm25, topk: int = 3, token: str | None = None) -> Any:
     except ImportError as error:
         raise MissingExtraError(f"the retrieval server needs a package: {install('serve')}") from error
 
-    def refused(request: Any) -> bool:
+    def check(request: Any, *, body: bool) -> None:
+        host = (request.scope.get("server") or ("",))[0]
+        check_caller(request.headers.items(), host, body=body, token=token is not None)
         given = request.headers.get("authorization", "").encode()
-        return token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode())
+        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            raise RefusedError(401, "the token is missing or wrong")
 
     async def post(request: Any) -> Any:
-        if refused(request):
-            return JSONResponse({"error": "the token is missing or wrong"}, 401)
-        content = b""
-        async for part in request.stream():
-            content += part
-            if len(content) > BODY_MIB * 2**20:
-                return JSONResponse({"error": f"the request is larger than {BODY_MIB} MiB"}, 413)
+        check(request, body=True)
+        body = await read_json(request, BODY_MIB)
         try:
-            return JSONResponse(await run_in_threadpool(retrieve, index, json.loads(content), topk))
-        except (ValueError, RecursionError) as error:
-            return JSONResponse({"error": str(error)}, 422)
+            async with asyncio.timeout(SEARCH_S):
+                return JSONResponse(await run_in_threadpool(retrieve, index, body, topk), headers=_HEADERS)
+        except ValueError as error:
+            raise RefusedError(422, str(error)) from error
+        except TimeoutError:
+            raise RefusedError(503, f"the search took longer than {SEARCH_S:g} s; ask for less") from None
 
     async def health(request: Any) -> Any:
-        return JSONResponse({"passages": len(index.passages)})
+        check(request, body=False)
+        return JSONResponse({"passages": len(index.passages)}, headers=_HEADERS)
 
-    return Starlette(routes=[Route("/retrieve", post, methods=["POST"]), Route("/health", health, methods=["GET"])])
+    async def refused(_: Any, error: Any) -> Any:
+        return JSONResponse({"error": str(error)}, error.status, headers=_HEADERS)
+
+    routes = [Route("/retrieve", post, methods=["POST"]), Route("/health", health, methods=["GET"])]
+    return Starlette(routes=routes, exception_handlers={RefusedError: refused})

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mafrt.config.schema import unknown
+from mafrt.core.deadline import LateError, call_within
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.text import clean_text, error_line
@@ -26,6 +27,8 @@ from mafrt.envs.workflows.state import EpisodeTool
 ERROR = "Error: "
 MOST_CALLS = 8
 """Calls of one turn that are made."""
+TOOL_S = 30.0
+"""for a call of a tool that sets itself no deadline"""
 SHOWN = 2000
 """Characters of an answer that the chat gets."""
 MOST_TOLD = 16384
@@ -48,6 +51,8 @@ class Tool:
     """JSON schema of the arguments, an object"""
     call: Callable[[Mapping[str, Any], Toolbox], str]
     """(arguments, toolbox of the episode) -> answer. Raises Failed; every other exception is an answer too."""
+    bounded: bool = False
+    """whether it ends by itself in bounded time; any other gets `TOOL_S` seconds, in a thread"""
 
     def schema(self) -> dict[str, Any]:
         """In the form that chat templates take as `tools`."""
@@ -134,13 +139,22 @@ class Toolbox(EpisodeTool):
             arguments = with_types(call, tool.parameters)
             if (wrong := self._wrong(tool, arguments)) is not None:
                 return f"{ERROR}{wrong}"
-            return shorten(clean_text(tool.call(arguments, self)), SHOWN)
-        except Failed as failure:
+            return shorten(clean_text(self._call(tool, arguments)), SHOWN)
+        except (Failed, LateError) as failure:
             return f"{ERROR}{shorten(clean_text(str(failure)), SHOWN)}"
         except EnvError:  # the sandbox, not the program: nothing is known about the call, and the episode is lost
             raise
         except Exception as error:  # a tool's own fault is an answer too: the agent can do without it
             return f"{ERROR}the tool {tool.name} failed ({type(error).__name__}: {error_line(error)})."
+
+    def _call(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        if tool.bounded:
+            return tool.call(arguments, self)
+        # A twin, so that a call which hangs cannot change the files of a later turn.
+        twin = self.copy()
+        answer = call_within(TOOL_S, f"the tool {tool.name}", tool.call, arguments, twin)
+        self.files = twin.files
+        return answer
 
     def _wrong(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """The first fault of the arguments, as a sentence; None if they fit. Raises Failed if that takes too long."""

@@ -105,4 +105,4 @@ def calculator() -> Tool:
     from mafrt.envs.tools.base import Tool, parameters
 
     text = "Compute an arithmetic expression, such as (3 + 4) * 2 ^ 3 or sqrt(2)."
-    return Tool("calculator", text, parameters({"expression": ("string", "the expression")}), _call)
+    return Tool("calculator", text, parameters({"expression": ("string", "the expression")}), _call, True)

@@ -63,10 +63,14 @@ def file_tools() -> list[Tool]:
     """The three tools."""
     content = {**_PATH, "content": ("string", "the new content")}
     return [
-        Tool("list_files", "List the files of the workspace.", parameters({}), _list),
-        Tool("read_file", "Read a text file of the workspace.", parameters(_PATH), _read),
+        Tool("list_files", "List the files of the workspace.", parameters({}), _list, True),
+        Tool("read_file", "Read a text file of the workspace.", parameters(_PATH), _read, True),
         Tool(
-            "write_file", "Write a text file of the workspace, in place of an earlier one.", parameters(content), _write
+            "write_file",
+            "Write a text file of the workspace, in place of an earlier one.",
+            parameters(content),
+            _write,
+            True,
         ),
     ]
 

@@ -206,4 +206,4 @@ def _tool(server: McpServer, offered: Any) -> Tool:
         return server.call(offered.name, arguments)
 
     schema = offered.input_schema if isinstance(offered.input_schema, Mapping) else {"type": "object"}
-    return Tool(str(offered.name), str(offered.description or ""), schema, call)
+    return Tool(str(offered.name), str(offered.description or ""), schema, call, True)

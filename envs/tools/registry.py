@@ -26,7 +26,7 @@ def python(sandbox: str) -> Tool:
         return runner.says(ran) or "The program printed nothing."
 
     text = "Run a Python program and read what it prints. It sees the files of the workspace."
-    return Tool("python", text, parameters({"code": ("string", "the program")}), call)
+    return Tool("python", text, parameters({"code": ("string", "the program")}), call, True)
 
 
 def search(source: str) -> Tool:
@@ -44,7 +44,7 @@ def search(source: str) -> Tool:
     topk = {"type": "integer", "minimum": 1, "maximum": 20, "description": f"number of passages, {TOPK} by default"}
     schema = parameters({"query": ("string", "words to search for")})
     schema["properties"]["topk"] = topk
-    return Tool("search", "Search for passages of text.", schema, call)
+    return Tool("search", "Search for passages of text.", schema, call, bounded=remote)
 
 
 def mcp(source: str) -> Sequence[Tool]:

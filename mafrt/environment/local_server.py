@@ -35,13 +35,14 @@ class RefusedError(Exception):
         self.status = status
 
 
-def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = False) -> None:
+def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = False, token: bool = False) -> None:
     """Refuse a request that a page of another site may have sent.
 
     Args:
         headers: names, in small letters, and values of the request.
-        host: address that the server listens on. On one that is not loopback a token protects, and any name is taken.
+        host: address at which the server was reached. A name of this machine must stand in the request, too.
         body: whether the request has a body, which must then be JSON.
+        token: whether a token protects the server, which may then be called by any name unless it is on loopback.
 
     Raises:
         RefusedError: 403 or 415.
@@ -53,13 +54,15 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
     if len(hosts) != 1:
         raise RefusedError(403, f"a request needs one Host header, found {len(hosts)}")
     asked = _name(f"//{hosts[0]}")
-    if host in LOOPBACK and asked not in LOOPBACK:
+    own = LOOPBACK if host in LOOPBACK else (*LOOPBACK, host)
+    anyone = token and host not in LOOPBACK
+    if asked is None or not (anyone or asked in own):
         raise RefusedError(
-            403,
-            f"this server answers to {', '.join(LOOPBACK)}, not to the Host {shortened(hosts[0])!r}; use one of these",
+            403, f"this server answers to {', '.join(own)}, not to the Host {shortened(hosts[0])!r}; use one of these"
         )
     for origin in given.get("origin", []):
-        if (name := _name(origin)) is None or (name not in LOOPBACK if host in LOOPBACK else name != asked):
+        name = _name(origin)
+        if name is None or not (name == asked or name in LOOPBACK):
             raise RefusedError(403, f"pages of {shortened(origin)!r} may not call this server")
     if "cross-site" in given.get("sec-fetch-site", []):
         raise RefusedError(403, "pages of other sites may not call this server")

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from mafrt.core.errors import ConfigError
+from mafrt.environment.local_server import HEAD_S, RefusedError, check_caller
 from mafrt.scripts.reporting.page import build_page
 from mafrt.scripts.reporting.run_data import read_run
 
@@ -50,12 +51,15 @@ def make_server(folders: Sequence[Path], port: int, max_mib: float) -> Threading
     live = LiveReport(folders, max_mib)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = HEAD_S  # of a connection that sends nothing
+
         def do_GET(self) -> None:
-            # A page of another site may point its own name at this address; its requests then name another host.
-            host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):
-                self._answer(403, "text/plain", b"This report is served to this machine only.")
-            elif self.path == "/":
+            try:
+                check_caller([(name.lower(), value) for name, value in self.headers.items()], HOST)
+            except RefusedError as refused:
+                self._answer(refused.status, "text/plain", f"{refused}\n".encode())
+                return
+            if self.path == "/":
                 self._answer(200, "text/html; charset=utf-8", live.page())
             elif self.path == "/version":
                 self._answer(200, "text/plain", live.version().encode())

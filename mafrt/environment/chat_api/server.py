@@ -257,7 +257,7 @@ class ChatServer:
 
     def _check(self, request: Any, *, body: bool = False) -> None:
         """Refuse a request of another site, or without the token."""
-        check_caller(request.headers.items(), self.host, body=body)
+        check_caller(request.headers.items(), self.host, body=body, token=self.token is not None)
         if self.token is None:
             return
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
