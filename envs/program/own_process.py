@@ -91,8 +91,8 @@ class Source:
         """Whether it takes its address from the environment, or puts it where the whole process sees it."""
         if self.parameters < 2 or any(map(_writes_environment, ast.walk(self.tree))):
             return True
-        address = ([*self.function.args.posonlyargs, *self.function.args.args] or [None, None])[1:2]
-        name = address[0].arg if address and address[0] is not None else None
+        given = [*self.function.args.posonlyargs, *self.function.args.args]
+        name = given[1].arg if len(given) > 1 else None
         used = name is None or name in _names(self.function)
         if not used and (_FRAMEWORKS & {each.partition(".")[0] for each in self.imports} or self._own_client()):
             return True
@@ -224,6 +224,7 @@ class ProgramProcesses:
             begun = receive(ours)
         except (OSError, ValueError) as error:
             ours.close()
+            self._control = None  # the next episode starts it again
             episode.events.put(Ended(error=f"could not be started: {error}"))
             return
         if begun is None or "error" in begun:

@@ -84,7 +84,11 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
 
     def in_loop(episode: ProgramEpisode, coroutine: Coroutine[Any, Any, None]) -> None:
         future = LOOPS.submit(coroutine)
-        episode.stop = lambda: future.cancel() and None
+
+        def stop() -> None:
+            future.cancel()
+
+        episode.stop = stop
 
     def start(episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
         if inspect.iscoroutinefunction(function):

@@ -61,8 +61,8 @@ def check_caller(headers: Sequence[tuple[str, str]], host: str, *, body: bool = 
             403, f"this server answers to {', '.join(own)}, not to the Host {shortened(hosts[0])!r}; use one of these"
         )
     for origin in given.get("origin", []):
-        name = _name(origin)
-        if name is None or not (name == asked or name in LOOPBACK):
+        page = _name(origin)
+        if page is None or not (page == asked or page in LOOPBACK):
             raise RefusedError(403, f"pages of {shortened(origin)!r} may not call this server")
     if "cross-site" in given.get("sec-fetch-site", []):
         raise RefusedError(403, "pages of other sites may not call this server")

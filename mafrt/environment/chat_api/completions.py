@@ -135,7 +135,7 @@ def _functions(given: Any) -> list[Mapping[str, Any]]:
         return []
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise ApiError(400, f"'tools' must be a list of objects, found {brief(given)}")
-    functions = []
+    functions: list[Mapping[str, Any]] = []
     for number, tool in enumerate(given):
         function = tool.get("function", tool)
         if tool.get("type", "function") != "function" or not isinstance(function, dict):

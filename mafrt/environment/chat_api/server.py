@@ -180,13 +180,14 @@ class ChatServer:
         call = api.parse(body, past)
         running = _Running(self.limits.timeout_s)
         shared = self._begin(key, call, _Attempt.of(request, body), running)
+        # Ends when the client leaves or has its answer, also where a stream is never begun.
         watcher = asyncio.ensure_future(_left(request, running))
+        watcher.add_done_callback(lambda _: self._end(shared, running))
         try:
             # Until the first piece an error is an answer with a status.
             piece = await running.next_piece()
             if call.stream:
-                events = self._events(running, shared, api.events(call, created, past), piece, watcher)
-                watcher = None
+                events = self._events(running, shared, api.events(call, created, past), piece)
                 return StreamingResponse(events, media_type="text/event-stream")
             while piece:
                 piece = await running.next_piece()
@@ -195,14 +196,8 @@ class ChatServer:
             return _json_response(made)
         except _LeftError:
             return Response(status_code=499)  # nobody reads it
-        finally:
-            if watcher is not None:
-                watcher.cancel()
-                self._end(key, shared, running)
 
-    async def _events(
-        self, running: _Running, shared: _Call, stream: Events, piece: str, watcher: asyncio.Future[None]
-    ) -> AsyncIterator[str]:
+    async def _events(self, running: _Running, shared: _Call, stream: Events, piece: str) -> AsyncIterator[str]:
         """The reply as server-sent events, from this piece on."""
         try:
             yield stream.begin()
@@ -216,9 +211,6 @@ class ChatServer:
             yield stream.failed(error)
         except _LeftError:
             return
-        finally:
-            watcher.cancel()
-            self._end(shared.key, shared, running)
 
     def _begin(self, key: str, call: ChatCall, attempt: _Attempt, running: _Running) -> _Call:
         """The call that a request makes, or goes on with: a client that asks again means the same call."""
@@ -236,14 +228,14 @@ class ChatServer:
         running.follow(shared.future)
         return shared
 
-    def _end(self, key: str, shared: _Call, running: _Running) -> None:
+    def _end(self, shared: _Call, running: _Running) -> None:
         """A request has its answer, or its client has left."""
         self.in_flight -= 1
         shared.listeners -= 1
         running.forget()
         if not self.answers.learns:
             shared.future.cancel()  # nobody waits for it, unless it is done
-        elif shared.heard and not shared.attempt.name and shared in (calls := self._calls.get(key, [])):
+        elif shared.heard and not shared.attempt.name and shared in (calls := self._calls.get(shared.key, [])):
             calls.remove(shared)
 
     async def _models(self, request: Any) -> Any:
