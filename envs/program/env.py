@@ -240,7 +240,7 @@ class ProgramEnv(Env):
 
 
 def _reply(call: ChatCall, text: str, how: Sampled) -> ChatReply:
-    """The answer of a turn to the call that it came from; a stop text cuts what the program sees."""
+    """The answer of a turn to the call that it came from; a stop text cuts the program's copy."""
     tokens = tuple(Token(*each) for each in how.said()) if call.logprobs and how.said is not None else ()
     return ChatReply(before_stop(text, call.stop), how.stop == "length", how.prompt_tokens, how.tokens, tokens)
 

@@ -26,7 +26,7 @@ def called_agents(
     forget: Callable[[ProgramEpisode], None],
     timeout_s: float,
 ) -> tuple[tuple[str, ...], str]:
-    """The models that a program calls when everybody answers OK, and why it ended early, if it did.
+    """The models that a program calls when every answer is OK, and why it ended early, if it did.
 
     Handoffs are followed, each once; other tools are not called.
     """

@@ -157,7 +157,7 @@ def _is_address(key: ast.AST) -> bool:
 
 
 def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -> bool:
-    """Whether a function puts its address, or what it makes of it, where other episodes see it."""
+    """Whether a function puts its address, or a value made from it, where other episodes see it."""
     given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     tainted, own = {each.arg for each in given} & start, {each.arg for each in given}
     shared: set[str] = set()
@@ -166,7 +166,7 @@ def _shares(function: ast.FunctionDef | ast.AsyncFunctionDef, start: set[Any]) -
             shared |= set(node.names)
         own |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     own -= shared
-    for _ in range(4):  # what is made of what is made of it
+    for _ in range(4):  # also values that are made in several steps
         for target, value in _assignments(function):
             if _names(value) & tainted:
                 tainted |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)} & (own | shared)

@@ -1,7 +1,7 @@
 """The process of programs with globals of their own: it loads their libraries once, and is forked for each episode.
 
 Forked and not started, since the OpenAI Agents SDK and its like take seconds to import. A fork imports the program's
-own file, with the episode's address in its environment, plays one episode and ends; it also ends, with what it has
+own file, with the episode's address in its environment, plays one episode and ends; it also ends, with all that it has
 started, when its channel to the trainer closes.
 """
 

@@ -22,7 +22,7 @@ class LateError(TimeoutError):
 
 
 def call_within(timeout_s: float, name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """`function(*arguments)` in a thread of its own. What it shares with others it may still change when it is late.
+    """`function(*arguments)` in a thread of its own. When it is late, it may still change shared objects.
 
     Args:
         timeout_s: seconds that it may take.

@@ -1,9 +1,9 @@
-"""What every local HTTP server checks before it answers: who asks, with what, and for how long.
+"""The checks of every local HTTP server before it answers: caller, content type, size and time.
 
 A server on loopback can be reached by any page that the user's browser shows: a page may point its own name at this
 machine (DNS rebinding), or send a request whose answer it does not need. So the names of host and origin, and the type
 of a body, are checked here, in one place for all servers. Bodies are read within a size and a time, and connections are
-bounded in number, so that nobody holds the server by doing nothing.
+bounded in number, so that a client which does nothing holds no place.
 """
 
 from __future__ import annotations

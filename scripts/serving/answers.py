@@ -107,7 +107,7 @@ class TeamAnswers:
 
 
 def _refuse_for_team(call: ChatCall) -> None:
-    """Refuse what one agent could do and a whole workflow cannot."""
+    """Refuse settings of one agent's call, which a whole workflow does not have."""
     given = {
         "logprobs": call.logprobs,
         "tools": bool(call.tool_names),

@@ -32,10 +32,10 @@ class Answer(Future[Completion]):
     """A completion to come."""
 
     left = False
-    """whether nobody waits for it any more"""
+    """whether its caller has gone"""
 
     def leave(self) -> None:
-        """Nobody waits any more: it is not begun, or ends with the next token."""
+        """The caller has gone: it is not begun, or ends with the next token."""
         self.left = True
         self.cancel()
 

@@ -1,4 +1,4 @@
-"""The form of a call that all APIs share, and what each API has to translate.
+"""The form of a call that all APIs share, and the translation that each API makes.
 
 An API (`completions.py`, `responses.py`) is one file: it reads its own requests into a `ChatCall`, and writes a
 `ChatReply` in its own shape, whole or as events. Calls of tools travel as text in the form that Qwen and Hermes models
@@ -62,7 +62,7 @@ class ChatCall:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     request: Mapping[str, Any] = field(default_factory=dict)
-    """the request as it came, for what an API has to say again in its answer"""
+    """the request as it came, for fields that an API repeats in its answer"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Past(Protocol):
     """Earlier answers of one episode, for APIs whose requests may name them instead of repeating them."""
 
     def get(self, name: str) -> list[Any]:
-        """What was kept. Raises ApiError (400)."""
+        """The items of an answer. Raises ApiError (400)."""
 
     def keep(self, name: str, items: list[Any]) -> None: ...
 
@@ -163,7 +163,7 @@ class Fields:
         return stops
 
     def refuse(self, wrong: Mapping[str, tuple[Callable[[Any], bool], str]], known: Collection[str]) -> None:
-        """Refuse what is not supported.
+        """Refuse fields and values that are not supported.
 
         Args:
             wrong: field -> (whether a value is taken, sentence for those that are not).
@@ -211,7 +211,7 @@ class Tools:
         return {tool["name"]: tool["parameters"] for tool in self.functions if isinstance(tool.get("parameters"), dict)}
 
     def told(self) -> str:
-        """What the system message says of them."""
+        """Their part of the system message."""
         listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in self.functions)
         text = (
             f"You may call these functions:\n<tools>\n{listed}\n</tools>\nFor each call write:\n<tool_call>\n"
@@ -356,7 +356,7 @@ def token_bytes(token: Token) -> list[int] | None:
 
 
 def shown_logprob(token: Token) -> float:
-    """JSON has no infinity; OpenAI's own API says -9999 for what is next to impossible."""
+    """JSON has no infinity; OpenAI's own API says -9999 for a token that is next to impossible."""
     return max(token.logprob, -9999.0)
 
 

@@ -189,7 +189,7 @@ def _all_items(body: Mapping[str, Any], past: Past) -> list[Any]:
 
 
 def _messages(items: list[Any]) -> list[Message]:
-    """Items as chat messages: a call joins what its agent said before it."""
+    """Items as chat messages: a call joins its agent's words before it."""
     messages: list[Message] = []
     open_call = False
     """whether the last message is an agent's and may still take calls"""

@@ -147,7 +147,7 @@ class ChatServer:
     # ------------------------------------------------------------------------------------------------------ routes
 
     def forget(self, key: str) -> None:
-        """Forget what was kept for an episode. May be called in any thread."""
+        """Forget the calls and answers of an episode. May be called in any thread."""
         self._calls.pop(key, None)
         self._kept.forget(key)
 
@@ -262,7 +262,7 @@ class ChatServer:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What tells whether two requests are one call."""
+    """The marks by which two requests are one call."""
 
     digest: bytes
     """of address and body"""
