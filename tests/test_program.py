@@ -23,7 +23,7 @@ from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.types import Sampled, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.environment.chat_api.completions import parse_call
-from mafrt.environment.chat_api.protocol import ApiError
+from mafrt.environment.chat_api.protocol import ApiError, ChatCall
 from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
 from mafrt.envs.program.episode import ProgramEpisode
@@ -91,6 +91,37 @@ def test_usage_and_finish_reason_are_those_of_the_sampling():
     seen, _ = env.reset(seed=1)
     env.sampled({"first": Sampled(prompt_tokens=7, tokens=5, stop="length")})
     assert env.step(dict.fromkeys(seen, "answer")).info["outcome"] == 7005.5
+
+
+def test_stop_texts_and_log_probabilities_reach_the_program(tmp_path):
+    file = tmp_path / "asks.py"
+    file.write_text(
+        "from openai import OpenAI\n"
+        "def run(task, base_url):\n"
+        "    with OpenAI(base_url=base_url, api_key='x') as llm:\n"
+        "        ask = {'model': 'a', 'messages': [{'role': 'user', 'content': 'x'}]}\n"
+        "        choice = llm.chat.completions.create(**ask, stop=['END'], logprobs=True).choices[0]\n"
+        "    assert choice.message.content == 'one '\n"
+        "    return sum(token.logprob for token in choice.logprobs.content)\n"
+    )
+    env = make_env("program", program=f"{file}:run", agents=["a"])
+    env.reset(seed=1)
+    env.sampled({"a": Sampled(7, 3, "eos", lambda: [("one", -0.25), (" END", -0.5)])})
+    assert env.step({"a": "one END two"}).info["outcome"] == -0.75
+
+
+def test_posted_rewards_are_read_at_once_and_not_kept_without_bound():
+    episode = ProgramEpisode("key", ("first",))
+    with pytest.raises(ApiError) as error:
+        episode.post({"rewards": {"nobody": 1.0}})
+    assert error.value.status == 400
+    for _ in range(100):
+        episode.post(0.5)
+    assert episode.posted == 2
+    for number in range(100):
+        with pytest.raises(ApiError, match="give one of them"):
+            episode.begin(ChatCall(f"model{number}", []))
+    assert len(episode.unknown) < 10
 
 
 def test_tools_travel_as_text():

@@ -227,6 +227,10 @@ def test_a_retriever_that_lies_or_hangs_loses_the_episode(liar):
         (b'{"result": [[], []]}', "one list a query"),
         (b'{"result": [[{"document": {"contents": 5}}]]}', "a text 'contents'"),
         (b'{"result": [[{"document": {"contents": "x"}, "score": "high"}]]}', "answered a passage"),
+        (b'{"result": [[{"document": {"contents": "x"}, "score": NaN}]]}', "a finite 'score'"),
+        (b'{"result": [[{"document": {"contents": "x"}, "score": -Infinity}]]}', "a finite 'score'"),
+        (b'{"result": [[{"document": {"contents": "x"}, "score": 1' + b"0" * 400 + b"}]]}", "a finite 'score'"),
+        (b'{"result": [[{"document": {"contents": "x"}, "score": true}]]}', "a finite 'score'"),
         (b"x" * (9 * 2**20), "more than 8 MiB"),
     ):
         reply["body"] = body

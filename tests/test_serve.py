@@ -11,7 +11,15 @@ from typing import ClassVar
 
 import pytest
 from helpers_models import add_random_adapter, tiny_base
-from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from openai import (
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    BadRequestError,
+    NotFoundError,
+    OpenAI,
+    RateLimitError,
+)
 
 from mafrt.config.team import AgentSpec, Team
 from mafrt.core.errors import ConfigError
@@ -197,6 +205,55 @@ def test_a_request_enters_a_running_batch_and_a_bad_one_fails_alone():
     engine.gate.release(100)
     assert len(first.result(timeout=10).ids) == 60
     queue.close()
+
+
+def test_log_probabilities_are_the_engines(served):
+    _, _, client = served
+    asked = {"model": "actor", "messages": ASK, "temperature": 1.0, "seed": 5}
+    choice = client.chat.completions.create(**asked, logprobs=True).choices[0]
+    tokens = choice.logprobs.content
+    assert "".join(token.token for token in tokens) == choice.message.content and len(tokens) > 1
+    assert all(token.logprob <= 0 for token in tokens) and len({token.logprob for token in tokens}) > 1
+    stop = choice.message.content[2:4]
+    cut = client.chat.completions.create(**asked, logprobs=True, stop=[stop]).choices[0]
+    assert len(cut.logprobs.content) < len(tokens)
+    chunks = list(client.chat.completions.create(**asked, logprobs=True, stream=True))
+    assert [t.logprob for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.content] == [
+        token.logprob for token in tokens
+    ]
+
+
+def test_a_row_whose_client_has_left_ends(served):
+    """The engine waits at a gate; after the client has gone it takes a step or two, and not all of them."""
+    server, team, _ = served
+    engine = team.queue.engine
+    engine.gate, engine.sampled = threading.Semaphore(1), 0
+    try:
+        hasty = OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=0.5)
+        with hasty, pytest.raises(APITimeoutError):
+            hasty.chat.completions.create(model="actor", messages=ASK, seed=3, max_tokens=60)
+        deadline = time.monotonic() + 20
+        while server.in_flight and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.in_flight == 0
+    finally:
+        engine.gate.release(1000)
+        engine.gate = None
+    assert team.queue.generate([team.request("actor", ASK, 0, max_new_tokens=2)])[0].ids
+    assert engine.sampled < 20
+
+
+def test_responses_are_the_engines_too(served):
+    _, _, client = served
+    reply = client.responses.create(model="actor", input="2+2", temperature=0, max_output_tokens=3)
+    chat = client.chat.completions.create(model="actor", messages=ASK, temperature=0, max_tokens=3)
+    assert reply.output_text == chat.choices[0].message.content
+    assert reply.usage.output_tokens == chat.usage.completion_tokens
+    with client.responses.stream(model="actor", input="2+2", temperature=0, max_output_tokens=3) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == reply.output_text == stream.get_final_response().output_text
+    with pytest.raises(BadRequestError, match="'logprobs' cannot be given for 'team'"):
+        client.chat.completions.create(model="team", messages=ASK, logprobs=True)
 
 
 def test_the_team_plays_its_workflow(served):

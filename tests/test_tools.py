@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -17,14 +18,15 @@ from hypothesis import strategies as st
 
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
-from mafrt.core.errors import ConfigError, MafrtError
+from mafrt.core import deadline
+from mafrt.core.errors import ConfigError, EnvError, MafrtError
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import Session
 from mafrt.environment.tool_calls import BadCall, ToolCall, find_calls
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.search import SearchEnv
 from mafrt.envs.search.generated import generated
-from mafrt.envs.tools import Failed, Tool, Toolbox, make_toolbox, mcp_servers
+from mafrt.envs.tools import Failed, Tool, Toolbox, base, make_toolbox, mcp_servers
 from mafrt.envs.tools.calculator import calculator, compute
 from mafrt.envs.tools.checker import Checker
 from mafrt.envs.tools.files import inside
@@ -463,3 +465,55 @@ def test_the_checking_process_is_started_again():
     checker._process.kill()
     assert checker.compute("1 + 2") == 3
     checker.close()
+
+
+def test_a_tool_of_the_users_that_hangs_is_a_sentence_and_changes_nothing_later(monkeypatch):
+    monkeypatch.setattr(base, "TOOL_S", 0.2)
+    released, done = threading.Event(), threading.Event()
+
+    def hangs(arguments, toolbox):
+        released.wait(20)
+        toolbox.files = {"late": b"x"}
+        done.set()
+        return "late"
+
+    def quick(arguments, toolbox):
+        toolbox.files = {**toolbox.files, "now": b"y"}
+        return "done"
+
+    def raises(arguments, toolbox):
+        raise Failed("no luck.")
+
+    tools = [Tool(f.__name__, "d", {"type": "object"}, f) for f in (hangs, quick, raises)]
+    box = Toolbox(tools)
+    assert "the tool hangs did not answer within 0.2 s" in box.answer(ToolCall("hangs", {}))
+    assert box.answer(ToolCall("quick", {})) == "done" and box.answer(ToolCall("raises", {})) == "Error: no luck."
+    released.set()
+    assert done.wait(20) and box.files == {"now": b"y"}
+
+
+def test_code_that_hangs_again_and_again_is_not_called_any_more(monkeypatch):
+    monkeypatch.setattr(deadline, "_left", [])
+    released = threading.Event()
+    try:
+        for _ in range(deadline.MOST_LEFT):
+            with pytest.raises(deadline.LateError):
+                deadline.call_within(0.01, "the retriever", released.wait, 20)
+        with pytest.raises(EnvError, match="still hang"):
+            deadline.call_within(0.01, "the retriever", released.wait, 20)
+    finally:
+        released.set()
+
+
+def test_a_retriever_of_the_users_that_hangs_loses_the_episode():
+    released = threading.Event()
+
+    class Hangs:
+        def search(self, query, topk):
+            released.wait(20)
+            return []
+
+    env = SearchEnv(split="test", retriever=Hangs(), retriever_timeout_s=0.2)
+    with pytest.raises(EnvError, match=r"Hangs did not answer within 0\.2 s"):
+        env.tool.run("who")
+    released.set()

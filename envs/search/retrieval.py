@@ -163,6 +163,7 @@ class HttpRetriever:
         number = None if isinstance(score, bool) else real_number(score)
         if not isinstance(contents, str) or number is None:
             raise EnvError(
-                f"the retriever {self.url} answered a passage {brief(entry)}; expected 'contents', and a finite 'score'"
+                f"the retriever {self.url} answered a passage {brief(entry)}; "
+                "expected a text 'contents' and a finite 'score'"
             )
         return Passage.of(document.get("id", ""), document.get("title"), contents), number
