@@ -591,8 +591,8 @@ def test_the_gap_between_engine_and_trainer_by_hand():
     ("words", "said"),
     [
         (["--engine", "vllm", "--vllm_servers", "http://127.0.0.1:9"], "No vLLM server answers"),
-        (["--vllm_servers", "http://127.0.0.1:9"], "add --engine vllm"),
-        (["--max_lora_rank", "16"], "max_lora_rank is 16, but engine is local"),
+        (["--vllm_servers", "http://127.0.0.1:9"], "without --engine vllm"),
+        (["--max_lora_rank", "16"], "max_lora_rank has no effect without --engine vllm"),
         (["--engine", "vllm", "--vllm_servers", "http://127.0.0.1:9", "--lora_rank", "640"], "lora_rank is 640"),
     ],
 )

@@ -239,7 +239,7 @@ def checked_request(
 
 
 def unfit(code: str, files: Mapping[str, bytes]) -> str | None:
-    """Why a program or its files can be run nowhere, None if they can: the fault of whoever made them, not a sandbox's.
+    """Why a program or its files can be run nowhere, None if they can: a fault of their own and not a sandbox's.
 
     A workspace's files are those that an agent's programs have left behind.
     """
