@@ -28,6 +28,8 @@ from mafrt.environment.worker_process import receive, send
 from mafrt.envs.program.episode import line_of_task, line_of_thread
 
 _DEATH_SIGNAL = 1
+_LATE = ("openai.resources.responses", "openai.resources.chat", "anyio._backends._asyncio")
+"""Imported by the clients in their first call, which would cost every fork most of a second."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -35,7 +37,8 @@ def main(words: Sequence[str]) -> int:
     control.setblocking(True)
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(signal.SIGKILL))
     asked = receive(control)
-    for name in [] if asked is None else asked["imports"]:
+    imports = [] if asked is None else asked["imports"]
+    for name in [*imports, *(_LATE if imports else ())]:
         with contextlib.suppress(Exception):  # the program's own import tells what is wrong
             importlib.import_module(name)
     send(control, {"ready": True})
