@@ -224,6 +224,8 @@ def test_a_head_that_does_not_come_ends_the_connection(monkeypatch):
         {"messages": [{"role": "assistant", "tool_calls": 7}]},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": []}]}]},
         {"messages": {"role": "user"}},
+        {"messages": [{"role": "assistant", "audio": {"id": "x"}}]},
+        {"messages": [{"role": "assistant", "function_call": 7}]},
         {"max_tokens": LONG},
         {"seed": LONG},
         {"temperature": -LONG},

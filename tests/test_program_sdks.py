@@ -139,6 +139,14 @@ def test_a_program_shows_whether_it_needs_a_process(tmp_path, source, own):
     assert Source.read(f"{file}:run").needs_process == own
 
 
+@pytest.mark.parametrize("head", ["task, *, base_url", "task, base_url, more", "*, task"])
+def test_programs_that_cannot_be_called_are_refused_at_once(tmp_path, head):
+    file = tmp_path / "program.py"
+    file.write_text(f"import agents\nAGENTS = ('a',)\ndef run({head}):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match="must take"):
+        make_env("program", program=f"{file}:run")
+
+
 def test_programs_in_processes_fail_with_a_sentence(tmp_path):
     file = tmp_path / "fails.py"
     file.write_text(

@@ -64,6 +64,13 @@ class Source:
         return 2 if given.vararg is not None else min(2, len(given.posonlyargs) + len(given.args))
 
     @property
+    def callable(self) -> bool:
+        """Whether it can be called with these arguments."""
+        given = self.function.args
+        required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
+        return required <= self.parameters and None not in given.kw_defaults
+
+    @property
     def agents(self) -> tuple[str, ...]:
         """`AGENTS` of the module, or `agents` of the function."""
         for node in self.tree.body:

@@ -49,7 +49,7 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
     coroutines in one event loop, functions in a thread for each episode.
     """
     source = Source.read(path)
-    if source is not None and source.needs_process and sys.platform == "linux":
+    if source is not None and source.callable and source.needs_process and sys.platform == "linux":
         return ProgramProcesses(path, source).start, source.agents
     function = load_object(path)
     try:

@@ -121,6 +121,10 @@ def _messages(given: Any) -> list[Message]:
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")
+        if message.get("audio") is not None:
+            raise ApiError(400, f"{where}: 'audio' is not supported: messages are texts")
+        if message.get("function_call") is not None:  # the form before 'tool_calls'
+            calls = [*calls, {"function": message["function_call"]}]
         for call in calls:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict):
