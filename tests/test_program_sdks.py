@@ -8,6 +8,7 @@ import pytest
 import toy
 from helpers_models import tiny_base
 
+from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.environment.registry import make_env
@@ -145,6 +146,20 @@ def test_programs_that_cannot_be_called_are_refused_at_once(tmp_path, head):
     file.write_text(f"import agents\nAGENTS = ('a',)\ndef run({head}):\n    return 1.0\n")
     with pytest.raises(ConfigError, match="must take"):
         make_env("program", program=f"{file}:run")
+
+
+def test_a_program_that_lies_in_a_run_is_not_started_without_consent(tmp_path):
+    file = tmp_path / "run" / "program.py"
+    file.parent.mkdir()
+    file.write_text("AGENTS = ('a',)\ndef run(task):\n    return 1.0\n")
+    with permission.of_command():
+        permission.reading(tmp_path / "run")
+        with pytest.raises(ConfigError, match="lies inside the run"):
+            make_env("program", program=f"{file}:run")
+        with pytest.raises(ConfigError, match="installed package"):
+            make_env("program", program="subprocess:list2cmdline")
+        permission.typed([f"{file}:run"])
+        assert make_env("program", program=f"{file}:run").agents == ("a",)
 
 
 def test_programs_in_processes_fail_with_a_sentence(tmp_path):

@@ -36,25 +36,28 @@ class Source:
     """A program's source, read without being run.
 
     Args:
-        tree: of its module.
+        file: of its module.
+        tree: of the same.
         function: of the episode.
     """
 
-    def __init__(self, tree: ast.Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.tree, self.function = tree, function
+    def __init__(self, file: Path, tree: ast.Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.file, self.tree, self.function = file, tree, function
 
     @staticmethod
     def read(path: str) -> Source | None:
         """The source of `file.py:function` or `package.module:function`; None if it is not found."""
         module, _, name = path.partition(":")
         file = Path(module).expanduser() if module.endswith(".py") else _file_of(module)
+        if file is None:
+            return None
         try:
-            tree = ast.parse(read_text(file)) if file is not None else None
+            tree = ast.parse(read_text(file))
         except (OSError, ValueError, SyntaxError, RecursionError):
             return None  # the import tells what is wrong
-        for node in [] if tree is None else tree.body:
+        for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-                return Source(tree, node)  # type: ignore[arg-type]
+                return Source(file, tree, node)
         return None
 
     @property
@@ -250,10 +253,10 @@ class ProgramProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
-                [sys.executable, "-m", "mafrt.envs.program.program_worker", str(theirs.fileno()), self.path],
+                [sys.executable, "-P", "-m", "mafrt.envs.program.program_worker", str(theirs.fileno()), self.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
         ours.settimeout(START_S)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from mafrt.config.resolve import load_object, user_line
+from mafrt.config.resolve import check_source, load_object, user_line
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import error_line, shortened
 from mafrt.envs.program.coroutines import LOOPS
@@ -50,6 +50,7 @@ def function_runner(path: str) -> tuple[Start, tuple[str, ...]]:
     """
     source = Source.read(path)
     if source is not None and source.callable and source.needs_process and sys.platform == "linux":
+        check_source(path, source.file)
         return ProgramProcesses(path, source).start, source.agents
     function = load_object(path)
     try:

@@ -118,6 +118,17 @@ def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
     return value
 
 
+def check_source(path: str, file: Path, *, error: type[MafrtError] = ConfigError) -> None:
+    """The checks of `load_object` for an object whose file is known and which another process will import.
+
+    Raises:
+        ConfigError (or the class given as `error`): a run's files name it and may not.
+    """
+    _refuse_run_file(path, file, error)
+    if not permission.is_ours(path) and not is_users(str(file)):
+        raise error(f"{path}: a run's files name a part of an installed package; {permission.REMEDY}")
+
+
 _DEFINED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 """Objects that know the module which defines them."""
 
