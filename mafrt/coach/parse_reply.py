@@ -1,9 +1,10 @@
 """Reading a judge's reply. Only an unmistakable verdict is one: there is no guessing and no default number.
 
-A reply is JSON with exactly the keys of `judge_prompt.schema`. Otherwise it is the text form: the first line is
-`PROCESS_SCORE: X`, the only one in the reply, and `REASONING:` follows. Text that an agent or a tool wrote can reach a
-reply when a judge or an error page echoes its prompt, so a verdict that stands in the quoted texts is not read. Neither
-is a reply that was cut short or holds only thoughts.
+A reply is JSON with exactly the keys of `judge_prompt.schema`; prose or a fence may stand around that one object, such
+as an analysis before it. Otherwise it is the text form: the first line is `PROCESS_SCORE: X`, the only one in the
+reply, and `REASONING:` follows. Text that an agent or a tool wrote can reach a reply when a judge or an error page
+echoes its prompt, so a verdict that stands in the quoted texts is not read. Neither is a reply that was cut short or
+holds only thoughts.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ MOST_OBJECTS = 1000
 """Beginnings of objects in a quoted text that are looked at."""
 
 _OBJECT = re.compile(r'\{\s*"')
+_OWN_LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _SCORE_LINE = re.compile(r"PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?")
 _REASONING = re.compile(r"\s*REASONING:[ \t]*(?=\S)")
 _WORD = re.compile(r"process[\s_-]*score", re.IGNORECASE)
+_SCORE_NAMED = re.compile(r"score[\"'*` ]*[:=]", re.IGNORECASE)
 _KEYS, _SPAN_KEYS = {"reason", "score", "spans"}, {"quote", "score"}
 
 
@@ -61,14 +64,43 @@ def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> S
         raise UnreadableError("the reply is empty")
     fenced = _FENCED.fullmatch(text)
     body = fenced[1].strip() if fenced else text
-    if not body.startswith("{"):
+    in_prose = None if body.startswith("{") else _object_in_prose(body)
+    if not body.startswith("{") and in_prose is None:
         return read_text(body, quoted)
+    body = in_prose or body
     verdict = read_json(body)
     said = verdict.score, _joined(verdict.reason)
-    # By what they say, too: an echo may have other blanks, escapes or order.
-    if any(body in other or said in _verdicts(other) for other in quoted):
+    # By what they say, too: an echo may have other blanks, escapes or order. In prose it may be cited in other words.
+    if any(
+        body in other or any(one == said or (in_prose and one[0] == said[0]) for one in _verdicts(other))
+        for other in quoted
+    ):
         raise UnreadableError("the reply repeats a text that was quoted to the judge")
     return verdict
+
+
+def _object_in_prose(text: str) -> str | None:
+    """The one JSON object that stands on lines of its own in a reply, and is all that speaks of a score; else None.
+
+    A page of a server is no reply, whatever stands in it.
+    """
+    if text.startswith(("<", "[")):
+        return None
+    found = []
+    for match in islice(_OWN_LINE.finditer(text), MOST_OBJECTS):
+        start = match.end() - 1
+        if found and start < found[-1][1]:
+            continue  # within the object before
+        try:
+            _, length = json.JSONDecoder().raw_decode(text[start : start + LONGEST_OBJECT])
+        except (ValueError, RecursionError):
+            continue
+        if not text[start + length :].partition("\n")[0].strip():
+            found.append((start, start + length))
+    if len(found) != 1:
+        return None
+    start, end = found[0]
+    return None if _SCORE_NAMED.search(text[:start] + text[end:]) else text[start:end]
 
 
 def _verdicts(text: str) -> Iterator[tuple[float, str]]:
