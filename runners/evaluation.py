@@ -37,6 +37,8 @@ class EvaluationPlan:
     """whether to play each task once with temperature 0 as well"""
     seed: int
     """tasks of an environment without numbered tasks, and all samples, follow from it"""
+    temperature: float | None = None
+    """of the sampled episodes; None: as the player samples"""
 
     def passes(self) -> dict[str, int]:
         """Episodes per task of the `sampled` and the `greedy` pass, those that are asked for."""
@@ -147,7 +149,9 @@ def evaluate(
     own = _ProcessResult()
     try:
         for kind in plan.passes():
-            own.add(*_play_pass(env, player, plan.starts(env, kind, processes), kind, slots, interrupted), keep)
+            temperature = 0.0 if kind == "greedy" else plan.temperature
+            starts = plan.starts(env, kind, processes)
+            own.add(*_play_pass(env, player, starts, kind, temperature, slots, interrupted), keep)
             own.cut = interrupted()
             if own.cut:
                 break
@@ -160,12 +164,18 @@ def evaluate(
 
 
 def _play_pass(
-    env: Env, player: Player, queue: Sequence[Start], kind: str, slots: int, interrupted: Callable[[], bool]
+    env: Env,
+    player: Player,
+    queue: Sequence[Start],
+    kind: str,
+    temperature: float | None,
+    slots: int,
+    interrupted: Callable[[], bool],
 ) -> tuple[list[Episode], PlayStats]:
     """Play the `sampled` or the `greedy` episodes."""
     sampling = player.sampling
-    if kind == "greedy":
-        sampling = {name: replace(how, temperature=0.0) for name, how in sampling.items()}
+    if temperature is not None:
+        sampling = {name: replace(how, temperature=temperature) for name, how in sampling.items()}
     # No more copies than episodes: an environment may be a process or a server's session.
     envs = [env.spawn() for _ in range(min(slots, len(queue)))]
     with stage(f"evaluating ({kind})", len(queue)) as advance:

@@ -302,7 +302,10 @@ class OnPolicy:
 
     def _evaluation_plan(self) -> EvaluationPlan:
         run = self.config.run
-        return EvaluationPlan(run.eval_episodes, run.eval_samples, greedy=True, seed=seed_of(run.seed, "evaluation"))
+        seed = seed_of(run.seed, "evaluation")
+        return EvaluationPlan(
+            run.eval_episodes, run.eval_samples, greedy=True, seed=seed, temperature=run.eval_temperature
+        )
 
     def sample(self) -> str | None:
         return self._sample

@@ -153,7 +153,7 @@ def test_marfts_launch_line_as_it_is_typed_there(folder, capsys):
 def test_names_of_algorithms_elsewhere_are_answered_with_ours(name, here):
     from mafrt.config.train_config import TrainConfig
 
-    with pytest.raises(ConfigError, match="docs/coming_from.md") as caught:
+    with pytest.raises(ConfigError, match=r"docs/coming_from\.md") as caught:
         TrainConfig.of(algorithm=name)
     assert here in str(caught.value)
 
@@ -192,5 +192,5 @@ def test_the_names_in_other_coaches_prompts_are_read(tmp_path):
         load_rubric(str(path), None).text == "Judge {{said}} of {{agent}} against {{truth}}. Sets such as {1, 2} stay."
     )
     path.write_text("Judge it against {ground_truth_answer}.")
-    with pytest.raises(ConfigError, match="lacks {{said}}"):
+    with pytest.raises(ConfigError, match=r"lacks \{\{said\}\}"):
         load_rubric(str(path), None)

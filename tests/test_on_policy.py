@@ -302,3 +302,22 @@ def test_an_environment_that_breaks_late_costs_nothing_that_was_learnt(tmp_path)
     with pytest.raises(EnvError, match="the game server is gone"):
         runner.run(lambda p: setattr(Late, "broken", p.iteration == 3))
     assert resolve(tmp_path / "run").step == 3
+
+
+def test_evaluations_may_have_a_temperature_of_their_own(monkeypatch):
+    from mafrt.rollout.player import Player
+
+    seen = []
+    as_before = Player.sampling_as
+
+    def noted(player, sampling):
+        seen.append({name: how.temperature for name, how in sampling.items()})
+        return as_before(player, sampling)
+
+    monkeypatch.setattr(Player, "sampling_as", noted)
+    runner = make(None, eval_temperature=0.6, temperature=0.9, eval_episodes=1, eval_samples=1)
+    runner.evaluate()
+    assert seen == [{"first": 0.6, "second": 0.6}, {"first": 0.0, "second": 0.0}]
+    assert {how.temperature for how in runner.player.sampling.values()} == {0.9}
+    with pytest.raises(ConfigError, match="eval_temperature is 0; choose a value above 0"):
+        settings(eval_temperature=0)

@@ -191,6 +191,8 @@ class RunConfig(TranscriptConfig):
     """tasks of one evaluation"""
     eval_samples: int = 4
     """sampled answers per task in an evaluation, for avg@k and pass@k"""
+    eval_temperature: float | None = None
+    """temperature of those samples, for all agents; default: each agent's own in training"""
     keep_best: bool = True
     """keep the adapters of the best evaluation, in RUN_DIR/best and in checkpoints"""
     on_collapse: Literal["rollback", "stop", "warn"] = "rollback"
@@ -214,6 +216,11 @@ class RunConfig(TranscriptConfig):
                 "report_to is weave, which keeps nothing without its service; use wandb, or trackio for this machine."
             )
         check_fields(self)
+        if self.eval_temperature is not None and self.eval_temperature <= 0:
+            raise ConfigError(
+                f"eval_temperature is {self.eval_temperature:g}; choose a value above 0, since every evaluation plays "
+                "each task at temperature 0 as well."
+            )
         if self.report_to != "none" and find_spec(self.report_to) is None:
             raise ConfigError(
                 f"report_to is {self.report_to}, which is not installed; run: pip install {self.report_to}"
