@@ -114,8 +114,11 @@ def test_a_run_that_stopped_goes_on_in_the_same_curves_and_a_branch_has_them_all
     make(place, place, iterations=4, **changes).run()
     [whole] = service.runs.values()
     assert sorted(whole) == sorted(set(whole)) and {n for n, name in whole if name == "score"} == {1, 2, 3, 4}
+    with RunDir.open(tmp_path / "again" / "run", {}) as run, MetricsWriter(run, trackers=("trackio",)) as writer:
+        writer.write(1, {"score": 0.5})  # another run in a folder of the same name
+    assert len(service.runs) == 2 and sorted(whole) == sorted(set(whole))
     make(branch, place / "checkpoints" / "step_000002", iterations=3, **changes).run()
-    assert {n for n, name in list(service.runs.values())[1] if name == "score"} == {1, 2, 3}
+    assert {n for n, name in list(service.runs.values())[2] if name == "score"} == {1, 2, 3}
     assert [n for n, _ in shown(branch)["score"]] == [1, 2, 3] and [n for n, _ in shown(place)["score"]] == [1, 2, 3, 4]
     assert shown(branch)["score"][:2] == shown(place)["score"][:2]
 

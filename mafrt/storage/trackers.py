@@ -11,11 +11,11 @@ on; otherwise a new one in the same group begins, with the whole history.
 
 from __future__ import annotations
 
-import hashlib
 import html
 import importlib
 import json
 import logging
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -53,7 +53,7 @@ class TensorBoard:
         # whose evaluation is made again too.
         step = run.step or 0
         self.board = SummaryWriter(str(run.tensorboard), purge_step=step if goes_on else None)
-        self.missing = step if goes_on else 0
+        self.missing: int | None = step if goes_on else 0
         settings = settings_of(run)
         if settings and (not goes_on or step == 0):
             self.board.add_text("settings", indented("\n".join(f"{name}: {v}" for name, v in settings.items())), 0)
@@ -77,9 +77,10 @@ class Service:
 
     def __init__(self, module: Any, run: RunDir) -> None:
         self.module, self.file = module, run.path / f"{module.__name__}.json"
-        # The name follows from the folder.
-        group = f"{run.path.resolve().name}-{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:6]}"
-        before = load_json(self.file) if self.file.is_file() else {"runs": 0, "closed": None}
+        # Not by the folder alone: one that was set aside or deleted must not get the next run's curves.
+        fresh = {"group": f"{run.path.resolve().name}-{uuid.uuid4().hex[:6]}", "runs": 0, "closed": None}
+        before = load_json(self.file) if self.file.is_file() else fresh
+        self.group = group = before["group"]
         goes_on = before["closed"] is not None and before["closed"]["iteration"] == run.step
         self.runs = before["runs"] + (not goes_on)
         self.missing = None if goes_on else 0
@@ -99,7 +100,7 @@ class Service:
 
     def _remember(self, *, closed: bool) -> None:
         state = {"iteration": self.last, "shown": sorted(self.shown)} if closed else None
-        save_json(self.file, {"runs": self.runs, "closed": state})
+        save_json(self.file, {"group": self.group, "runs": self.runs, "closed": state})
 
     def scalars(self, iteration: int, values: Mapping[str, float]) -> None:
         self._log(iteration, dict(values))
