@@ -86,7 +86,7 @@ def _object_in_prose(text: str) -> str | None:
     """
     if text.startswith(("<", "[")):
         return None
-    found = []
+    found: list[tuple[int, int]] = []
     for match in islice(_OWN_LINE.finditer(text), MOST_OBJECTS):
         start = match.end() - 1
         if found and start < found[-1][1]:

@@ -78,8 +78,10 @@ class Service:
     def __init__(self, module: Any, run: RunDir) -> None:
         self.module, self.file = module, run.path / f"{module.__name__}.json"
         # Not by the folder alone: one that was set aside or deleted must not get the next run's curves.
-        fresh = {"group": f"{run.path.resolve().name}-{uuid.uuid4().hex[:6]}", "runs": 0, "closed": None}
-        before = load_json(self.file) if self.file.is_file() else fresh
+        group = f"{run.path.resolve().name}-{uuid.uuid4().hex[:6]}"
+        before: dict[str, Any] = {"group": group, "runs": 0, "closed": None}
+        if self.file.is_file():
+            before = load_json(self.file)
         self.group = group = before["group"]
         goes_on = before["closed"] is not None and before["closed"]["iteration"] == run.step
         self.runs = before["runs"] + (not goes_on)

@@ -54,8 +54,8 @@ def refuse_unknown(rest: Sequence[str], options: Sequence[str]) -> None:
         if f"--{name}" in options:
             here = f"; here it is --{name}"
         raise ConfigError(
-            f"{rest[0]!r} is a line of Hydra, and settings are flags here, as in --seed 2{here}. docs/coming_from.md has "
-            "the names of other libraries."
+            f"{rest[0]!r} is a line of Hydra, and settings are flags here, as in --seed 2{here}. docs/coming_from.md "
+            "has the names of other libraries."
         )
     if rest:
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
