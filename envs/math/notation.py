@@ -66,6 +66,7 @@ _TWO_SIDED = re.compile(rf"\s*([^<>=]+?)\s*({_LESS})\s*({_VARIABLE})\s*({_LESS})
 
 def latex(answer: str) -> str:
     """An answer in the notation that math-verify reads."""
+    answer = " ".join(answer.split())  # long runs of blanks would cost the patterns below seconds
     # Text that holds an answer is an answer: `5\\text{ or }6`, `5\\text{ (or 6)}`.
     answer = _CHOICE_TEXT.sub(r" \1 ", answer).translate(_SIGNS)
     answer = _REPEATING.sub(_fraction, answer)
