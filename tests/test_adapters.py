@@ -190,11 +190,12 @@ def test_adapters_that_are_not_plain_lora_or_contradict_themselves(tmp_path, cha
 def test_an_adapter_made_for_another_base(tmp_path):
     peft_folder(tmp_path / "wide", model=tiny_model(width=64))
     message = refusal(tiny_base(), tmp_path / "wide")
-    assert ", 64]" in message and ", 32]" in message and "its own base" in message
+    assert ", 64]" in message and ", 32]" in message and "the base it was trained on" in message
     peft_folder(tmp_path / "deep", model=tiny_model(layers=3))
     assert "layers.2" in refusal(tiny_base(), tmp_path / "deep")
     peft_folder(tmp_path / "head", target_modules=["q_proj", "lm_head"])
-    assert "lm_head.base_layer.weight, expected a linear layer" in refusal(tiny_base(), tmp_path / "head")
+    message = refusal(tiny_base(), tmp_path / "head")
+    assert "lm_head.base_layer.weight" in message and "linear layer" in message
 
 
 def test_an_adapter_of_another_base_with_the_same_shape_is_warned_of(tmp_path, caplog):

@@ -220,8 +220,10 @@ def test_too_many_unscored_turns_skip_the_update_and_are_counted(tmp_path, algor
     for line in lines(tmp_path / "run"):
         assert line["coach_skipped_updates"] == 1 and line["coach_unscored_share"] == 0.5
     assert "50% of the turns are without a score (the first because the judge is ill)" in caplog.text
-    # As many as the user allows are no reason to.
-    runner = make(coach=Told(say), iterations=1, algorithm=algorithm, n_samples=4, coach_max_unscored=0.5)
+    # As many as the user allows are no reason to. A trajectory with an unjudged turn has no known total, so that a rule
+    # on trajectories is asked for the turns' own pay.
+    own = {"turn_credit": "own"} if algorithm == "grpo" else {}
+    runner = make(coach=Told(say), iterations=1, algorithm=algorithm, n_samples=4, coach_max_unscored=0.5, **own)
     before = weights(runner)
     runner.run()
     assert not all(torch.equal(a, b) for a, b in zip(before, weights(runner), strict=True))

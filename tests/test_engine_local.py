@@ -19,6 +19,7 @@ from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import NonFiniteLogitsError
 from mafrt.kernels.library import library
 from mafrt.models.onednn import supported
+from mafrt.models.outside_text import answer_text
 from mafrt.models.shared_base import SharedBase
 
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
@@ -229,7 +230,7 @@ def test_end_tokens_limits_and_stop_strings_are_per_request(decoding):
     pieces = [base.tokenizer.decode([token]) for token in whole.ids]
     stop = next(a + b for a, b in itertools.pairwise(pieces[9:]) if len(a + b) == 2)
     end = next(n for n in range(30) if stop in "".join(pieces[:n]))
-    text = base.tokenizer.decode(whole.ids[:end], skip_special_tokens=True)
+    text = answer_text(base.tokenizer, whole.ids[:end], ())
 
     def asked(adapter="solver", seed=5, **changes):
         return Request(prompt(6), adapter, SamplingParams(**{"max_new_tokens": 30, **changes}), seed=seed)
@@ -254,7 +255,7 @@ def test_a_special_tokens_text_can_be_a_stop_string():
         base.head.weight[special] = 50 * hidden / hidden.norm()
     request = Request(prompt(4), None, SamplingParams(8, temperature=0.0, stop=("<|im_end|>",)), seed=0)
     (found,) = LocalEngine(base).generate([request])
-    assert (found.ids, found.stop, found.text) == ([special], "stop", "")
+    assert (found.ids, found.stop, found.text) == ([special], "stop", "<|im_end|>")
 
 
 def test_stop_strings_of_a_byte_level_tokenizer():

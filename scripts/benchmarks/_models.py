@@ -21,6 +21,9 @@ class NoText:
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return ""
 
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return ["?"] * len(ids)
+
 
 class Rivals(NamedTuple):
     """One model, three times. The frozen weights are the same tensors, so that all read the same memory."""
