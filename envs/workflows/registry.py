@@ -87,8 +87,8 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
     for reserved in SPEAKS_AS:
         if reserved in team.names:
             raise ConfigError(
-                f"no agent may be called {reserved!r}: the environment speaks under that name; give it another one, such "
-                "as reviewer"
+                f"no agent may be called {reserved!r}: the environment speaks under that name; give it another one, "
+                "such as reviewer"
             )
     if not any(a.with_answer for a in team.agents):
         raise ConfigError(
