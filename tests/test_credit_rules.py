@@ -312,7 +312,7 @@ def test_presets_differ_only_where_the_table_says():
     assert [t.advantages for t in mappo.turns] == [[-0.25], [0.75]]
 
 
-@pytest.mark.parametrize(("rule", "near"), [("gro", "grpo"), ("reinforce++", "reinforce_pp"), ("drmas", "dr_mas")])
+@pytest.mark.parametrize(("rule", "near"), [("gro", "grpo"), ("reinforce_p", "reinforce_pp"), ("drmas", "dr_mas")])
 def test_unknown_rule_names_the_nearest(rule, near):
     with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
         assign([], rule)
