@@ -8,10 +8,10 @@ started, when its channel to the trainer closes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import importlib
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -27,6 +27,7 @@ from mafrt.core.text import brief, error_line
 from mafrt.environment.worker_process import receive, send
 from mafrt.envs.program.episode import line_of_task, line_of_thread
 
+log = logging.getLogger(__name__)
 _DEATH_SIGNAL = 1
 _LATE = ("openai.resources.responses", "openai.resources.chat", "anyio._backends._asyncio")
 """Imported by the clients in their first call, which would cost every fork most of a second."""
@@ -39,8 +40,11 @@ def main(words: Sequence[str]) -> int:
     asked = receive(control)
     imports = [] if asked is None else asked["imports"]
     for name in [*imports, *(_LATE if imports else ())]:
-        with contextlib.suppress(Exception):  # the program's own import tells what is wrong
+        # Imported ahead only to be there for every fork: the program's own import tells its user what is wrong.
+        try:
             importlib.import_module(name)
+        except Exception as error:
+            log.debug("%s cannot be imported ahead: %s", name, error)
     send(control, {"ready": True})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     while True:

@@ -34,7 +34,7 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-ffp-contract
 the same processor."""
 THREADS_FLAG = "-fopenmp"
 """The library of threads has torch's name, so that the loader gives both the same one."""
-COMPILE_S = 120
+COMPILE_S = 600
 
 
 @cache

@@ -54,6 +54,7 @@ GLOSSARY: dict[str, Meaning] = {
     "explained_variance/AGENT": Meaning(
         "share of the variance of the agent's returns that the critic predicts; 1 is perfect", "up to 1"
     ),
+    "paid_by_turn": Meaning("1 where turns were paid as they came, by the environment or the coach", "0..1"),
     "groups": Meaning("groups whose episodes are compared with each other", "groups"),
     "groups_of_one": Meaning("groups with one member, which cannot be compared", "groups"),
     "groups_no_spread": Meaning("share of the larger groups whose members all got the same reward", "0..1"),
