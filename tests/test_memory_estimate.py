@@ -89,7 +89,7 @@ def test_activations_of_a_block_are_what_autograd_keeps(dtype, changes, by_kerne
     assert counted[1] == computed[1]
     # Without AVX-512, torch's products in bfloat16 keep a copy less.
     wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    assert computed[0] == pytest.approx(counted[0], rel=0.01 if wide or dtype == torch.float32 else 0.03)
+    assert computed[0] == pytest.approx(counted[0], rel=0.01 if wide or dtype == torch.float32 else 0.05)
 
 
 def test_weights_are_counted_as_the_model_has_them():

@@ -19,6 +19,7 @@ from mafrt.core.errors import ConfigError, MafrtError, ModelError
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.models.load_bases import load_bases, models_of
+from mafrt.models.outside_text import answer_text
 from mafrt.models.several_bases import SeveralBases
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.build import voices_of
@@ -147,7 +148,7 @@ def test_every_row_is_computed_by_its_own_base():
     runner.updater.critic.annotate(batch.episodes, dict.fromkeys(TEAM.names, 1.0), values=True, reference=True)
     for turn, own in zip(turns, computed, strict=True):
         part = runner.base.of_agent(turn.agent)
-        text = part.tokenizer.decode(turn.action_ids, skip_special_tokens=True)
+        text = answer_text(part.tokenizer, turn.action_ids, {part.tokenizer.eos_token_id})
         assert text == turn.text
         ids = torch.tensor([turn.prompt_ids + turn.action_ids])
         with torch.no_grad():
