@@ -386,6 +386,9 @@ def test_a_runs_own_files_are_learnt_from_without_naming_its_team(tmp_path, monk
     assert "lower --min_return" in capsys.readouterr().err and not Path("none").exists()
     assert collect.main(["run", "--output", "good.jsonl", "--min_score", "0"]) == 0
     assert train_sft.main(["--records_path", "good.jsonl", "--run_dir", "three"]) == 0
+    # The adapters of a run are where any command may start.
+    assert train.command_of(Path("three/adapters")) is None
+    assert train.command_of(Path("run/checkpoints")) == train.command_of(Path("run")) == "train_math"
 
 
 def test_a_checkpoint_is_gone_on_from_by_the_command_that_was_typed(tmp_path, monkeypatch):

@@ -142,9 +142,11 @@ def command_of(load_path: Path) -> str | None:
 
     None for a run from Python whose environment cannot be built.
     """
-    runs = (load_path, load_path.parent, load_path.parent.parent)
+    run = load_path.parent if load_path.name.startswith("step_") else load_path
+    # The adapters of a run, which lie in it too, begin another run, of any command.
+    run = run.parent if run.name == "checkpoints" else run
     try:
-        record = load_record(next((run for run in runs if (run / RECORD).is_file()), load_path))
+        record = load_record(run)
     # Without a readable record there is nothing to decide by, and the command that was typed goes on.
     except CheckpointError:
         return None
