@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_measurements_are_kept_and_failures_are_told(small_plan, tmp_path, capsy
     assert "broken: mafrt bench environment: error: argument --steps" in capsys.readouterr().out
     record = json.loads((folder / "environment.json").read_text())
     assert record["command"] == "mafrt bench environment --steps 3 --envs 1 --characters 5"
-    assert record["result"]["rows"][0]["environments"] == 1 and "| 1 | 0.0" in page.read_text()
+    assert record["result"]["rows"][0]["environments"] == 1
+    assert re.search(r"^\| 1 \| \d+\.\d{3} \|", page.read_text(), re.MULTILINE)  # however slow the machine is
     (folder / "broken.json").write_text((folder / "environment.json").read_text())
     before = page.read_text()
     assert bench_all.run(where)["results"] == ["broken", "environment"]  # nothing is left to measure
