@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def test_programs_with_globals_of_their_own(name):
     for other in others:
         assert list(other.reset(seed=1)[0]) == ["solver"]
     assert all(other.step({"solver": "answer"}).terminated for other in others)
+
+
+def test_processes_of_programs_outlive_the_thread_that_started_the_first():
+    env = program("sets_the_environment", agents=["solver"])
+    for seed in range(3):
+        seen = []
+        thread = threading.Thread(target=lambda other=env.spawn(), seed=seed: seen.append(other.reset(seed=seed)[0]))
+        thread.start()
+        thread.join()
+        time.sleep(0.1)  # a process that dies with its thread does so a moment later
+        assert [list(each) for each in seen] == [["solver"]]
 
 
 def test_tools_of_the_agents_sdk_travel_as_text():

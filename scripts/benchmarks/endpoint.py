@@ -205,7 +205,7 @@ def one_call(task: dict[str, Any], base_url: str) -> float:
     from openai import OpenAI
 
     if not _SHARED:
-        _SHARED["client"] = OpenAI(base_url=base_url, api_key="not needed", max_retries=0)
+        _SHARED["client"] = OpenAI(base_url="http://127.0.0.1", api_key="not needed", max_retries=0)
     agent, text = _task(task["seed"])
     client = _SHARED["client"].with_options(base_url=base_url)
     client.chat.completions.create(model=agent, messages=[{"role": "user", "content": text}])
