@@ -1,4 +1,4 @@
-"""`mafrt bench NAME [arguments]`: run one benchmark.
+"""`mafrt bench NAME [arguments]`: run one benchmark. They lie in `bench/` of a checkout, and are not installed.
 
 The last line printed is its result as JSON.
 """
@@ -8,19 +8,31 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-import pkgutil
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from mafrt.scripts import benchmarks
-from mafrt.scripts.benchmarks._measure import Disagreement
+import mafrt
+from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.run_main import run_main
+
+CHECKOUT = Path(mafrt.__file__).resolve().parents[1]
 
 
 def names() -> list[str]:
-    """The benchmarks there are: the public modules of this package."""
-    modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    return sorted(name for name in modules if not name.startswith("_"))
+    """The benchmarks there are: the files of `bench/` that define `run(argv)`.
+
+    Raises:
+        ConfigError: this installation has none.
+    """
+    folder = CHECKOUT / "bench"
+    if not (folder / "_measure.py").is_file():  # site-packages may hold somebody else's `bench`
+        raise ConfigError(
+            "benchmarks are not installed; run `mafrt bench` in a checkout of mafrt that `bash scripts/install.sh` or "
+            "`pip install --editable .` has installed."
+        )
+    return sorted(path.stem for path in folder.glob("[a-z]*.py") if "\ndef run(" in path.read_text(encoding="utf-8"))
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -40,9 +52,13 @@ def bench(argv: Sequence[str]) -> int:
         hint = f"did you mean {near[0]!r}?" if near else "expected one of: " + ", ".join(known)
         print(f"found no benchmark {name!r}; {hint}", file=sys.stderr)
         return 2
+    # Processes that a benchmark starts find it too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    sys.path.insert(0, str(CHECKOUT))
+    disagreement = importlib.import_module("bench._measure").Disagreement
     try:
-        result = importlib.import_module(f"mafrt.scripts.benchmarks.{name}").run(arguments[1:])
-    except Disagreement as error:
+        result = importlib.import_module(f"bench.{name}").run(arguments[1:])
+    except disagreement as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(result))

@@ -7,5 +7,6 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 mkdir "$stage/mafrt"
 ln -s "$here"/mafrt/* "$here"/{envs,runners,scripts} "$stage/mafrt/"
+ln -s "$here/bench" "$stage/bench"
 cd "$stage"
-"$here/.venv/bin/mypy" --config-file "$here/setup.cfg" --cache-dir "$here/.mypy_cache" mafrt
+"$here/.venv/bin/mypy" --config-file "$here/setup.cfg" --cache-dir "$here/.mypy_cache" mafrt bench

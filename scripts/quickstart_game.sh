@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the passes are too small for a second thread
 out=runs/quickstart_game
-.venv/bin/python -m mafrt.scripts.reproduce.games --games referential --only_start --output "$out"
+.venv/bin/python -m bench.reproduce.games --games referential --only_start --output "$out"
 .venv/bin/mafrt train --config configs/game_referential.yaml --load_path "$out/referential_start/adapters" \
   --run_dir "$out/trained" --set_aside "$@"
 exec .venv/bin/mafrt evaluate --load_path "$out/trained" --k 4 --tasks 60 --baselines

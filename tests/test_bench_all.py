@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import _chart, _page, _plan, _tables
+from bench import all as bench_all
+from bench._measure import Disagreement
+from bench._plan import Planned
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.benchmarks import _chart, _page, _plan, _tables
-from mafrt.scripts.benchmarks import all as bench_all
-from mafrt.scripts.benchmarks._measure import Disagreement
-from mafrt.scripts.benchmarks._plan import Planned
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE = {

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench import _measure, growth, handover, iteration, memory, prefix, resume, rollout, update
+from bench._trl import Trl, Work
 from mafrt.core.errors import ModelError
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.vllm import in_process
 from mafrt.scripts.bench import names
-from mafrt.scripts.benchmarks import _measure, growth, handover, iteration, memory, prefix, resume, rollout, update
-from mafrt.scripts.benchmarks._trl import Trl, Work
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 

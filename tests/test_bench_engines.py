@@ -11,10 +11,10 @@ from argparse import Namespace
 import pytest
 import torch
 
+from bench._gguf import write_gguf
+from bench._models import Rivals, random_model
+from bench._other_engines import ENGINES, open_engine
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.benchmarks._gguf import write_gguf
-from mafrt.scripts.benchmarks._models import Rivals, random_model
-from mafrt.scripts.benchmarks._other_engines import ENGINES, open_engine
 
 SHAPE = Namespace(vocab=64, width=64, mlp=96, layers=2)
 

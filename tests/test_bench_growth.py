@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench import _measure, growth
+from bench._growth_fits import fit_axis
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.benchmarks import _measure, growth
-from mafrt.scripts.benchmarks._growth_fits import fit_axis
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--rounds", "1", "--clock", "cpu"]
 POINTS = ["--agents", "1", "5", "--answers", "1", "3", "--context", "8", "32", "--shared_prompt", "12", "--answer", "3"]

@@ -7,11 +7,11 @@ import statistics
 
 import pytest
 
+from bench import learn
+from bench._tasks import DebateEnv, RetryEnv, SolverPairEnv, TwoRoundEnv
 from mafrt import algorithms
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
-from mafrt.scripts.benchmarks import learn
-from mafrt.scripts.benchmarks._tasks import DebateEnv, RetryEnv, SolverPairEnv, TwoRoundEnv
 
 
 def test_every_family_has_a_task_and_groups_are_told_apart_by_theirs():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench import parts
+from bench._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
+from bench.parts import PARTS
 from mafrt.runners.intervals import seed_interval
-from mafrt.scripts.benchmarks import parts
-from mafrt.scripts.benchmarks._parts import BOXES, WORDS, Both, Helpers, Lazy, Unpaid, Words
-from mafrt.scripts.benchmarks.parts import PARTS
 
 
 def test_words_in_turn():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench import _measure, rollout
+from bench._distribution import p_value, places
 from mafrt.core.types import SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.scripts.benchmarks import _measure, rollout
-from mafrt.scripts.benchmarks._distribution import p_value, places
 
 TINY = ["--width", "64", "--mlp", "64", "--layers", "1", "--vocab", "64", "--rounds", "1", "--clock", "cpu"]
 SMALL = [*TINY, "--adapters", "4", "--rows", "2", "--batch", "4", "--prompt", "12", "--tokens", "4", "--draws", "512"]

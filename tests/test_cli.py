@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -626,6 +627,14 @@ def test_console_command(capsys):
     assert bench.main(["--help"]) == 0
 
 
+def test_benchmarks_are_not_installed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
+    (tmp_path / "bench").mkdir()  # somebody else's
+    assert bench.main(["rollout"]) == 2
+    said = capsys.readouterr()
+    assert "in a checkout" in said.err and not said.out
+
+
 def test_check_env_says_what_it_found(capsys, workdir):
     Path("my_game.py").write_text(GOOD_ENV)
     assert check_env.main(["--env", "my_game:Echo", "--env_kwargs", "word=no"]) == 0
@@ -651,19 +660,20 @@ def test_quickstart_config_is_valid():
     assert settings["set_aside"] and settings["run_dir"] == "runs/quickstart_math"
 
 
-def test_every_package_is_in_the_wheel():
-    """setup.cfg lists the packages one by one, since their folders lie side by side."""
-    import configparser
+def test_every_package_is_in_the_wheel(monkeypatch):
+    import setuptools
 
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    listed = set(setup["options"]["packages"].split())
+    listed: list[str] = []
+    monkeypatch.setattr(setuptools, "setup", lambda packages: listed.extend(packages))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
     tops = {"mafrt": "mafrt", "mafrt.envs": "envs", "mafrt.runners": "runners", "mafrt.scripts": "scripts"}
-    for name, folder in tops.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            inner = init.parent.relative_to(ROOT / folder).parts
-            assert ".".join((name, *inner)) in listed, f"setup.cfg does not list {init.parent}"
-    assert {"mafrt.profiles", "mafrt.configs"} <= listed
+    inner = {
+        ".".join((name, *init.parent.relative_to(ROOT / folder).parts))
+        for name, folder in tops.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(listed) == inner | {"mafrt.profiles", "mafrt.configs"} and len(listed) == len(set(listed))
 
 
 def python(*argv: str, cwd: Path, **kwargs) -> subprocess.CompletedProcess[str]:

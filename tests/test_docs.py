@@ -70,9 +70,6 @@ def test_commands_parse(document, line):
         return
     else:
         assert (ROOT / words[0]).is_file(), line
-        if Path(words[0]).parent.name == "reproduce":  # these have parsers of their own
-            assert callable(importlib.import_module(f"mafrt.scripts.reproduce.{Path(words[0]).stem}").main)
-            return
         name = {"quickstart": "train", "quickstart_math": "train_math", "quickstart_dsbench": "train_dsbench"}.get(
             Path(words[0]).stem, Path(words[0]).stem
         )
@@ -82,7 +79,7 @@ def test_commands_parse(document, line):
     if "--online" in argv:
         name, argv = "train", [*(word for word in argv if word != "--online"), "--algorithm", "spin"]
     # These have parsers of their own.
-    if name in ("test", "install", "bench", "make_base", "completion", "gpu_check") or argv == ["--help"]:
+    if name in ("test", "install", "bench", "completion", "gpu_check") or argv == ["--help"]:
         return
     if "--config" in argv:
         at = argv.index("--config")

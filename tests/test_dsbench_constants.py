@@ -7,10 +7,10 @@ from helpers_dsbench import tasks_folder
 from helpers_extras import need
 from helpers_sandbox import ensure_bubblewrap
 
+from bench.reproduce import dsbench_constants as constants
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.builtin_stories import BUILTIN
 from mafrt.envs.dsbench.demonstrations import COLUMNS, good
-from mafrt.scripts.reproduce import dsbench_constants as constants
 
 need("pandas", "sklearn")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from helpers_warm import run_python
 
+from bench import make_games_base
+from bench.make_games_base import OBEYING, Part, corpus, turns
+from bench.teaching_base.tokenizer import render
 from mafrt.core.shipped import SHIPPED, base_folder
 from mafrt.envs.games import PlanPath, Sudoku
 from mafrt.envs.games.routes import STEPS
-from mafrt.scripts import make_games_base
-from mafrt.scripts.make_games_base import OBEYING, Part, corpus, turns
-from mafrt.scripts.teaching_base.tokenizer import render
 
 
 def asked(prompt: str) -> str:

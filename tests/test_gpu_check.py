@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
+from bench import gpu
+from bench._gpu import parity
+from bench._gpu.roofline import Roofline
+from bench._gpu.speed import step_bytes
+from bench._gpu.stages import GpuStage, run_stages
+from bench._measure import Disagreement
 from mafrt.models.shared_base import SharedBase
-from mafrt.scripts.benchmarks import gpu
-from mafrt.scripts.benchmarks._gpu import parity
-from mafrt.scripts.benchmarks._gpu.roofline import Roofline
-from mafrt.scripts.benchmarks._gpu.speed import step_bytes
-from mafrt.scripts.benchmarks._gpu.stages import GpuStage, run_stages
-from mafrt.scripts.benchmarks._measure import Disagreement
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("mafrt", "envs", "runners", "scripts")
+FOLDERS = ("mafrt", "envs", "runners", "scripts", "bench")
 
 FORBIDDEN_CALLS = {
     **dict.fromkeys(("eval", "exec", "compile", "__import__"), "runs code"),
@@ -36,7 +36,7 @@ SEPARATE_PROCESSES = {
 # These go to the sandbox as text.
 SEPARATE_PROCESSES |= {f"envs/code/inside/{name}.py": {"runs code"} for name in ("asserts", "calls", "stdin")}
 SEPARATE_PROCESSES |= {f"envs/dsbench/inside/{name}.py": {"unpickles"} for name in ("lab", "reading")}
-PRINTING = ("scripts/", "scripts/benchmarks/")
+PRINTING = ("scripts/", "bench/")
 
 
 def violations(source: str, name: str = "mafrt/x.py") -> list[str]:
@@ -194,7 +194,7 @@ def test_the_lint_lets_pass(source):
 
 
 def test_printing_is_for_scripts():
-    assert violations("print(1)", "scripts/train.py") == violations("print(1)", "scripts/benchmarks/update.py") == []
+    assert violations("print(1)", "scripts/train.py") == violations("print(1)", "bench/update.py") == []
 
 
 # Written in pieces, or this file would break its own rule.

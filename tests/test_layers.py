@@ -162,7 +162,7 @@ def test_algorithms_are_mathematics():
 
 
 LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
-HEAVY_FOLDERS = ("mafrt.scripts.benchmarks.", "mafrt.scripts.teaching_base.", "mafrt.environment.remote.")
+HEAVY_FOLDERS = ("mafrt.environment.remote.",)
 
 
 def test_nothing_heavy_before_arguments_are_parsed():

@@ -1,4 +1,4 @@
-"""Our rules against frozen outputs of the authors' own code (tests/parity, made by scripts/reproduce/parity_tables.py).
+"""Our rules against frozen outputs of the authors' own code (tests/parity, made by bench/reproduce/parity_tables.py).
 
 Known deviations are asserted too, so that they are as docs/algorithms.md states them.
 """

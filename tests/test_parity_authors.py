@@ -1,6 +1,6 @@
 """Multi-agent rules against frozen outputs of their authors' code. As a script: renews the list in docs/algorithms.md.
 
-The tables are made by scripts/reproduce/parity_authors.py; deviations that the list states are asserted here too.
+The tables are made by bench/reproduce/parity_authors.py; deviations that the list states are asserted here too.
 """
 
 from __future__ import annotations

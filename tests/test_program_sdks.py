@@ -62,13 +62,17 @@ def test_programs_with_globals_of_their_own(name):
 
 def test_processes_of_programs_outlive_the_thread_that_started_the_first():
     env = program("sets_the_environment", agents=["solver"])
+    seen: list[dict] = []
+
+    def begin(other, seed):
+        seen.append(other.reset(seed=seed)[0])
+
     for seed in range(3):
-        seen = []
-        thread = threading.Thread(target=lambda other=env.spawn(), seed=seed: seen.append(other.reset(seed=seed)[0]))
+        thread = threading.Thread(target=begin, args=(env.spawn(), seed))
         thread.start()
         thread.join()
         time.sleep(0.1)  # a process that dies with its thread does so a moment later
-        assert [list(each) for each in seen] == [["solver"]]
+    assert [list(each) for each in seen] == [["solver"]] * 3
 
 
 def test_tools_of_the_agents_sdk_travel_as_text():

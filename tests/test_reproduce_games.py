@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mafrt.scripts.reproduce import games
-from mafrt.scripts.reproduce._commands import run
-from mafrt.scripts.reproduce.games import table
+from bench.reproduce import games
+from bench.reproduce._commands import run
+from bench.reproduce.games import table
 
 
 def test_the_table_has_means_and_intervals_over_seeds():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mafrt.scripts.reproduce import programs
+from bench.reproduce import programs
 
 
 def test_the_table_has_means_and_intervals_over_seeds(tmp_path):

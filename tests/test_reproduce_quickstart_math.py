@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.reproduce import quickstart_math_baselines
+from bench.reproduce.quickstart_math_baselines import table
 from mafrt.scripts.baselines import table as baselines
-from mafrt.scripts.reproduce import quickstart_math_baselines
-from mafrt.scripts.reproduce.quickstart_math_baselines import table
 
 
 def test_the_table():

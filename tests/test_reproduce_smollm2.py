@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from bench.reproduce import smollm2_math
+from bench.reproduce.smollm2_math import Scores, table, write_demonstrations
 from mafrt.envs.math.stories import distinct
 from mafrt.runners.intervals import over_seeds
-from mafrt.scripts.reproduce import smollm2_math
-from mafrt.scripts.reproduce.smollm2_math import Scores, table, write_demonstrations
 
 
 def test_records_of_the_warm_start(tmp_path):

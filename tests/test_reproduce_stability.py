@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from mafrt.scripts.reproduce import dsbench_stability, mathchat_stability
-from mafrt.scripts.reproduce.dsbench_process_rewards import SuccessCurve
-from mafrt.scripts.reproduce.mathchat_process_rewards import AccuracyCurve
+from bench.reproduce import dsbench_stability, mathchat_stability
+from bench.reproduce.dsbench_process_rewards import SuccessCurve
+from bench.reproduce.mathchat_process_rewards import AccuracyCurve
 
 
 def accuracies(*values):

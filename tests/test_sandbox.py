@@ -484,7 +484,7 @@ def test_as_an_ordinary_user(tmp_path):
 
 def test_hundreds_of_executions_leave_nothing():
     """The benchmark's `--soak 10000` is the long version."""
-    from mafrt.scripts.benchmarks import sandbox as bench
+    from bench import sandbox as bench
 
     with WarmSandbox("bwrap", 4, libraries=False) as warm:
         found = bench._soak(warm, 200, 4)

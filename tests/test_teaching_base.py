@@ -7,13 +7,14 @@ import json
 import operator
 import random
 import re
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from helpers_warm import run_python
 
-from mafrt.scripts.teaching_base.demonstrations import (
+from bench.teaching_base.demonstrations import (
     PROMPTS,
     actor_document,
     code_executor_document,
@@ -21,9 +22,9 @@ from mafrt.scripts.teaching_base.demonstrations import (
     reasoner_document,
     verifier_document,
 )
-from mafrt.scripts.teaching_base.problems import distinct, draw, stream
-from mafrt.scripts.teaching_base.solutions import RATES, choose_steps, plan_text, step_text
-from mafrt.scripts.teaching_base.tokenizer import render
+from bench.teaching_base.problems import distinct, draw, stream
+from bench.teaching_base.solutions import RATES, choose_steps, plan_text, step_text
+from bench.teaching_base.tokenizer import render
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "mafrt/assets/teaching_base"
@@ -224,7 +225,7 @@ def test_a_faultless_demonstrator_makes_no_mistake():
 def test_muon_gives_every_direction_the_same_pace():
     import torch
 
-    from mafrt.scripts.teaching_base.muon import orthogonalize
+    from bench.teaching_base.muon import orthogonalize
 
     torch.manual_seed(0)
     # Singular values over two orders of magnitude; five iterations bring them to within [.7, 1.2] (see the source).
@@ -239,10 +240,10 @@ def test_muon_gives_every_direction_the_same_pace():
 def test_make_base_makes_a_loadable_folder(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    command = [ROOT / "scripts/make_base.py", "--documents", "300", "--threads", "1"]
+    command = [sys.executable, "-m", "bench.make_base", "--documents", "300", "--threads", "1"]
     command += ["--output_dir", tmp_path / "base", "--data_dir", tmp_path / "data", "--hidden_size", "32"]
     command += ["--train_problems", "5", "--test_problems", "5", "--layers", "1", "--vocab_size", "400"]
-    done = run_python(*command)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     assert loaded.config.vocab_size == len(AutoTokenizer.from_pretrained(tmp_path / "base"))

@@ -11,6 +11,7 @@ from test_on_policy import adapters, same
 from test_swap_and_dynamic_sampling import cut_and_resumed, metrics
 from toy import Digits, settings
 
+from bench._tasks import TwoRoundEnv
 from mafrt import algorithms
 from mafrt.coach import make_coach
 from mafrt.config.team import Team
@@ -31,7 +32,6 @@ from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree
 from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.scripts.benchmarks._tasks import TwoRoundEnv
 
 DUO = Team.of(["a", "b"])
 

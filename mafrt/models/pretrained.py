@@ -101,8 +101,11 @@ def check_folder(name: str, path: str) -> None:
     elif folder.exists():
         raise ModelError(f"found the file {path}, expected a model folder or a Hugging Face model id")
     elif name in SHIPPED_BASES:
-        maker = "make_base.py" if name == "teaching-base" else "make_games_base.py"
-        raise ModelError(f"the shipped base is missing from {path}; reinstall mafrt, or run scripts/{maker}")
+        maker = "make_base" if name == "teaching-base" else "make_games_base"
+        raise ModelError(
+            f"the shipped base is missing from {path}; reinstall mafrt, or make it again in a checkout: "
+            f"python -m bench.{maker}"
+        )
     # A hub id has one slash at most, so these can only be meant as folders; asking the hub would end in a misleading
     # message.
     elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:

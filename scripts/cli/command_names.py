@@ -20,12 +20,10 @@ COMMANDS = {
     "serve_retriever": "serve a corpus for search",
     "export": "export a trained team: PEFT folders, role prompts, model cards",
     "collect": "collect good recorded episodes as chat JSONL for fine-tuning",
-    "bench": "run a benchmark",
+    "bench": "run a benchmark (in a checkout)",
     "check_env": "check that an environment keeps its contract",
     "prepare_data": "prepare DAPO-Math, NQ or HotpotQA from local files",
     "get_base": "fetch a base model that has a name, such as smollm2",
-    "make_base": "make the teaching base again, from its own corpus",
-    "make_games_base": "make the games base again, from legal random play",
     "completion": "print the completion script of bash, zsh or fish",
     "info": "print versions and installed extras",
 }

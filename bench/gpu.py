@@ -1,0 +1,112 @@
+"""Everything that runs on a GPU, in one command within minutes: parity, learning, speed, memory, kernels.
+
+`bash scripts/gpu_check.sh` runs it where only torch and transformers are installed. With `--device cpu --small` the
+same stages run on a CPU, on a model of two layers. Results are written after every stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import _measure
+from bench._gpu import capacity, models, parity, quickstart, roofline, speed
+from bench._gpu.stages import GpuStage, run_stages
+from mafrt.models.shared_base import SharedBase
+
+
+def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Run the stages; one JSON-able dict. Raises `_measure.Disagreement` after the last one if any failed."""
+    args = _parser().parse_args(argv)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("gpu: found no CUDA device, expected one; --device cpu --small runs the stages on a CPU")
+    if args.small:
+        torch.set_num_threads(1)
+    results = {"bench": "gpu", "machine": _measure.machine()}
+    results["stages"] = stages = run_stages(_stages(args), args.minutes, args.output)
+    print(table(stages))
+    if failed := [name for name, entry in stages.items() if entry["state"] == "failed"]:
+        raise _measure.Disagreement(f"failed: {', '.join(failed)}; {stages[failed[0]]['why']}")
+    return results
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mafrt bench gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
+    parser.add_argument("--minutes", type=float, default=9.0, help="stages that would not end in time are left out")
+    parser.add_argument("--output", type=Path, help="JSON file, written after every stage")
+    parser.add_argument("--small", action="store_true", help="a model of two layers, and a few iterations")
+    return parser
+
+
+def _stages(args: argparse.Namespace) -> list[GpuStage]:
+    small, device = args.small, args.device
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    @functools.cache
+    def limit() -> roofline.Roofline:
+        return roofline.measure(device, dtype, small=small)
+
+    base_of = PresentBase(device, dtype)
+    dtypes = (torch.float32,) if device == "cpu" else (torch.float32, torch.bfloat16)
+    stages = [
+        GpuStage("limits", 5, lambda: vars(limit())),
+        GpuStage("parity", 10, lambda: parity.check(device, dtypes)),
+        GpuStage("quantised", 10, lambda: parity.quantised(device)),
+        GpuStage(
+            "quickstart",
+            20 if small else 120,
+            lambda: quickstart.learn(device, 1 if small else 30, 8 if small else 200),
+        ),
+    ]
+    for name in ("small",) if small else ("qwen3-0.6b", "qwen3-4b"):
+        stages += _of_shape(name, base_of, limit, small)
+    return stages
+
+
+class PresentBase:
+    """The present random base; asking for another shape frees it first, since two might not fit."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self._name = ""
+        self._base: SharedBase | None = None
+
+    def __call__(self, name: str) -> SharedBase:
+        if self._base is None or self._name != name:
+            self._base = None
+            self._base = models.random_base(models.NAMES[name], 16, device=self.device, dtype=self.dtype)
+            self._name = name
+        return self._base
+
+
+def _of_shape(name: str, base_of: PresentBase, limit: Callable[[], roofline.Roofline], small: bool) -> list[GpuStage]:
+    shape, seconds = models.NAMES[name], 5 if small else 45
+    sizes: dict[str, Any] = {"adapters": (1, 4, 16), "rows": (16, 64, 256), "contexts": (128, 1024), "steps": 32}
+    tokens: dict[str, Any] = {"adapters": (1, 4, 16), "tokens": (512, 2048)}
+    if small:
+        sizes = {"adapters": (2,), "rows": (4,), "contexts": (16,), "steps": 4}
+        tokens = {"adapters": (2,), "tokens": (64,)}
+    return [
+        GpuStage(f"decode {name}", seconds, lambda: speed.decode(base_of(name), shape, limit(), **sizes)),
+        GpuStage(f"update {name}", seconds, lambda: speed.update(base_of(name), shape, limit(), **tokens)),
+        GpuStage(f"kernels {name}", seconds / 2, lambda: speed.kernels(base_of(name), shape)),
+        GpuStage(f"agents {name}", seconds / 2, lambda: capacity.agents_that_fit(base_of(name), shape, (16, 24))),
+    ]
+
+
+def table(stages: dict[str, dict[str, Any]]) -> str:
+    """Markdown: a line a stage, then the rows of the sweeps."""
+    lines = ["", "| stage | state | seconds |", "|---|---|---|"]
+    lines += [f"| {name} | {entry['state']} | {entry.get('seconds', '')} |" for name, entry in stages.items()]
+    for name, entry in stages.items():
+        result = entry.get("result")
+        if isinstance(result, list) and result:
+            lines += ["", f"{name}", "", "| " + " | ".join(result[0]) + " |", "|---" * len(result[0]) + "|"]
+            lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in result]
+    return "\n".join(lines)

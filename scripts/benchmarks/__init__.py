@@ -1,1 +1,0 @@
-"""Benchmarks, one file each: `mafrt bench NAME` calls `run(argv) -> dict` of module NAME."""

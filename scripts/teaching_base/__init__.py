@@ -1,4 +1,0 @@
-"""How the shipped tiny bases are made: problems, careless demonstrators, tokenizers, pretraining.
-
-Used by `scripts/make_base.py`, `scripts/make_games_base.py` and tests; nothing of it is needed to train a team.
-"""
