@@ -52,7 +52,7 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
 
     use = Use(
         rank=config.team.lora_rank,
-        targets=tuple(name for name in config.team.lora_targets if name in shape.linears),
+        targets=tuple(name for name in shape.named(config.team.lora_targets) if name in shape.linears),
         bits=32 if base.model.dtype.itemsize == 4 else 16,
         gradient_checkpointing=config.learn.gradient_checkpointing,
         on_cpu=base.device.type == "cpu",

@@ -278,4 +278,7 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     base.add_adapter("b", LoraSpec(), seed=0)
     [said] = [record.getMessage() for record in caplog.records if "no adapter reaches" in record.getMessage()]
     assert "mlp.experts.gate_up_proj (experts)" in said and "mlp.gate" in said and "q_proj" not in said
-    assert tiny_base().left_out() == []
+    base = tiny_base()
+    assert base.left_out(base.match_targets("a", ("all-linear",))) == []
+    assert base.match_targets("a", ("all-linear",)) == base.match_targets("a", ALL) == list(base.linear_paths())
+    assert base.match_targets("a", (r"model\.layers\.1\..*_proj",)) == base.match_targets("a", ALL)[7:]

@@ -37,14 +37,19 @@ def name_problem(name: object) -> str | None:
     return None
 
 
+ALL_LINEAR = "all-linear"
+"""PEFT's name for every linear layer of a model but its head"""
+
+
 @dataclass(frozen=True)
 class LoraSpec:
     """Shape of one LoRA adapter: the update of a layer is `alpha / rank * B A`."""
 
     rank: int = 8
     alpha: float = 16.0
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that are adapted (the last part of the module's path)."""
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """The linear layers that are adapted: `all-linear`, all of the decoder blocks but routers; or ends of their paths,
+    such as `q_proj`; or regular expressions for whole paths."""
     scope: Literal["all", "action"] = "all"
     """Tokens on which the adapter acts: all, or the agent's own action with the invocation before it."""
 

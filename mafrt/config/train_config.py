@@ -128,8 +128,8 @@ class TeamConfig:
     """rank of each adapter"""
     lora_alpha: float = 16.0
     """scale of each adapter is lora_alpha / lora_rank"""
-    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """linear layers that get an adapter"""
+    lora_targets: tuple[str, ...] = LoraSpec.targets
+    """linear layers that get an adapter: all-linear, names such as q_proj, or regular expressions for whole paths"""
     adapter_scope: Literal["all", "action"] = "all"
     """tokens on which an adapter acts; action: the agent's own action only (activated LoRA), so that all agents share
     the base's cache of a transcript"""

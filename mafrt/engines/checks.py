@@ -14,6 +14,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+from mafrt.config.agent import ALL_LINEAR
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, MissingExtraError
 from mafrt.core.extras import install
@@ -32,7 +33,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _LIKE_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _FUSED = ("qkv_proj", "gate_up_proj", "query_key_value", "dense_h_to_4h", "dense_4h_to_h")
 _OTHERS = ("dense", "fc1", "fc2", "c_attn", "c_proj", "c_fc", "w1", "w2", "w3", "wqkv", "wo", "out_proj")
-SERVED = frozenset((*_LIKE_LLAMA, *_FUSED, *_OTHERS))
+SERVED = frozenset((ALL_LINEAR, *_LIKE_LLAMA, *_FUSED, *_OTHERS))
 """Linear layers, by the last part of their path, that vLLM's models take adapters for."""
 
 OF_VLLM = ("max_loras", "max_lora_rank", "gpu_memory_utilization", "vllm_adapter_dir")

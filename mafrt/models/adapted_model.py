@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from mafrt.config.agent import LoraSpec
+from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
 from mafrt.kernels.low_rank import Joined, join
 from mafrt.models import peft_format
@@ -21,6 +21,13 @@ from mafrt.models.multi_lora import StackedLoRALinear, link_siblings
 from mafrt.models.peft_format import AdapterShape, PeftFiles, matches
 
 log = logging.getLogger(__name__)
+
+BLOCK = re.compile(r"\.\d+\.")
+"""in the path of a layer: the number of its block"""
+NO_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""families whose kernels read `out_proj` past its module, so that PEFT refuses adapters on it"""
+ROUTER = re.compile(r"(^|[._])(router|gate)(\.|$)|expert_gate$")
+"""in the rest of the path: layers that choose experts"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,9 @@ class AdaptedModel:
         self.tokenizer = tokenizer
         self.name = name or str(getattr(model.config, "_name_or_path", ""))
         self.head = model.get_output_embeddings()
+        self._decoder = _decoder_path(model)
+        self.unrouted: frozenset[str] = frozenset()
+        """linear layers on which no adapter can act, as `family_checks` found"""
         self.context = LoraContext()
         self.records: dict[str, Adapter] = {}
         self.versions: dict[str, int] = {}
@@ -86,33 +96,60 @@ class AdaptedModel:
             raise ConfigError(f"adapter {name!r}: found rank {spec.rank}, expected 1 or more")
         # Scaled by alpha / rank as in the LoRA paper, so that a learning rate need not be found anew for another rank.
         layers = dict.fromkeys(self.match_targets(name, spec.targets), (spec.rank, spec.alpha / spec.rank))
-        if not self.records and (others := self.left_out()):
-            log.warning("%s: no adapter reaches %s, which are no linear layers", self.name, ", ".join(others))
+        if not self.records:
+            # Where layers are named, those that are not are left out on purpose, but no name reaches experts.
+            others = [kind for kind in self.left_out(layers) if ALL_LINEAR in spec.targets or "(experts)" in kind]
+            if others:
+                log.warning("%s: no adapter reaches %s", self.name, ", ".join(others))
         invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
         self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
 
     def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
         """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
         linears = self.linear_paths()
+        chosen = set[str]()
         for target in targets:
-            if not any(matches(path, target) for path in linears):
+            found = self._named(target)
+            if not found:
                 # The last part of a path is shown, since a user writes targets that way: q_proj, not model.layers.0...
                 kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
                 raise ConfigError(
                     f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
-                    f"expected some of {kinds}"
+                    f"expected {ALL_LINEAR}, or some of {kinds or 'none: it has no linear layers'}"
                 )
-        return [path for path in linears if any(matches(path, target) for target in targets)]
+            chosen.update(found)
+        return [path for path in linears if path in chosen]
 
-    def left_out(self) -> list[str]:
-        """Kinds of matrices in the model's blocks that no target can name, such as `mlp.experts.down_proj`."""
+    def _named(self, target: str) -> list[str]:
+        """Paths of the linear layers that one target means."""
         linears = self.linear_paths()
+        if target == ALL_LINEAR:
+            return [path for path in linears if self._adaptable(path)]
+        try:
+            expression = re.compile(target)
+        except re.error:
+            expression = re.compile(re.escape(target))
+        return [path for path in linears if matches(path, target)] or list(filter(expression.fullmatch, linears))
+
+    def _adaptable(self, path: str) -> bool:
+        """Whether `all-linear` means a layer: one of a decoder block, and no router of experts."""
+        block = BLOCK.search(path)
+        if path in self.unrouted:
+            return False
+        if self.model.config.model_type in NO_OUT_PROJ and path.endswith(".out_proj"):
+            return False
+        return block is not None and path.startswith(self._decoder) and not ROUTER.search(path[block.end() :])
+
+    def left_out(self, layers: Collection[str]) -> list[str]:
+        """Kinds of matrices in the decoder blocks that an adapter of these layers leaves out, each with a reason."""
         kinds = {}
         for path, parameter in self.model.named_parameters():
-            block = re.search(r"\.\d+\.", path)
-            kind = "" if block is None else path[block.end() :].removesuffix(".weight")
-            if block is not None and parameter.dim() > 1 and path.rpartition(".")[0] not in linears:
-                kinds[kind + (" (experts)" if parameter.dim() > 2 and "expert" in kind else "")] = True
+            block, layer = BLOCK.search(path), path.rpartition(".")[0].removesuffix(".base_layer")
+            if block is None or parameter.dim() < 2 or layer in layers or not path.startswith(self._decoder):
+                continue
+            kind = path[block.end() :].removesuffix(".weight").removesuffix(".base_layer")
+            why = "router" if ROUTER.search(kind) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
+            kinds[f"{kind} ({why})" if why else kind] = True
         return list(kinds)
 
     def linear_paths(self) -> dict[str, tuple[int, int]]:
@@ -126,6 +163,8 @@ class AdaptedModel:
             # The frozen layer inside a wrapper is skipped, or a second adapter would be put on it.
             elif path.rpartition(".")[0] not in self._layers and module is not self.head:
                 shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
+                if type(module).__name__ == "Conv1D":  # a linear layer of GPT-2, whose weight is `[in, out]`
+                    shape = (module.nx, module.nf)
                 # Asked for by its features and not by its class, since quantised linear layers are no nn.Linear.
                 if isinstance(shape[0], int) and isinstance(shape[1], int):
                     features[path] = (shape[0], shape[1])
@@ -224,7 +263,10 @@ class AdaptedModel:
     def _peft_files(self, name: str) -> PeftFiles:
         if name not in self._files:
             record, layers = self._record(name), self.adapter_layers(name)
-            self._files[name] = PeftFiles.of(record, layers, base_name=self.name, linear_paths=self.linear_paths())
+            fused = any(p.dim() == 3 and "expert" in path for path, p in self.model.named_parameters())
+            self._files[name] = PeftFiles.of(
+                record, layers, base_name=self.name, linear_paths=self.linear_paths(), fused=fused
+            )
         return self._files[name]
 
     def finite(self, name: str) -> bool:
@@ -258,3 +300,10 @@ class AdaptedModel:
         self._changes += 1
         for layer in self._layers.values():
             layer.drop_cache()
+
+
+def _decoder_path(model: nn.Module) -> str:
+    """Path of the part that reads text, with a dot behind it; empty where that is the whole model."""
+    part = getattr(model, "get_decoder", lambda: None)()
+    found = next((path for path, module in model.named_modules() if module is part), "")
+    return f"{found}." if found else ""

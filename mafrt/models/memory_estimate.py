@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
 
 HEAD_ELEMENTS = 2**26
@@ -61,6 +62,10 @@ class ModelShape:
             "down_proj": (self.inner, self.hidden),
         }
 
+    def named(self, targets: Collection[str]) -> tuple[str, ...]:
+        """The targets by name."""
+        return tuple(self.linears) if ALL_LINEAR in targets else tuple(targets)
+
     @property
     def block_weights(self) -> int:
         """Weights of the linear layers of all blocks."""
@@ -91,7 +96,7 @@ class Use:
 
     agents: int = 3
     rank: int = 8
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[str, ...] = LoraSpec.targets
     bits: int = 16
     """of the base's weights: 32, 16, 8 or 4"""
     processes: int = 1
@@ -139,7 +144,7 @@ class Footprint:
 
 def adapter_weights(shape: ModelShape, use: Use) -> int:
     """A: parameters of one adapter."""
-    return use.rank * shape.layers * sum(sum(shape.linears[name]) for name in use.targets)
+    return use.rank * shape.layers * sum(sum(shape.linears[name]) for name in shape.named(use.targets))
 
 
 def footprint(shape: ModelShape, use: Use) -> Footprint:
@@ -205,7 +210,7 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     for one block at a time. The factors were counted on autograd's saved tensors, and a test repeats the count.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    inner = use.rank * len(use.targets)
+    inner = use.rank * len(shape.named(use.targets))
     in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.inner + inner)
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)

@@ -41,7 +41,6 @@ UNLIKE_PLAIN_LORA = (
     "modules_to_save",
     "trainable_token_indices",
     "layer_replication",
-    "target_parameters",
     "arrow_config",
     "kasa_config",
     "monteclora_config",
@@ -50,6 +49,10 @@ UNLIKE_PLAIN_LORA = (
 )
 """Settings of a PEFT LoRA folder that change the computation if set; not supported."""
 
+
+OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "gate")
+"""Names of layers that PEFT takes for those of experts where a family holds these as one parameter. Dense layers of
+such a family that have these names are written under `target_parameters`, which PEFT reads as they are."""
 
 Layers = Mapping[str, tuple[nn.Parameter, nn.Parameter]]
 """Module path in the base -> (A `[r, in]`, B `[out, r]`)."""
@@ -140,7 +143,9 @@ class PeftFiles:
     """in the order of that file"""
 
     @classmethod
-    def of(cls, shape: AdapterShape, layers: Layers, *, base_name: str, linear_paths: LinearPaths) -> PeftFiles:
+    def of(
+        cls, shape: AdapterShape, layers: Layers, *, base_name: str, linear_paths: LinearPaths, fused: bool = False
+    ) -> PeftFiles:
         """Of one adapter.
 
         Args:
@@ -148,6 +153,7 @@ class PeftFiles:
             layers: its parameters; they stay the same objects.
             base_name: name or path of the base, recorded in the configuration.
             linear_paths: all layers that could be adapted; decide how short `target_modules` may be written.
+            fused: whether the base holds experts as one parameter.
         """
         own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
         empty = {key: np.zeros(tuple(p.shape), np.float32) for key, p in own.items()}
@@ -155,7 +161,7 @@ class PeftFiles:
         begin = _weights_begin(content)
         entries = json.loads(content[8:begin])
         order = sorted(own, key=lambda key: int(entries[key]["data_offsets"][0]))
-        return cls(_config(shape, base_name, linear_paths), content[:begin], tuple(own[key] for key in order))
+        return cls(_config(shape, base_name, linear_paths, fused), content[:begin], tuple(own[key] for key in order))
 
     def contents(self) -> dict[str, bytes]:
         """Each file by its name, with the weights as they are now, in float32."""
@@ -183,7 +189,8 @@ def _weights_begin(content: bytes) -> int:
     return 8 + int.from_bytes(content[:8], "little")
 
 
-def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths) -> bytes:
+def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths, fused: bool) -> bytes:
+    apart = [path for path in shape.layers if fused and path.rsplit(".", 1)[-1] in OF_EXPERTS]
     ranks = {path: rank for path, (rank, _) in shape.layers.items()}
     alphas = {path: scaling * ranks[path] for path, (_, scaling) in shape.layers.items()}
     config = {
@@ -202,7 +209,8 @@ def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths) -> b
         "use_dora": False,
         "modules_to_save": None,
         "alora_invocation_tokens": None if shape.invocation is None else list(shape.invocation),
-        "target_modules": _targets(linear_paths, list(shape.layers)),
+        "target_modules": _targets(linear_paths, [path for path in shape.layers if path not in apart]),
+        **({"target_parameters": sorted(f"{path}.weight" for path in apart)} if apart else {}),
         # Anchored and escaped, since PEFT reads the names as regular expressions and layer 1 would match layer 11.
         "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
         "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
@@ -317,6 +325,10 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
     """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
     unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
+    # Of whole linear layers they are plain LoRA; others are those of experts.
+    others = [name for name in config.get("target_parameters") or () if not str(name).endswith(".weight")]
+    if others:
+        unsupported.append(f"target_parameters={others!r}")
     # Old versions of PEFT wrote no such key, and had LoRA only.
     if config.get("peft_type", "LORA") != "LORA":
         unsupported.append(f"peft_type={config['peft_type']!r}")
@@ -348,6 +360,8 @@ def _layers(
             raise CheckpointError(f"{where}: found {key}, expected LoRA of a linear layer of {base_name}; {remedy}")
         paths.add(match[1])
     wanted = config.get("target_modules")
+    if isinstance(wanted, list):
+        wanted = [*wanted, *(str(name).removesuffix(".weight") for name in config.get("target_parameters") or ())]
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
         # Tensors of other layers than the targets are those of another adapter, or the settings are.
         if stray := sorted(path for path in paths if not any(matches(path, str(t)) for t in wanted)):

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.core.distributed import ALONE, Processes
-from mafrt.core.errors import ConfigError
-from mafrt.models import logprobs
+from mafrt.core.errors import ConfigError, ModelError
+from mafrt.models import family_checks, logprobs
 from mafrt.models.adapted_model import AdaptedModel
 from mafrt.models.adapter_routing import AdapterRouting, route_adapters
 from mafrt.models.multi_lora import set_checkpointing
@@ -57,12 +57,18 @@ class SharedBase(AdaptedModel):
         self.zero: dict[str, Any] | None = None
         """DeepSpeed settings of the adapters' optimizers; None: DeepSpeed is not used"""
         self._routing: tuple[object, AdapterRouting | None] | None = None
+        self.through_head = False
+        """whether hidden states are taken at the head's input, since the model computes more between body and head"""
+        self._takes = family_checks.arguments(self.inner.forward)
+        self._cache_name = family_checks.cache_name(self.inner.forward)
+        self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
         use_recorded_norms(model)
         use_recorded_mlps(model)
         use_recorded_rotary(model)
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
+        family_checks.settle(self)
 
     @classmethod
     def load(
@@ -165,6 +171,15 @@ class SharedBase(AdaptedModel):
         """Whether whole sequences are computed without padding and equal beginnings once (`mafrt.models.packing`)."""
         return self._packs
 
+    def unpack(self) -> None:
+        """Pad rows from now on, with the attention that the model was loaded with."""
+        self._packs, self.model.config._attn_implementation = False, self._unpacked
+
+    @property
+    def head_size(self) -> int:
+        """Number of logits."""
+        return int(self.head.weight.shape[0])
+
     @property
     def hidden_size(self) -> int:
         return int(self.config.hidden_size)
@@ -177,7 +192,8 @@ class SharedBase(AdaptedModel):
     @property
     def context_window(self) -> int:
         """Max sequence length of the model, prompt and answer together, in tokens."""
-        return int(self.config.max_position_embeddings)
+        # Recurrences have no largest position.
+        return int(getattr(self.config, "max_position_embeddings", None) or 2**20)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -239,18 +255,46 @@ class SharedBase(AdaptedModel):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
         with self.context.use(self._routing_for(index, rows, steps, learn)):
             return self._run(
-                lambda: (
-                    self.inner(
-                        input_ids=input_ids,
-                        attention_mask=attention_mask,
-                        position_ids=position_ids,
-                        past_key_values=past_key_values,
-                        use_cache=past_key_values is not None,
-                    ).last_hidden_state
+                lambda: self._states(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    position_ids=position_ids,
+                    past_key_values=past_key_values,
+                    use_cache=past_key_values is not None,
                 )
             )
 
     __call__ = forward
+
+    def read(self, ids: Tensor, index: Tensor, cache: Any = None, position: int = 0) -> tuple[Tensor, Any]:
+        """Hidden states `[B, T, d]` of unpadded rows, and the model's own cache after them, of whatever kind it is.
+
+        `ids` `[B, T]` go on from rows of `position` tokens in `cache`; None: they are beginnings. `index` as of
+        `forward`.
+        """
+        rows, steps = ids.shape
+        cached: dict[str, Any] = {} if cache is None else {self._cache_name: cache}
+        places = torch.arange(position, position + steps, device=ids.device).expand(rows, steps)
+        with self.context.use(self._routing_for(index.cpu(), rows, steps, None)):
+            out = self.inner(**self._taken({"input_ids": ids, "position_ids": places, "use_cache": True, **cached}))
+        return out[0], getattr(out, self._cache_name)
+
+    def _states(self, **given: Any) -> Tensor:
+        """Hidden states of a pass of the model as loaded."""
+        if not self.through_head:
+            out = self.inner(**self._taken(given))
+            states: Tensor | None = getattr(out, "last_hidden_state", None)
+            return out[0] if states is None else states
+        with family_checks.stopped_before(self.head):
+            try:
+                self.model(**{name: value for name, value in given.items() if value is not None})
+            except family_checks.StatesBeforeHead as reached:
+                return reached.states
+        raise ModelError(f"{self.name}: its forward does not reach its output layer")
+
+    def _taken(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that the model's body knows."""
+        return given if self._takes is None else {name: value for name, value in given.items() if name in self._takes}
 
     def _forward_packed(
         self,

@@ -37,7 +37,7 @@ def seats_of(team: Team, model: str, rank: int) -> list[TeamRow]:
         agents = [agent for agent in team.agents if agent.adapter == adapter]
         shape = model_shape(str(base_folder(name) or name))
         lora = team.lora_for(adapter, LoraSpec(rank=rank, alpha=2.0 * rank))
-        if unknown := [target for target in lora.targets if target not in shape.linears]:
+        if unknown := [target for target in shape.named(lora.targets) if target not in shape.linears]:
             raise ConfigError(
                 f"adapter {adapter!r} has the target {unknown[0]!r}; the memory of {name} is known for "
                 f"{', '.join(shape.linears)}"

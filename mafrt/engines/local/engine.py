@@ -12,6 +12,7 @@ from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
 from mafrt.engines.local.fast_decoder import agrees
 from mafrt.engines.local.lean_model import LeanModel
+from mafrt.engines.local.own_cache import OwnPrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
@@ -37,7 +38,7 @@ class LocalEngine:
         max_batch_rows: most rows decoded at once; more requests than that go in several batches.
         eos_ids: tokens that end a generation; None for the base's. Empty: none does, for benchmarks.
         decoding: "lean" for Llama-like models, "expanded" for any; "auto" takes lean where it is covered and agrees
-            with the model (checked at once).
+            with the model (checked at once). Families that neither covers keep the cache that they make themselves.
     """
 
     def __init__(
@@ -55,14 +56,18 @@ class LocalEngine:
         self._eos = base.eos_ids if eos_ids is None else frozenset(eos_ids)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._decoding = decoding
-        self.transcripts = TranscriptCache(base)
+        self.transcripts: TranscriptCache | OwnPrompts = TranscriptCache(base)
         self._gathered = 0
         """when the weights of a sharded base were last laid out for the lean decoder"""
         self._lean = None if decoding == "expanded" or base.sharded else self._make_lean()
+        if self._lean is None and not base.sharded:
+            self.transcripts = way_of(base)
 
     @property
     def decoding(self) -> str:
-        """ "lean" or "expanded"."""
+        """ "lean", "expanded", "own cache" or "no cache"."""
+        if isinstance(self.transcripts, OwnPrompts):
+            return "own cache" if self.transcripts.cached else "no cache"
         return "expanded" if self._lean is None else "lean"
 
     def _make_lean(self) -> LeanModel | None:
@@ -102,7 +107,7 @@ class LocalEngine:
             # wrong too.
             elif self._lean is not None and self._lean.stale:
                 self._lean = LeanModel(self.base)
-                self.transcripts.clear()
+                self.forget()
             numbered = dict(enumerate(requests))
             for batch in _batches(_groups(numbered), self.max_batch_rows):
                 try:
@@ -113,7 +118,8 @@ class LocalEngine:
 
     def forget(self) -> None:
         """Forget the transcripts that earlier calls have read, so that the next ones do not depend on these calls."""
-        self.transcripts.clear()
+        if isinstance(self.transcripts, TranscriptCache):
+            self.transcripts.clear()
 
     rest = forget
 

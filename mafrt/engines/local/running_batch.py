@@ -18,6 +18,7 @@ from mafrt.engines.local.fast_decoder import LeanDecoder
 from mafrt.engines.local.hf_decoder import ExpandedDecoder
 from mafrt.engines.local.kv_cache import PromptKV, joined
 from mafrt.engines.local.lean_model import LeanModel
+from mafrt.engines.local.own_cache import OwnPrompts
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
@@ -75,7 +76,7 @@ class EngineParts:
     lean: LeanModel | None
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
-    transcripts: TranscriptCache
+    transcripts: TranscriptCache | OwnPrompts
 
 
 class RunningBatch:
@@ -123,6 +124,7 @@ class RunningBatch:
         assert isinstance(decoder, LeanDecoder), "the expanded decoder takes no further rows"
         if len(self._live) < len(self.rows):
             self._logits = self._logits[self._compact()]
+        assert isinstance(prompts, PromptKV)
         prompts = joined(decoder.folded(), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
@@ -140,8 +142,8 @@ class RunningBatch:
 
     def _prefilled(
         self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]
-    ) -> tuple[list[SamplingRow], list[int], PromptKV, Tensor]:
-        """Rows, the prompt of each, keys and values of the prompts, and the logits after the prompt of each row."""
+    ) -> tuple[list[SamplingRow], list[int], PromptKV | OwnPrompts, Tensor]:
+        """Rows, the prompt of each, the prompts as they were read, and the logits after the prompt of each row."""
         base, rows, owner = self._parts.base, [], []
         for number, group in enumerate(groups):
             room = base.context_window - len(group.prompt)
@@ -171,6 +173,8 @@ class RunningBatch:
     def _new_decoder(self) -> Decoder:
         base, owner = self._parts.base, torch.tensor(self._owner)
         names = [row.request.adapter for row in self.rows]
+        if isinstance(self._prompts, OwnPrompts):
+            return self._prompts.decoder(self._owner)
         if self._parts.lean is not None:
             return LeanDecoder(self._parts.lean, self._prompts, owner, names, self._left())
         return ExpandedDecoder(base, self._prompts, owner, torch.tensor([base.adapter_index(name) for name in names]))

@@ -1,0 +1,155 @@
+"""What a model of any family can do, found out by short passes when it is loaded.
+
+The fast paths of this library are written for families that are known. A new one is tried: each question is put to the
+model with a few tokens, and an answer that differs from its own plain forward means "not this way", never an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mafrt.core.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+KNOWN = ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+"""families whose every path has tests of its own"""
+TOLERANCE = 1e-3
+"""largest difference of two hidden states, relative to the largest number in them; a wrong way is off by much more"""
+
+
+class StatesBeforeHead(Exception):
+    """Carries hidden states out of a forward pass."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
+
+
+@contextmanager
+def stopped_before(head: nn.Module) -> Iterator[None]:
+    """Within it, a pass that reaches `head` raises StatesBeforeHead with the head's input."""
+
+    def stop(module: nn.Module, given: tuple[Any, ...]) -> None:
+        raise StatesBeforeHead(given[0])
+
+    handle = head.register_forward_pre_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def arguments(forward: Callable[..., Any]) -> frozenset[str] | None:
+    """Names of the arguments that a forward takes; None: any."""
+    parameters = inspect.signature(forward).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return frozenset(each.name for each in parameters)
+
+
+def cache_name(forward: Callable[..., Any]) -> str:
+    """Name of the argument, and of the output, that holds the cache."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in ("past_key_values", "cache_params", "state") if name in names), "past_key_values")
+
+
+@torch.no_grad()
+def settle(base: Any) -> None:
+    """Choose the paths of a family that is not known.
+
+    Args:
+        base: a SharedBase, whose module imports this one.
+
+    Raises:
+        ModelError: the model is no causal language model that adapters can be trained on; the reason is named.
+    """
+    if base.config.model_type in KNOWN:
+        return
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(min(base.head_size, 1000), (2, 9), generator=draw).to(base.device)
+    logits = _of_model(base, ids)
+    if logits is None:
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}) cannot read text alone; expected a causal language model"
+        )
+    if not close(_of_model(base, ids[:, :6]), logits[:, :6]):
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}) is no causal language model: what it computes at a token depends "
+            "on the tokens behind it; expected one that reads from left to right"
+        )
+
+    def right(through_head: bool) -> bool:
+        base.through_head = through_head
+        return close(_tried(lambda: base.logits(_states(base, ids))), logits)
+
+    if not right(through_head=False) and base.packs:
+        base.unpack()
+    if not right(through_head=False) and not right(through_head=True):
+        raise ModelError(
+            f"{base.name} ({base.config.model_type}): its logits are not its output layer applied to hidden states, "
+            "perhaps scaled or capped; such models cannot be trained here"
+        )
+    base.unrouted = _unrouted(base, ids)
+    if base.packs:
+        expected = _states(base, ids)
+        real = torch.ones_like(ids)
+        real[0, 6:] = 0
+        found = _tried(lambda: base.forward(ids, real, torch.tensor([-1, -1])))
+        if found is None or not (close(found[0, :6], expected[0, :6]) and close(found[1], expected[1])):
+            log.info("%s: rows are padded and not packed, since its layers see neighbours otherwise", base.name)
+            base.unpack()
+
+
+def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
+    """Linear layers that are not called once with every token, so that no adapter can act on them by token: experts of
+    which each sees a few, weights that a kernel reads past their module, groups of channels."""
+    linears, seen = base.linear_paths(), dict[str, int]()
+
+    def hook(path: str) -> Callable[..., None]:
+        def note(module: nn.Module, given: tuple[Any, ...]) -> None:
+            tokens = given[0].numel() // linears[path][0] if given else 0
+            seen[path] = tokens if path not in seen else -1
+
+        return note
+
+    handles = [base.model.get_submodule(path).register_forward_pre_hook(hook(path)) for path in linears]
+    try:
+        # Rows of their own, which a batch that is not packed lays out as it is.
+        base.forward(ids, None, torch.full((len(ids),), -1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return frozenset(path for path in linears if seen.get(path) != ids.numel())
+
+
+def _of_model(base: Any, ids: Tensor) -> Tensor | None:
+    """The model's own logits of each row alone."""
+    return _tried(lambda: torch.cat([base.model(input_ids=row.unsqueeze(0)).logits for row in ids]))
+
+
+def _states(base: Any, ids: Tensor) -> Tensor:
+    """Hidden states of each row alone."""
+    return torch.cat([base.forward(row.unsqueeze(0), None, torch.tensor([-1])) for row in ids])
+
+
+def _tried(compute: Callable[[], Tensor]) -> Tensor | None:
+    try:
+        return compute()
+    except Exception as error:  # whatever a new family raises means that it does not work this way
+        log.debug("tried in vain: %s: %s", type(error).__name__, error)
+        return None
+
+
+def close(found: Tensor | None, expected: Tensor) -> bool:
+    """Whether two ways compute the same, up to rounding; None is a way that failed."""
+    if found is None or found.shape != expected.shape:
+        return False
+    tolerance = TOLERANCE if expected.dtype == torch.float32 else 0.05
+    return bool((found.float() - expected.float()).abs().max() <= tolerance * expected.float().abs().max())
