@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from mafrt.config.resolve import add_source_folder
 from mafrt.core.errors import ConfigError
+from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names, make_env, takes
 from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import check_guarded, guarded
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, weights_of
 from mafrt.scripts.cli.command import Command, Settings
+from mafrt.scripts.cli.foreign_config import command_of as command_of_config
+from mafrt.scripts.cli.foreign_config import library_of
 from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.run_main import run_main
 from mafrt.scripts.cli.settings import TRAIN, EnvSettings, ModelSettings, PlaceSettings, ScaleSettings
 from mafrt.scripts.cli.train import train
+from mafrt.scripts.cli.values import read_yaml
 
 if TYPE_CHECKING:
     from mafrt.config.team import Team
@@ -155,6 +159,11 @@ def run(argv: Sequence[str]) -> int:
     if env in TASK_SOURCES and "__workflow" in words:
         # That command has the flags of the tasks and of their workflows.
         return int(importlib.import_module(f"mafrt.scripts.{TASK_SOURCES[env]}").main(without_env(argv)))
+    if (config := typed(argv, "config")) is not None and shipped(config).is_file():
+        stored = read_yaml(shipped(config))
+        fitting = command_of_config(stored) if library_of(stored) else None
+        if fitting not in (None, COMMAND.name):  # a file of another library that describes another command's run
+            return int(importlib.import_module(f"mafrt.scripts.{fitting}").main(argv))
     started_by = None if load_path is None else command_of(Path(load_path).expanduser())
     # A run goes on with the command that began it, since only that one knows its settings.
     if started_by not in (None, COMMAND.name):

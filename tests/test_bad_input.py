@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import time
@@ -15,6 +16,7 @@ from mafrt.core.atomic_files import load_json
 from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.reading import parse_json, parse_yaml, read_file
 from mafrt.scripts import evaluate, train, train_math, train_sft
+from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.values import read_yaml
 
@@ -130,18 +132,20 @@ def test_a_hub_id_fails_at_once_where_no_hub_is(capsys, monkeypatch, main):
     ],
 )
 def test_flags_of_other_libraries_are_answered_with_the_right_one(capsys, flag, right):
-    assert f"here it is --{right}." in refused(capsys, train_math.main, f"--{flag}", "1")
-    assert f"here it is --{right}." in refused(capsys, train_math.main, f"--{flag.replace('_', '-')}=1")
+    assert f"here it is --{right}" in refused(capsys, train_math.main, f"--{flag}", "1")
+    assert f"here it is --{right}" in refused(capsys, train_math.main, f"--{flag.replace('_', '-')}=1")
     Path("c.yaml").write_text(f"{flag}: 1\n")
-    assert f"here it is --{right}." in refused(capsys, train_math.main, "--config", "c.yaml")
+    assert f"here it is --{right}" in refused(capsys, train_math.main, "--config", "c.yaml")
 
 
 def test_every_synonym_names_a_flag_that_exists():
-    known = {**train_math.COMMAND.settings(), **train.COMMAND.settings(), **train_sft.COMMAND.settings()}
+    scripts = [importlib.import_module(f"mafrt.scripts.{name}") for name in COMMANDS]
+    known = {name for script in scripts if hasattr(script, "COMMAND") for name in script.COMMAND.settings()}
     for name in SYNONYMS:
-        meant = synonym(name)
+        meant = synonym(name, known)
         assert meant.flag is None or meant.flag in known, name
     assert synonym("no_such_flag") is None
+    assert synonym("num_episodes", {"tasks"}).flag == "tasks" and synonym("num_episodes").flag == "epochs"
 
 
 def test_a_typing_error_in_another_librarys_flag_is_understood(capsys):

@@ -25,8 +25,8 @@ class DsbenchSettings:
     """held-out records; default: found in data_root, else the last tenth of your own tasks"""
     task_metrics: str | None = None
     """JSON of task -> metric, target and id column; default: dsbench_task_metrics.json beside the records"""
-    agent_turns: int = 4
-    """turns that each agent has"""
+    agent_turns: tuple[int, ...] = (4,)
+    """turns that each agent has: one number, or one for each of data_engineer, modeler and analyst"""
     style: Literal["full", "brief"] = "full"
     """prompt style: a page, or a few lines and the helper module lab, for very small models"""
     lab: bool = False

@@ -91,7 +91,7 @@ def says(rng: random.Random, task: TabularTask, role: str, chat: Sequence[Messag
 
 
 def demonstrations(
-    tasks: Sequence[TabularTask], episodes: int, seed: int, sandbox: str = "bwrap", turns: int = 4
+    tasks: Sequence[TabularTask], episodes: int, seed: int, sandbox: str = "bwrap", turns: int | Sequence[int] = 4
 ) -> list[dict[str, Any]]:
     """Records for SFT (docs/dpo_sft.md): prompts and answers of each agent in really played episodes."""
     env = DSBenchEnv(tasks=tasks, style="brief", sandbox=sandbox, turns=turns)

@@ -18,7 +18,7 @@ from mafrt.envs.dsbench import process_rewards, prompts
 from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.config import REFUSED
 from mafrt.envs.dsbench.records import find_records, load_records
-from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, REQUIRED, ROLES, says_done, turns_of
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.tasks import TabularTask
 from mafrt.envs.dsbench.workspace import INSIDE, LAB, Bench, BenchOptions, FileSummary
@@ -57,9 +57,9 @@ class EpisodeProgress:
 class DSBenchEnv(Env):
     """A team of three makes features, a model and a submission, each by programs of its own.
 
-    An agent has `turns` turns. Its stage ends when its files are there and it says DONE, or with its last turn. The
-    outcome is the normalised score of submission.csv: 0 if it is missing, invalid or no better than a constant, 1 if
-    it is as good as the task's reference.
+    An agent has `turns` turns, or each its own number of them, in the order of the stages. Its stage ends when its
+    files are there and it says DONE, or with its last turn. The outcome is the normalised score of submission.csv: 0
+    if it is missing, invalid or no better than a constant, 1 if it is as good as the task's reference.
 
     `info["measures"]` of the last step: `success` (1 if the submission is valid), `above_baseline`, and the task's own
     metric under its name if it is valid.
@@ -76,7 +76,7 @@ class DSBenchEnv(Env):
         data_root: str | Path | None = None,
         task_metrics: str | Path | None = None,
         split: str = "train",
-        turns: int = 4,
+        turns: int | Sequence[int] = 4,
         style: str = "full",
         lab: bool | None = None,
         tasks: Sequence[TabularTask] | None = None,
@@ -91,9 +91,7 @@ class DSBenchEnv(Env):
         """
         if style not in STYLES:
             raise ConfigError(unknown("style", str(style), STYLES))
-        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns must be a whole number of at least 1, found {turns!r}")
-        self.turns, self.style = turns, style
+        self.turns, self.style = turns_of(turns), style
         self.word = APPROVE if style == "brief" else DONE
         self.lab = style == "brief" if lab is None else lab
         self.tasks: tuple[TabularTask, ...] = tuple(tasks) if tasks is not None else _read(
@@ -114,7 +112,7 @@ class DSBenchEnv(Env):
         self.bench.opened()
         self.bench.equipped()
         self.num_tasks = len(self.tasks)
-        self.max_steps = turns * len(ROLES)
+        self.max_steps = sum(self.turns.values())
 
     bounded = True  # programs run in the sandbox, with deadlines
     spawn = spawn_sharing
@@ -159,7 +157,7 @@ class DSBenchEnv(Env):
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in self.files} | changed
         work = self._work(scored=role == ANALYST)
         missing, done = work.missing(role), after.done
-        left = self.turns - after.turns
+        left = self.turns[role] - after.turns
         evidence = {role: self._evidence(role, work, status, code, done, output)}
         # The word alone does not end a stage, since the next agent needs the files; out of turns it gets what there is.
         if (done and not missing) or not left:
@@ -240,7 +238,7 @@ class DSBenchEnv(Env):
         judged = process_rewards.judge(role, work, status, code, done, self.handed[-1] if self.handed else None)
         self.judged[role] = judged
         facts: dict[str, Any] = {
-            "turn": f"{self.stage.turns + 1} of {self.turns}",
+            "turn": f"{self.stage.turns + 1} of {self.turns[role]}",
             "status": status or "no program",
             "done": done,
             "files": {name: shape.brief() for name, shape in sorted(work.shapes.items())},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from mafrt.core.errors import ConfigError
 
 ENGINEER, MODELER, ANALYST = ROLES = ("data_engineer", "modeler", "analyst")
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -16,6 +19,18 @@ DONE = "DONE"
 """An agent says so on a line of its own."""
 APPROVE = "Verdict: approve"
 """Its report in the brief style, in words known to the teaching base."""
+
+
+def turns_of(turns: int | Sequence[int]) -> dict[str, int]:
+    """Turns of each role, from one number for all or one for each. Raises ConfigError."""
+    each = [turns] * len(ROLES) if isinstance(turns, int) else list(turns)
+    each = each * len(ROLES) if len(each) == 1 else each
+    if len(each) != len(ROLES) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in each):
+        raise ConfigError(
+            f"turns must be a whole number of at least 1, or one for each of {', '.join(ROLES)}; found {turns!r}"
+        )
+    return dict(zip(ROLES, each, strict=True))
+
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _DONE = {word: re.compile(rf"^[\s*_#>]*{word}[\s*_.!]*$", re.MULTILINE) for word in (DONE, APPROVE)}

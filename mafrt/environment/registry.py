@@ -22,6 +22,8 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "math": "mafrt.envs.math:MathEnv",
+        "debate": "mafrt.envs.math.presets:DebateEnv",
+        "tool": "mafrt.envs.math.presets:ToolEnv",
         "code": "mafrt.envs.code:code_env",
         "tasks": "mafrt.envs.tasks:RewardEnv",
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",

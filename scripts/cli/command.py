@@ -25,9 +25,9 @@ from mafrt.core.shipped import shipped
 from mafrt.runners.limits import refuse_absurd
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.dependent_flags import refuse_ineffective
-from mafrt.scripts.cli.flag_synonyms import synonym
+from mafrt.scripts.cli.foreign_config import library_of, read_foreign
 from mafrt.scripts.cli.recorded_run import with_recorded_files
-from mafrt.scripts.cli.unknown_flags import refuse_unknown, refuse_with_reason
+from mafrt.scripts.cli.unknown_flags import advice, refuse_unknown, refuse_with_reason
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
@@ -55,6 +55,8 @@ class Settings:
     """of the run that goes on, is repeated or evaluated"""
     named: frozenset[str] = frozenset()
     """names given anywhere: on the command line, in the YAML file, or by the run that goes on"""
+    notes: tuple[str, ...] = ()
+    """lines for the user about a YAML file of another library"""
 
     def make(self, kind: type[T]) -> T:
         """One settings dataclass, filled and thereby checked."""
@@ -137,17 +139,18 @@ class Command:
         for name, value in (below or {}).items():
             if name in known:
                 values[name] = convert(known[name], value, name)
-        stored = read_yaml(config) if config else {}
+        stored, notes = read_yaml(config) if config else {}, ()
+        if config is not None and library_of(stored) is not None:
+            stored, notes = read_foreign(stored, self.name, known, algorithm, str(config))
         if config is not None and record is None and (config.parent / RECORD).is_file():
             record = load_record(config.parent)
             stored = with_recorded_files(stored, record)
         for name, value in stored.items():
             if name not in known:
-                meant = synonym(str(name))
-                advice = None if meant is None or (meant.flag and meant.flag not in known) else meant.advice
+                said = advice(str(name), known)
                 if (other := self._fitting(stored, algorithm)) is not None:
-                    advice = f"the file fits mafrt {other}."
-                hint = f"There is no setting {name!r}; {advice}" if advice else unknown("setting", str(name), known)
+                    said = f"the file fits mafrt {other}"
+                hint = f"There is no setting {name!r}; {said}." if said else unknown("setting", str(name), known)
                 raise ConfigError(f"In {config}: {hint}")
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
@@ -167,7 +170,7 @@ class Command:
             # A run records every setting of its algorithm; under another one, its defaults are no longer wanted.
             own = algorithm_class(recorded).settings()
             named -= {n for n in named - flags.keys() if n in own and values[n] == own[n].default}
-        return Settings(values, frozenset(flags), given, config, record, named)
+        return Settings(values, frozenset(flags), given, config, record, named, notes)
 
     def _fitting(self, stored: Mapping[str, Any], algorithm: str | None) -> str | None:
         """Another command that trains and has all these settings, which this one has not; None: there is none."""

@@ -160,6 +160,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     own = {name: settings[name] for kind in TO_CONFIG for name in vars(settings.make(kind))}
     passes = {name: own.pop(name) for name in ("epochs", "batch_size")}
     config, task = TrainConfig.of(**own), prepare(settings)
+    for note in settings.notes:
+        print(note)
     source = read(settings, task)
     check_limits(config, source.team, settings["model_name_or_path"], tokens_given=False)
     models = check_models(settings, source.team)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.algorithm import AlgorithmSettings
+from mafrt.core.distributed import started
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
@@ -84,6 +85,8 @@ class CheckedRun:
 def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], PreparedRun]) -> int:
     """Read the settings, resume if asked to, train, and print the result. Returns the exit code."""
     settings, loaded = _read(command, argv)
+    if not started()[0]:  # told before anything can fail
+        print("\n".join(settings.notes), end="\n" if settings.notes else "", flush=True)
     checked = _check(command, settings, loaded, prepare)
     config, prepared, coach = checked.config, checked.prepared, checked.coach
     placement = join(settings, config)

@@ -4,58 +4,65 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 
+_HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
-def _advises(name: str, options: Sequence[str]) -> bool:
-    """Whether the synonym `name` stands for a flag that this command has, or for advice without one."""
-    meant = synonym(name)
-    return meant is not None and (meant.flag is None or f"--{meant.flag}" in options)
+
+def advice(name: str, options: Collection[str]) -> str | None:
+    """What to give for the setting `name` of another library, in a command with these settings; None: unknown."""
+    meant = synonym(name, options)
+    return None if meant is None or (meant.flag is not None and meant.flag not in options) else meant.advice.rstrip(".")
 
 
 def refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
     for item in rest:
         flag = item.split("=")[0]
-        if (reason := reasons.get(flag.removeprefix("--"))) is not None:
+        if item.startswith("-") and (reason := reasons.get(flag.lstrip("-"))) is not None:
             raise ConfigError(f"There is no flag {flag!r} here: {reason}")
 
 
-def _refuse_several(rest: Sequence[str], options: Sequence[str]) -> None:
-    """Answer all flags of other libraries at once, if there are several: a launch line as it is typed there."""
-    flags = dict.fromkeys(item.split("=")[0].removeprefix("--") for item in rest if item.startswith("--"))
-    advised = [(flag, meant) for flag in flags if _advises(flag, options) and (meant := synonym(flag)) is not None]
-    if len(advised) > 1:
-        answers = "; ".join(f"--{flag}: {meant.advice.rstrip('.')}" for flag, meant in advised)
-        raise ConfigError(f"There are no flags {', '.join(f'--{flag}' for flag, _ in advised)}. {answers}.")
-
-
-def refuse_unknown(rest: Sequence[str], options: Sequence[str]) -> None:
-    _refuse_several(rest, options)
+def refuse_unknown(rest: Sequence[str], flags: Sequence[str]) -> None:
+    """ConfigError for words that no flag of the command takes; `flags`: all that it has, such as `--seed`."""
+    options = {flag.removeprefix("--") for flag in flags}
+    _refuse_foreign(rest, options)
     for item in rest:
         if item.startswith("-"):
             flag = item.split("=")[0]
-            meant = synonym(flag.removeprefix("--"))
-            if meant is not None and _advises(flag.removeprefix("--"), options):
-                raise ConfigError(f"There is no flag {flag!r}; {meant.advice}")
-            known = [option for option in options if option not in ("-h", "--help", "--debug")]
-            others = [f"--{name}" for name in SYNONYMS if _advises(name, options)]
+            if (said := advice(flag.removeprefix("--"), options)) is not None:
+                raise ConfigError(f"There is no flag {flag!r}; {said}.")
+            known = [flag for flag in flags if flag not in ("-h", "--help", "--debug")]
+            others = [f"--{name}" for name in SYNONYMS if advice(name, options)]
             near = difflib.get_close_matches(flag, [*known, *others], n=1, cutoff=0.8)
-            if near and near[0] not in known and (meant := synonym(near[0][2:])) is not None:
-                raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {meant.advice}")
+            if near and near[0] not in known:
+                raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {advice(near[0][2:], options)}.")
             raise ConfigError(unknown("flag", flag, known))
-    if rest and re.match(r"\+{0,2}[A-Za-z_][\w.]*=", rest[0]):
-        name = rest[0].partition("=")[0].rpartition(".")[2].lstrip("+")
-        meant = synonym(name)
-        here = f"; {meant.advice.rstrip('.')}" if meant and _advises(name, options) else ""
-        if f"--{name}" in options:
-            here = f"; here it is --{name}"
-        raise ConfigError(
-            f"{rest[0]!r} is a line of Hydra, and settings are flags here, as in --seed 2{here}. docs/coming_from.md "
-            "has the names of other libraries."
-        )
     if rest:
         raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
+
+
+def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:
+    """Answer a launch line of another library as it is typed there: several flags, or lines of Hydra.
+
+    Values are not shown, since one may be a key.
+    """
+    names = [item.split("=")[0] for item in rest if item.startswith("--") or _HYDRA.match(item)]
+    answers = {}
+    for name in dict.fromkeys(names):
+        *_, before, last = "", *name.lstrip("-+").split(".")
+        said = f"here it is --{last}" if last in options else advice(f"{before}_{last}", options)
+        said = said or advice(last, options)
+        answers |= {} if said is None else {name: said}
+    told = "; ".join(f"{name}: {said}" for name, said in answers.items())
+    if lines := [name for name in names if not name.startswith("--")]:
+        few = f"{lines[0]!r} is a line of Hydra" if len(lines) == 1 else f"{', '.join(lines)} are lines of Hydra"
+        raise ConfigError(
+            f"{few}, and settings are flags here, as in --seed 2{'; ' if told else ''}{told}. docs/coming_from.md has "
+            "the names of other libraries."
+        )
+    if len(answers) > 1:
+        raise ConfigError(f"There are no flags {', '.join(answers)}. {told}.")

@@ -1,0 +1,424 @@
+"""Configuration files of MRLM and of MARTI, which are nested, as settings of mafrt: `--config theirs.yaml`.
+
+A key is read by a rule of its own (`RULES`), else as the setting of that name here, else as the one that
+`flag_synonyms` gives for it where values mean the same. A key that has no such meaning is left out with a sentence, and
+one that nobody knows is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
+from mafrt.config.schema import Setting, describe, unknown
+from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
+from mafrt.scripts.cli.settings import TRAIN, ModelSettings
+from mafrt.scripts.cli.unknown_flags import advice
+
+PAGE = "docs/coming_from.md"
+SECTIONS = {
+    "MRLM": ("training", "ppo", "grpo", "dpo", "sft", "model", "eval_envs", "policy_env", "distributed", "output"),
+    "MARTI": ("workflow_args", "workflow_func_path", "default_agent", "tools_config"),
+}
+"""Keys that tell whose file it is."""
+LABELS = frozenset(
+    (
+        "description",
+        "tags",
+        "defaults",
+        "role",
+        "log_every",
+        "log_dir",
+        "logging_steps",
+        "use_tensorboard",
+        "mode",
+        "checkpoint_dir",
+        "ckpt_path",
+        "backend",
+        "agent_workflow",
+        "async_workflow",
+        "training_mode",
+        "verify_task",
+        "verify_task_eval",
+        "apply_chat_template",
+        "filter_agents_data",
+        "save_sampled_dataset",
+        "device_map",
+        "perf",
+        "metadata_key",
+        "coach_type",
+        "workflow_version",
+        "do_sample",
+        "policy_env",
+        "extra_eval_dir",
+        "num_gpus",
+        "generator_max_turns",
+        "refiner_max_turns",
+        "gradient_accumulation_steps",
+        "enabled",
+        "deepspeed_enable_sleep",
+    )
+)
+"""Keys that say nothing about a run here: names, logs, and what is always so."""
+LABELS_OF_ENVS = frozenset(
+    ("env_type", "mode", "reward_clip", "custom_class", "custom_kwargs", "remote", "server_address")
+)
+
+
+class Task(NamedTuple):
+    """An environment of MRLM here."""
+
+    command: str
+    settings: Mapping[str, Any]
+    flags: Mapping[str, tuple[str, str]]
+    """key there -> (setting of the command, argument of the environment)"""
+
+
+_SOLVER = {"profile_path": "profiles/math_single.json"}
+_ROUNDS = dict.fromkeys(("max_turns", "max_attempts"), ("horizon", "horizon"))
+_CODER = dict.fromkeys(("max_turns", "max_attempts"), ("coder_turns", "turns"))
+_DATA = {"dataset": ("dataset_path", "dataset_path")}
+_DEBATE = {"dataset_path": "arithmetic:train:claims=1", "profile_path": "profiles/pro_con.json", "verdict": "rules"}
+TASKS = {
+    "code": Task("train_code", {}, {**_DATA, **_CODER, "timeout": ("program_timeout", "timeout_s")}),
+    "math": Task("train_math", _SOLVER, {**_DATA, **_ROUNDS}),
+    "debate": Task("train_math", {"workflow": "pro_con", **_DEBATE}, _DATA),
+    "tool": Task(
+        "train_math",
+        {"workflow": "tools", **_SOLVER},
+        {**_DATA, **dict.fromkeys(("max_turns", "max_attempts"), ("tool_turns", "tool_turns"))},
+    ),
+}
+WORKFLOWS = {
+    "mathchat": ("train_math", {"workflow": "mathchat", "profile_path": "profiles/mathchat.json"}),
+    "dsbench": ("train_dsbench", {}),
+}
+"""Beginning of the file name of a workflow of MARTI -> command and settings."""
+ALGORITHMS = {"reinforce_plus_plus": "reinforce_pp", "reinforce++": "reinforce_pp", "gae": "ppo", "group_norm": "grpo"}
+OFFLINE = {"dpo": "train_dpo", "sft": "train_sft"}
+_FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "auto": None}
+_PREDICTED = {"behavioral_cloning": "turns", "world_model": "observations", "combined": "both"}
+
+
+def library_of(stored: Mapping[str, Any]) -> str | None:
+    """Whose configuration this is; None: one of ours, or of nobody known."""
+    nested = {name for name, value in stored.items() if isinstance(value, (Mapping, list))} | {"workflow_func_path"}
+    return next((name for name, keys in SECTIONS.items() if nested & stored.keys() & {*keys}), None)
+
+
+def command_of(stored: Mapping[str, Any]) -> str | None:
+    """The command that trains what the file describes; None: the file leaves it open, or reading it is an error."""
+    file = _flat(stored)
+    try:
+        if (path := file.get("workflow_func_path")) is not None:
+            return _workflow(path)[0]
+        envs = _environments(file)
+    except ConfigError:  # raised again by `read_foreign`, with the name of the file
+        return None
+    if (command := OFFLINE.get(str(file.get("training.algorithm")).lower())) is not None:
+        return command
+    kinds = {env["env_type"] for env in envs}
+    if len(kinds) == 1 and kinds <= TASKS.keys() and not any(env.get("server_address") for env in envs):
+        return TASKS[kinds.pop()].command
+    return "train" if envs else None
+
+
+def read_foreign(
+    stored: Mapping[str, Any], command: str, known: Mapping[str, Setting], algorithm: str | None, where: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings of `command`, which has `known`, from a file of another library; and lines for the user: what was
+    read, and what was left out, with what to give instead.
+
+    Raises:
+        ConfigError: a key that is not known, a value that has no meaning here, or a file for another command.
+    """
+    try:
+        return _read(stored, command, known, algorithm, where)
+    except ConfigError as error:
+        raise ConfigError(f"In {where}: {error}") from error
+
+
+def _read(
+    stored: Mapping[str, Any], command: str, known: Mapping[str, Setting], algorithm: str | None, where: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    fitting = command_of(stored)
+    if fitting not in (None, command):
+        raise ConfigError(f"it is a configuration of {library_of(stored)} that fits mafrt {fitting}; give it there.")
+    file = _flat(stored)
+    settings: dict[str, Any] = {}
+    left: dict[str, list[str]] = {}
+    for path, value in file.items():
+        # What is off there is as it would be without the key.
+        found = {} if value is None or value == -1 else _meaning(path, value, file, known)
+        if found is None:
+            meant = advice(path.rpartition(".")[2], known)
+            left.setdefault(meant or f"mafrt {command} has no such setting", []).append(path)
+        for setting, given in (found or {}).items():
+            if setting in known:
+                settings[setting] = given
+            else:
+                left.setdefault(f"mafrt {command} has no such setting", []).append(path)
+    for env in _environments(file):
+        for name in _unread(env):
+            left.setdefault(advice(name, known) or f"mafrt {command} has no such setting", []).append(
+                f"eval_envs.{name}"
+            )
+    _without_unused(settings, left)
+    read = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    notes = [f"{where} is read as a configuration of {library_of(stored)} ({PAGE}): {read}"]
+    notes += [
+        f"Left out {', '.join(dict.fromkeys(paths))}: {why.removeprefix('leave it out: ')}."
+        for why, paths in left.items()
+    ]
+    if isinstance(lr := settings.get("lr"), (int, float)) and lr < 1e-5 and command not in OFFLINE.values():
+        notes.append(f"lr {lr:g} is a rate of full fine-tuning; adapters mostly learn with ten times as much.")
+    return settings, tuple(notes)
+
+
+def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any] | None:
+    """The settings that a key stands for; None: it is to be left out, with a sentence.
+
+    Raises:
+        ConfigError: nobody knows the key.
+    """
+    name = path.rpartition(".")[2]
+    meant = synonym(name, known)
+    if (rule := RULES.get(path, RULES.get(name))) is not None:
+        return rule(value, file)
+    if (own := VALUES.get(path, VALUES.get(name))) is not None:
+        given = own[1](value)
+        return {} if given is None else {own[0]: given}
+    if (
+        name in LABELS
+        or path.startswith("tools_config.")
+        or (name in SYNONYMS and isinstance(value, (bool, list, dict)) and not value)
+    ):
+        return {}
+    if name in known and (meant is None or meant.flag is not None):
+        return {name: value}
+    if meant is None and name in OURS:  # another command has it
+        return None
+    if meant is None:
+        raise ConfigError(f"{unknown('key', path, {*known, *SYNONYMS, *RULES, *VALUES, *LABELS})} ({PAGE})")
+    return {meant.flag: value} if meant.exact and meant.flag is not None else None
+
+
+def _without_unused(settings: dict[str, Any], left: dict[str, list[str]]) -> None:
+    """Take out settings that the file's algorithm does not have; there a file may hold those of others."""
+    if not isinstance(chosen := settings.get("algorithm"), str):
+        return
+    kind, every = algorithm_class(chosen), AlgorithmSettings.flags(None)
+    own = {name for name in kind.settings() if kind.critic_input is not None or not name.startswith("critic_")}
+    for name in [name for name in settings if name in every and name not in {*own, "algorithm"}]:
+        del settings[name]
+        left.setdefault(f"algorithm {chosen} has no such setting", []).append(name)
+
+
+def _flat(stored: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"training": {"num_epochs": 3}}` as `{"training.num_epochs": 3}`; what a rule reads whole is left whole."""
+    flat: dict[str, Any] = {}
+    for key, value in stored.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and not {path, str(key)} & {*RULES, *VALUES, *LABELS}:
+            flat |= _flat(value, f"{path}.")
+        else:
+            flat[path] = value
+    return flat
+
+
+# --------------------------------------------------------------------------------------------------------- the rules
+
+
+def _last(file: Mapping[str, Any], name: str) -> Any:
+    """The value of the key `name` in any section; None: there is none."""
+    return next((value for path, value in file.items() if path.rpartition(".")[2] == name), None)
+
+
+def _workflow(path: Any) -> tuple[str, Mapping[str, Any]]:
+    name = PurePath(str(path)).stem
+    for start, found in WORKFLOWS.items():
+        if name.startswith(start):
+            return found
+    raise ConfigError(
+        f"the workflow is {name!r}, and of MARTI's mathchat and dsbench are here; write it as a workflow of your own "
+        f"(docs/workflows.md), and see {PAGE}."
+    )
+
+
+def _environments(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments of a file of MRLM, which are those that it trains on too; equal ones once."""
+    envs = file.get("eval_envs") or []
+    for env in envs if isinstance(envs, list) else [envs]:
+        kind = env.get("env_type") if isinstance(env, Mapping) else None
+        if kind not in TASKS and not (kind == "custom" and env.get("custom_class")):
+            raise ConfigError(
+                f"eval_envs holds {kind!r}; known are {', '.join(TASKS)}, and custom with a custom_class ({PAGE})."
+            )
+    return list({json.dumps(env, sort_keys=True, default=str): env for env in envs}.values())
+
+
+def _read_environments(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one environment of MRLM, or `env` and `env_kwargs` of several."""
+    envs = _environments(file)
+    kinds = {env["env_type"]: env for env in envs}
+    single = next(iter(kinds)) if len(kinds) == 1 else None
+    if single in TASKS and not envs[0].get("server_address"):
+        task = TASKS[single]
+        return {**task.settings, **{flag: given for (flag, _), given in _arguments(envs[0], task)}}
+    names, arguments = [], {}
+    for kind, env in kinds.items():
+        if env.get("server_address"):
+            names.append(f"grpc://{env['server_address']}/{kind}")
+        elif kind == "custom":
+            module, _, name = str(env["custom_class"]).rpartition(".")
+            names.append(str(env["custom_class"]) if ":" in str(env["custom_class"]) else f"{module}:{name}")
+            arguments[name or kind] = dict(env.get("custom_kwargs") or {})
+        else:
+            names.append(kind)
+            arguments[kind] = {name: given for (_, name), given in _arguments(env, TASKS[kind])}
+    arguments = {name: given for name, given in arguments.items() if given}
+    if len(names) == 1:
+        arguments = next(iter(arguments.values()), {})
+    team = {"profile_path": "profiles/code_single.json"} if "code" in kinds else {}
+    given = {"env_kwargs": (json.dumps(arguments),)} if arguments else {}
+    return {"env": ",".join(names), **(team if len(names) > 1 else {}), **given}
+
+
+def _arguments(env: Mapping[str, Any], task: Task) -> list[tuple[tuple[str, str], Any]]:
+    """((setting, argument), value) of the keys of an environment."""
+    return [(task.flags[name], value) for name, value in env.items() if value is not None and name in task.flags]
+
+
+def _unread(env: Mapping[str, Any]) -> list[str]:
+    """Keys of an environment that are left out. ConfigError for one that nobody knows."""
+    read = {*LABELS_OF_ENVS, *(TASKS[env["env_type"]].flags if env["env_type"] in TASKS else ())}
+    left = [name for name, value in env.items() if value is not None and name not in read]
+    for name in left:
+        if synonym(name) is None and name != "timeout":
+            raise ConfigError(f"eval_envs: {unknown('key', name, {*read, 'problems', 'difficulty_range'})} ({PAGE})")
+    return left
+
+
+def _algorithm(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(value).lower()
+    return {} if name in OFFLINE else {"algorithm": ALGORITHMS.get(name, name)}
+
+
+def _iterations(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    """MRLM's epochs are iterations of collecting and learning; those of DPO and SFT are passes over the records."""
+    return {"epochs" if str(file.get("training.algorithm")).lower() in OFFLINE else "iterations": value}
+
+
+def _batch_size(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    if str(file.get("training.algorithm")).lower() in OFFLINE:
+        return {"batch_size": value}
+    played = _last(file, "num_rollouts_per_iteration") or _last(file, "episodes_per_iteration")
+    return {"num_mini_batch": max(1, -(-int(played) // int(value)))} if played else {"n_rollout_threads": value}
+
+
+def _prompts(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    """MARTI's `rollout_batch_size` counts prompts, and its `train_batch_size` the samples of an optimizer step."""
+    played = int(value) * int(_last(file, "n_samples_per_prompt") or 1)
+    step = _last(file, "train_batch_size")
+    return {"n_rollout_threads": played, **({"num_mini_batch": max(1, played // int(step))} if step else {})}
+
+
+def _window(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    answer = _last(file, "generate_max_len")
+    return {"context_window": int(value) + int(answer)} if answer else {}
+
+
+def _coach(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    provider = "vertex" if _last(file, "use_vertex_ai") else "google"
+    return {"coach": value if ":" in str(value) else f"{provider}:{value}"}
+
+
+def _agents(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    """Who of MARTI's agents does not learn; the agents themselves are those of the workflow."""
+    entries = [item.items() for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    agents = [(name, own) for items in entries for name, own in items if isinstance(own, Mapping)]
+    frozen = [str(name).removeprefix("agent_") for name, own in agents if own.get("is_tuning") is False]
+    return {"freeze": frozen} if frozen else {}
+
+
+def _evaluated(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    folder = str(_last(file, "extra_eval_dir") or ".")
+    names = [value] if isinstance(value, str) else value
+    return {"eval_dataset_path": ",".join(str(PurePath(folder) / f"{name}.json") for name in names)}
+
+
+def _stage_turns(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    stages = ("data_engineer", "modeler", "analyst")
+    return {"agent_turns": [_last(file, f"{stage}_max_turns") or value for stage in stages]}
+
+
+def _preferences(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
+    path = value.get("path") if isinstance(value, Mapping) else value
+    if not isinstance(path, str):
+        raise ConfigError(f"dataset names no file; write the pairs as JSON lines, and give their path ({PAGE}).")
+    return {"records_path": path}
+
+
+OURS = frozenset(name for kind in (*TRAIN, ModelSettings) for name in describe(kind))
+Rule = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+RULES: dict[str, Rule] = {
+    "training.algorithm": _algorithm,
+    "advantage_estimator": _algorithm,
+    "num_epochs": _iterations,
+    "num_iterations": _iterations,
+    "batch_size": _batch_size,
+    "rollout_batch_size": _prompts,
+    "prompt_max_len": _window,
+    "coach_model": _coach,
+    "eval_envs": _read_environments,
+    "dataset": _preferences,
+    "extra_eval_tasks": _evaluated,
+    "agents": _agents,
+    "data_engineer_max_turns": _stage_turns,
+    "workflow_func_path": lambda value, file: dict(_workflow(value)[1]),
+    "experiment_name": lambda value, file: (
+        {} if _last(file, "output_dir") or _last(file, "save_dir") else {"run_dir": f"runs/{value}"}
+    ),
+    # Read with another key, or by the command itself.
+    **dict.fromkeys(
+        (
+            "train_batch_size",
+            "use_vertex_ai",
+            "is_reasoning_model",
+            "random_sample_train",
+            "stratified_sampling",
+            "modeler_max_turns",
+            "analyst_max_turns",
+        ),
+        lambda value, file: {},
+    ),
+}
+"""Key, or section and key -> its settings, from the value and the whole file."""
+
+VALUES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "prompt_data": ("dataset_path", lambda value: str(value).rpartition("@")[2]),
+    "normalize_advantages": ("normalize_advantages", lambda value: "batch" if value else "none"),
+    "normalize_reward": ("normalize_advantages", lambda value: "batch" if value else None),
+    "torch_dtype": ("dtype", lambda value: _FORMATS.get(value, value)),
+    "use_fp16": ("dtype", lambda value: "float16" if value else None),
+    "fp16": ("dtype", lambda value: "float16" if value else None),
+    "use_bf16": ("dtype", lambda value: "bfloat16" if value else None),
+    "bf16": ("dtype", lambda value: "bfloat16" if value else None),
+    "device": ("device", lambda value: None if value == "auto" else value),
+    "lora_rank": ("lora_rank", lambda value: value or None),
+    "target_modules": ("lora_targets", lambda value: None if value == "all-linear" else value),
+    "sft.mode": ("predict", lambda value: _PREDICTED.get(value, value)),
+    "mask_truncated_completions": ("mask_cut_turns", bool),
+    "use_wandb": ("report_to", lambda value: "wandb" if value else None),
+    "use_kl_loss": ("kl_in", lambda value: "loss" if value else "reward"),
+    "use_kl_estimator_k3": ("kl_estimator", lambda value: "k3" if value else None),
+    "tools_config.tools.code_interpreter.base_url": (
+        "sandbox",
+        lambda value: f"fusion:{str(value).removesuffix('/run_code')}",
+    ),
+}
+"""Key, or section and key -> the setting, and its value; None: as without the key."""
