@@ -219,3 +219,117 @@ def test_a_gymnasium_environment_of_texts_is_adapted():
     assert shown == {"agent": f"say {info['task']}"}
     assert session.step({"agent": info["task"]}).rewards == {"agent": 1.0}
     assert session.reset(seed=3)[0] == shown and session.reset(seed=4)[0] != shown
+
+
+# ---------------------------------------------------------------------------------------------------------------- MRLM
+
+OF_MRLM = '''
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from mrlm.core import SimulatedEnvironment
+from mrlm.core.types import Message, MessageRole, Observation, Reward
+
+
+class Sums(SimulatedEnvironment):
+    """As MRLM's page shows it, with the feedback form of its own environments."""
+
+    max_turns = 5
+
+    def reset(self) -> Observation:
+        self.a = random.randint(1, 9)
+        return Observation(messages=[Message("system", "You add."), Message(MessageRole.USER, f"{self.a} + 1 = ?")])
+
+    def step(self, action: Message) -> tuple[Observation, Reward]:
+        assert action.role is MessageRole.ASSISTANT
+        right = action.content == str(self.a + 1)
+        told = Message(role=MessageRole.ENVIRONMENT, content="no")
+        reward = Reward(value=float(right), components={"right": float(right)})
+        return Observation(messages=[action, told], done=right, info={"right": right}), reward
+
+
+@dataclass
+class Said:
+    role: str
+    content: str
+
+
+@dataclass
+class Seen:
+    messages: list
+    done: bool = False
+
+
+class Own:
+    """The same shape without MRLM's names; every observation is the whole conversation, the reward a number."""
+
+    form = staticmethod(lambda role, content: Said(role=role, content=content))
+
+    def reset(self):
+        self.log = [self.form(role="user", content="go")]
+        return Seen(self.log)
+
+    def step(self, action):
+        self.log = [*self.log, action, self.form(role="user", content="on")]
+        return Seen(self.log, done=len(self.log) > 4), 0.5
+
+
+class OfDicts(Own):
+    form = dict
+
+
+class Broken(Own):
+    def reset(self):
+        return Seen([Said("user", 3)])
+'''
+
+
+@pytest.fixture
+def of_mrlm(tmp_path, monkeypatch):
+    (tmp_path / "of_mrlm.py").write_text(OF_MRLM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mrlm", "of_mrlm")]:
+        del sys.modules[name]
+
+
+def test_an_environment_of_mrlm_plays_as_its_page_shows_it(of_mrlm):
+    env = make_env("of_mrlm:Sums")
+    check_env(env)
+    assert env.agents == ("agent",) and env.max_steps == 5
+    seen, _ = env.reset(seed=4)
+    first = [{"role": "system", "content": "You add."}, {"role": "user", "content": f"{env.unwrapped.a} + 1 = ?"}]
+    assert seen == {"agent": first}
+    result = env.step({"agent": "77"})
+    # Its feedback goes on from what was shown, and MRLM's own role is one that chat templates know.
+    more = [{"role": "assistant", "content": "77"}, {"role": "user", "content": "no"}]
+    assert result.observations == {"agent": first + more} and result.rewards == {"agent": 0.0}
+    result = env.step({"agent": str(env.unwrapped.a + 1)})
+    assert result.terminated and result.rewards == {"agent": 1.0}
+    assert result.info["measures"] == {"reward/right": 1.0} and result.info["right"] is True
+    again, _ = env.reset(seed=4)
+    assert again == {"agent": first}
+
+
+@pytest.mark.parametrize("name", ["Own", "OfDicts"])
+def test_objects_of_that_shape_will_do(of_mrlm, name):
+    env = make_env(f"of_mrlm:{name}")
+    env.reset(seed=1)
+    result = env.step({"agent": "a"})
+    chat = [("user", "go"), ("assistant", "a"), ("user", "on")]
+    assert [(m["role"], m["content"]) for m in result.observations["agent"]] == chat
+    assert result.rewards == {"agent": 0.5} and not result.terminated
+    assert env.step({"agent": "b"}).terminated
+
+
+def test_what_mrlm_has_besides_is_an_ordinary_error(of_mrlm, tmp_path):
+    with pytest.raises(EnvError, match="a text as content"):
+        make_env("of_mrlm:Broken").reset(seed=1)
+    (tmp_path / "of_mrlm_math.py").write_text("from mrlm.environments.math import MathReasoningEnvironment\n")
+    with pytest.raises(EnvError, match=r"needs 'mrlm\.environments', which is not installed"):
+        make_env("of_mrlm_math:MathReasoningEnvironment")
+    (tmp_path / "of_nobody.py").write_text("import nobody_has_this\n")
+    with pytest.raises(EnvError, match="needs 'nobody_has_this'"):
+        make_env("of_nobody:X")

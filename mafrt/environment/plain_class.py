@@ -12,6 +12,8 @@
   order.
 - A single reward goes to every agent that acted, a list has one per agent. `done` ends the episode, a list when all of
   it is true. Gymnasium's five values (`terminated`, `truncated`) and its `reset` with an info are taken too.
+- Observations of MRLM, which hold messages, are shown as chats; `step` then gets a message and may return
+  `(observation, reward)` (`from_mrlm.py`).
 - If `reset` takes a `seed`, it gets one. If not, `random` and numpy's global generator are seeded for the episode, and
   other code in the process does not see it.
 """
@@ -28,6 +30,7 @@ from typing import Any, ClassVar
 from mafrt.core.errors import EnvError
 from mafrt.core.text import brief
 from mafrt.core.types import Observation, StepResult
+from mafrt.environment import from_mrlm
 from mafrt.environment.base import AdaptedEnv
 
 
@@ -39,6 +42,9 @@ class PlainEnv(AdaptedEnv):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.adopt(type(self).factory(*args, **kwargs))
         self.agents = _agents_of(self.inner)
+        turns = getattr(self.inner, "max_turns", None)
+        if not hasattr(self.inner, "max_steps") and isinstance(turns, int) and turns > 0:
+            self.max_steps = turns
         space = getattr(self.inner, "action_space", None)
         if space is not None and not callable(space) and "Text" not in [k.__name__ for k in type(space).__mro__]:
             raise EnvError(
@@ -55,6 +61,7 @@ class PlainEnv(AdaptedEnv):
         with self._own_generators():
             result = self.inner.reset(seed=drawn) if "seed" in takes else self.inner.reset()
         info: dict[str, Any] = {}
+        self._shown, self._chat = None, []
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             result, info = result[0], dict(result[1])
         return self._observed(result), info
@@ -64,10 +71,13 @@ class PlainEnv(AdaptedEnv):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         given: Any = dict(actions) if self._by_name else [actions[agent] for agent in self.agents]
-        if not self._by_name and len(self.agents) == 1:
-            given = actions[self.agents[0]]
+        said = actions[self.agents[0]] if not self._by_name and len(self.agents) == 1 else None
+        if said is not None:
+            given = said if self._shown is None else from_mrlm.message_of(said, self._shown)
         with self._own_generators():
             result = self.inner.step(given)
+        if isinstance(result, tuple) and len(result) == 2 and from_mrlm.is_observation(result[0]):
+            result = _five_values(*result)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise EnvError(
                 f"{self.class_name}.step() must return (observation, reward, done, info), found {brief(result)}"
@@ -77,12 +87,19 @@ class PlainEnv(AdaptedEnv):
         over = terminated or truncated
         known = dict(info) if isinstance(info, Mapping) else {}
         return StepResult(
-            {} if over else self._observed(observation), self._rewards(reward, actions), terminated, truncated, known
+            {} if over else self._observed(observation, said),
+            self._rewards(reward, actions),
+            terminated,
+            truncated,
+            known,
         )
 
-    def _observed(self, result: Any) -> dict[str, Observation]:
-        """The observations of the agents that act next."""
+    def _observed(self, result: Any, said: str | None = None) -> dict[str, Observation]:
+        """The observations of the agents that act next; `said`: what the only agent said before."""
         self._by_name = isinstance(result, Mapping)
+        if from_mrlm.is_observation(result):
+            self._shown, self._chat = result, from_mrlm.chat_of(result, self._chat, said)
+            return dict.fromkeys(self.agents, self._chat)
         if isinstance(result, Mapping):
             return dict(result)
         if isinstance(result, str):
@@ -124,6 +141,14 @@ class PlainEnv(AdaptedEnv):
         close = getattr(self.inner, "close", None)
         if callable(close):
             close()
+
+
+def _five_values(observation: Any, reward: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """Observation and reward of MRLM as Gymnasium's values; the parts of the reward are measures."""
+    info = dict(getattr(observation, "info", None) or {})
+    if parts := getattr(reward, "components", None):
+        info["measures"] = {f"reward/{name}": amount for name, amount in parts.items()}
+    return observation, getattr(reward, "value", reward), bool(getattr(observation, "done", False)), False, info
 
 
 def _agents_of(inner: Any) -> tuple[str, ...]:

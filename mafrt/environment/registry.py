@@ -13,6 +13,7 @@ from mafrt.core.extras import install
 from mafrt.core.text import error_line
 from mafrt.environment.base import Env
 from mafrt.environment.foreign import adapted
+from mafrt.environment.from_mrlm import standing_in
 from mafrt.environment.session import Session, session_of
 
 REMOTE = "grpc://"
@@ -67,7 +68,7 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     """
     if name_or_path.startswith(REMOTE):
         return _remote(name_or_path, kwargs)
-    factory = ENVIRONMENTS.resolve(name_or_path)
+    factory = _factory(name_or_path)
     _check_kwargs(name_or_path, factory, kwargs)
     if isinstance(factory, type) and not issubclass(factory, Env):
         wrapped = adapted(factory)
@@ -90,6 +91,15 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     return session_of(env)
 
 
+def _factory(name_or_path: str) -> Any:
+    try:
+        return ENVIRONMENTS.resolve(name_or_path)
+    except EnvError as error:
+        if not standing_in(error):
+            raise
+    return ENVIRONMENTS.resolve(name_or_path)
+
+
 def _remote(address: str, kwargs: dict[str, Any]) -> Session:
     """The environment of `grpc://HOST:PORT/NAME`."""
     try:
@@ -105,7 +115,7 @@ def takes(name_or_path: str, setting: str) -> bool:
     """Whether the environment's constructor names this setting. EnvError as `make_env` for one that is not there."""
     if name_or_path.startswith(REMOTE) or (name_or_path not in ENVIRONMENTS and ":" not in name_or_path):
         return False  # make_env says that there is none
-    factory = ENVIRONMENTS.resolve(name_or_path)
+    factory = _factory(name_or_path)
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
