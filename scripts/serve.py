@@ -1,4 +1,4 @@
-"""Serve an environment to trainers elsewhere: `mafrt serve --env math`, then `mafrt train --env grpc://HOST:PORT/math`."""
+"""Serve environments to trainers elsewhere: `mafrt serve --env math`, then `mafrt train --env grpc://HOST:PORT/math`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mafrt import __version__
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.environment.registry import make_env
+from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
 from mafrt.runners.identity import environment_record
 from mafrt.scripts.cli.command import Command
@@ -28,9 +29,9 @@ class ServeEnvSettings:
     """Server"""
 
     env: str | None = None
-    """the environment: a built-in one such as math, or package.module:Class"""
+    """the environment: a built-in one such as math, or package.module:Class; several as code,math"""
     env_kwargs: tuple[str, ...] = ()
-    """arguments of its constructor: key=value ..., or one JSON object"""
+    """arguments of its constructor: key=value ..., or one JSON object; of several {"NAME": {...}}"""
     eval_env_kwargs: tuple[str, ...] = ()
     """arguments that differ for held-out instances; default: those that the environment names, if any"""
     host: str = "127.0.0.1"
@@ -49,7 +50,7 @@ class ServeEnvSettings:
             raise ConfigError("max_sessions must be 1 or more and env_timeout_s above 0.")
 
 
-COMMAND = Command("serve", "Serve an environment over gRPC to trainers elsewhere.", (ServeEnvSettings,))
+COMMAND = Command("serve", "Serve environments over gRPC to trainers elsewhere.", (ServeEnvSettings,))
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -62,19 +63,14 @@ def serve(argv: Sequence[str]) -> int:
     except ImportError:
         raise MissingExtraError(f"mafrt serve needs grpcio; {install('grpc')}") from None
 
-    kwargs = env_arguments(asked.env_kwargs, "env_kwargs")
-    # Worker processes are forked here, before the server's threads begin.
-    env = guarded(make_env(asked.env, **kwargs), asked.env_timeout_s)
-    # The server has both environments, so that a trainer elsewhere can evaluate on held-out tasks without the code.
-    differing = {**env.held_out, **env_arguments(asked.eval_env_kwargs, "eval_env_kwargs")}
-    held_out = None
-    if differing:
-        held_out = guarded(make_env(asked.env, **{**kwargs, **differing}), asked.env_timeout_s)
-    name = asked.env.rpartition(":")[2]
-    served = Served(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)
+    served = [
+        Served(name, env, held_out, identity_of(env, differing), asked.env_timeout_s)
+        for name, env, held_out, differing in environments(asked)
+    ]
     token = os.environ.get(TOKEN) or None
     server = EnvironmentServer(served, host=asked.host, port=asked.port, token=token, max_sessions=asked.max_sessions)
-    print(f"{name} at grpc://{server.address}/{name}; Ctrl-C ends it.", flush=True)
+    for each in served:
+        print(f"{each.name} at grpc://{server.address}/{each.name}; Ctrl-C ends it.", flush=True)
     # Ended as by Ctrl-C, so that worker processes are ended in order too.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -82,8 +78,40 @@ def serve(argv: Sequence[str]) -> int:
             server.wait()
     finally:
         server.close()
-        env.close()
+        for each in served:
+            each.env.close()
     return 0
+
+
+def environments(asked: ServeEnvSettings) -> list[tuple[str, Session, Session | None, dict[str, Any]]]:
+    """Name, environment, held-out instances and their own arguments, of each that is to be served.
+
+    Raises:
+        ConfigError: two have one name, or arguments name none of them.
+    """
+    assert asked.env is not None
+    paths = {path.rpartition(":")[2]: path for path in map(str.strip, asked.env.split(","))}
+    if len(paths) < asked.env.count(",") + 1:
+        raise ConfigError(f"env is {asked.env!r}, which names two environments alike; serve one of them elsewhere.")
+    given, differing = (env_arguments(getattr(asked, name), name) for name in ("env_kwargs", "eval_env_kwargs"))
+    if len(paths) == 1:
+        given, differing = (dict.fromkeys(paths, own) for own in (given, differing))
+    for name, own in [*given.items(), *differing.items()]:
+        if name not in paths or not isinstance(own, dict):
+            raise ConfigError(
+                f"env_kwargs holds {name!r}; of several environments it is one JSON object with arguments of "
+                f"{', '.join(paths)}, as in {json.dumps({next(iter(paths)): {'size': 4}})!r}."
+            )
+    made = []
+    for name, path in paths.items():
+        kwargs = given.get(name, {})
+        # Worker processes are forked here, before the server's threads begin.
+        env = guarded(make_env(path, **kwargs), asked.env_timeout_s)
+        # The server has both, so that a trainer elsewhere can evaluate on held-out tasks without the code.
+        other = {**env.held_out, **differing.get(name, {})}
+        held_out = guarded(make_env(path, **{**kwargs, **other}), asked.env_timeout_s) if other else None
+        made.append((name, env, held_out, other))
+    return made
 
 
 def _interrupt(*_: object) -> None:

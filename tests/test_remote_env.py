@@ -174,6 +174,43 @@ def test_health_needs_no_token_and_everything_else_does(monkeypatch):
         serve(host="0.0.0.0")
 
 
+def test_one_server_holds_several_environments():
+    several = [
+        Served("Walk", Session(Walk()), Session(Walk()), "i", 5.0),
+        Served("TicTacToe", Session(TicTacToe()), None, "k", 5.0),
+    ]
+    one = EnvironmentServer(several, host="127.0.0.1", port=0, token=None, max_sessions=8)
+    try:
+        walk, game = (make_env(f"grpc://{one.address}/{each.name}") for each in several)
+        assert (walk.agents, game.agents) == (Walk.agents, TicTacToe.agents)
+        assert walk.unwrapped.held_out and not game.unwrapped.held_out
+        assert played(walk, 4) == played(Session(Walk()), 4)
+        check_env(game)
+        with pytest.raises(EnvError, match="serves 'Walk', 'TicTacToe', and 'chess' was asked for"):
+            make_env(f"grpc://{one.address}/chess")
+        with pytest.raises(EnvError, match="serves 'Walk', 'TicTacToe'; name one of them"):
+            make_env(f"grpc://{one.address}")
+    finally:
+        one.close()
+
+
+def test_serve_builds_every_environment_that_is_named():
+    from mafrt.scripts.serve import ServeEnvSettings, environments
+
+    arguments = ('{"math": {"horizon": 3}, "debate": {"horizon": 2}}',)
+    made = environments(ServeEnvSettings(env="math, debate,tic_tac_toe", env_kwargs=arguments))
+    assert [name for name, *_ in made] == ["math", "debate", "tic_tac_toe"]
+    math, debate = (env.unwrapped for _, env, _, _ in made[:2])
+    assert (math.workflow.horizon, debate.workflow.horizon) == (3, 2)
+    assert made[1][3] == {"dataset_path": "arithmetic:test:claims=1"}
+    for settings, match in (
+        ({"env": "math,math"}, "names two environments alike"),
+        ({"env": "math,code", "env_kwargs": ("horizon=3",)}, "env_kwargs holds 'horizon'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            environments(ServeEnvSettings(**settings))
+
+
 # ------------------------------------------------------------------------------------------------------ bad servers
 
 

@@ -7,13 +7,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("protocol",)
+    __slots__ = ("protocol", "name")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+    name: str
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("protocol", "name", "agents", "num_tasks", "max_steps", "identity", "timeout_s", "costly_reset", "held_out", "max_sessions", "opponents")
+    __slots__ = ("protocol", "name", "agents", "num_tasks", "max_steps", "identity", "timeout_s", "costly_reset", "held_out", "max_sessions", "opponents", "names")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +27,7 @@ class Description(_message.Message):
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     OPPONENTS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     agents: _containers.RepeatedScalarFieldContainer[str]
@@ -36,13 +39,16 @@ class Description(_message.Message):
     held_out: bool
     max_sessions: int
     opponents: bool
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., num_tasks: _Optional[int] = ..., max_steps: _Optional[int] = ..., identity: _Optional[str] = ..., timeout_s: _Optional[float] = ..., costly_reset: _Optional[bool] = ..., held_out: _Optional[bool] = ..., max_sessions: _Optional[int] = ..., opponents: _Optional[bool] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., num_tasks: _Optional[int] = ..., max_steps: _Optional[int] = ..., identity: _Optional[str] = ..., timeout_s: _Optional[float] = ..., costly_reset: _Optional[bool] = ..., held_out: _Optional[bool] = ..., max_sessions: _Optional[int] = ..., opponents: _Optional[bool] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("held_out",)
+    __slots__ = ("held_out", "name")
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     held_out: bool
-    def __init__(self, held_out: _Optional[bool] = ...) -> None: ...
+    name: str
+    def __init__(self, held_out: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("id",)

@@ -136,7 +136,7 @@ class Servers:
         """Have a server describe itself, and check that it is one of ours."""
         try:
             reply = server.stub.Describe(
-                pb.DescribeRequest(protocol=PROTOCOL), timeout=CONNECT_S, metadata=self._metadata
+                pb.DescribeRequest(protocol=PROTOCOL, name=self.name), timeout=CONNECT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
@@ -156,7 +156,9 @@ class Servers:
         if reply.protocol != PROTOCOL:
             return f"speaks version {reply.protocol} of the protocol, and this client version {PROTOCOL}; update one"
         if self.name and reply.name != self.name:
-            return f"serves {reply.name!r}, and {self.name!r} was asked for"
+            return f"serves {', '.join(map(repr, reply.names or [reply.name]))}, and {self.name!r} was asked for"
+        if not self.name and len(reply.names) > 1:
+            return f"serves {', '.join(map(repr, reply.names))}; name one of them, as in grpc://HOST:PORT/{reply.name}"
         if not reply.agents:
             return "names no agents, so it is no environment of mafrt"
         if len(reply.agents) > MOST_AGENTS or any(not name or has_controls(name) for name in reply.agents):
@@ -200,7 +202,9 @@ class Servers:
             for server in free:
                 try:
                     reply = server.stub.Open(
-                        pb.OpenRequest(held_out=held_out), timeout=self._deadline_s(server), metadata=self._metadata
+                        pb.OpenRequest(held_out=held_out, name=self.name),
+                        timeout=self._deadline_s(server),
+                        metadata=self._metadata,
                     )
                 except grpc.RpcError as error:
                     if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -1,4 +1,4 @@
-"""Serves one environment to trainers elsewhere: sessions of it behind gRPC, with a health check (grpc.health.v1).
+"""Serves environments to trainers elsewhere: sessions of them behind gRPC, with a health check (grpc.health.v1).
 
 Every session has an environment of its own; their number is bounded, and one that no client has used for a while is
 closed. User code keeps the deadline of a worker process (`mafrt.environment.workers`), so a call always returns.
@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ _THREADS = 32
 
 @dataclass(frozen=True)
 class Served:
-    """The environment of a server."""
+    """An environment of a server."""
 
     name: str
     env: Session
@@ -71,7 +71,7 @@ class EnvironmentServer(rpc.EnvironmentServicer):
     """Listens from construction on.
 
     Args:
-        served: the environment.
+        served: the environment, or several of different names.
         host, port: address; port 0 takes a free one.
         token: that clients give; None only on loopback.
         max_sessions: sessions at a time.
@@ -82,11 +82,19 @@ class EnvironmentServer(rpc.EnvironmentServicer):
     """
 
     def __init__(
-        self, served: Served, *, host: str, port: int, token: str | None, max_sessions: int, idle_s: float = 900.0
+        self,
+        served: Served | Sequence[Served],
+        *,
+        host: str,
+        port: int,
+        token: str | None,
+        max_sessions: int,
+        idle_s: float = 900.0,
     ) -> None:
         if host not in LOOPBACK and token is None:
             raise ConfigError(f"host {host} can be reached from other machines; set a token in MAFRT_ENV_TOKEN.")
-        self.served, self.max_sessions, self.idle_s = served, max_sessions, idle_s
+        self.served = {each.name: each for each in ([served] if isinstance(served, Served) else served)}
+        self.max_sessions, self.idle_s = max_sessions, idle_s
         self._sessions: dict[str, _Open] = {}
         self._lock = threading.Lock()
         # Environments that do not wait for something outside are written for one thread.
@@ -122,23 +130,27 @@ class EnvironmentServer(rpc.EnvironmentServicer):
     # ----------------------------------------------------------------------------------------------------- calls
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.Description:
-        env = self.served.env
+        # Of an environment that is not here the first is described, so that the client can tell what is.
+        served = self.served.get(request.name) or next(iter(self.served.values()))
+        env = served.env
         return pb.Description(
             protocol=PROTOCOL,
-            name=self.served.name,
+            name=served.name,
+            names=self.served,
             agents=env.agents,
             num_tasks=-1 if env.num_tasks is None else env.num_tasks,
             max_steps=-1 if env.max_steps is None else env.max_steps,
-            identity=self.served.identity,
-            timeout_s=self.served.timeout_s,
+            identity=served.identity,
+            timeout_s=served.timeout_s,
             costly_reset=env.costly_reset,
             opponents=env.opponents,
-            held_out=self.served.held_out is not None,
+            held_out=served.held_out is not None,
             max_sessions=self.max_sessions,
         )
 
     def Open(self, request: pb.OpenRequest, context: grpc.ServicerContext) -> pb.Session:
-        env = self.served.held_out if request.held_out else self.served.env
+        served = self.served.get(request.name) or next(iter(self.served.values()))
+        env = served.held_out if request.held_out else served.env
         if env is None:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "this server has no held-out instances")
         with self._lock:
