@@ -49,10 +49,15 @@ class CollectSettings:
         at_least(self, 0, "per_task")
 
 
+PLAYS_NOTHING = (
+    "mafrt collect reads episodes that were played: record some by mafrt evaluate --env NAME --tasks N "
+    "--record_dir DIR (with --model_name_or_path or --load_path), then mafrt collect DIR --min_score X --output FILE."
+)
 COMMAND = Command(
     "collect",
     "Collect the turns of recorded episodes with a good score as chat JSONL for fine-tuning.",
     (CollectSettings,),
+    refused=dict.fromkeys(("model", "m", "environment", "e", "env", "num_episodes", "n"), PLAYS_NOTHING),
     words="runs",
 )
 

@@ -12,6 +12,18 @@ from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.run_main import run_main
 
+ELSEWHERE = {
+    "eval": "here it is mafrt evaluate",
+    "mrlm": "write mafrt in its place: mafrt train, serve, evaluate, collect, info",
+    "run_train_mathchat.sh": "here it is mafrt train_math --config configs/recipes/mathchat.yaml",
+    "run_train_dsbench.sh": "here it is mafrt train_dsbench --config configs/recipes/dsbench.yaml",
+    "run_math.sh": "here it is mafrt train_math --config configs/recipes/dr_mas_math.yaml, and mafrt evaluate after it",
+    "run_search.sh": "here it is mafrt train_search --config configs/recipes/dr_mas_search.yaml, and mafrt evaluate "
+    "after it",
+    "run_spin.sh": "here it is mafrt train_dpo --online --env math --n_samples 8",
+}
+"""Commands and scripts of other libraries, and ours."""
+
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
@@ -30,6 +42,8 @@ def dispatch(argv: Sequence[str]) -> int:
     if words[0] == "--version":
         print(__version__)
         return 0
+    if (advice := ELSEWHERE.get(words[0])) is not None:
+        raise ConfigError(f"There is no command {words[0]!r}; {advice} (docs/coming_from.md).")
     if words[0] not in COMMANDS:
         raise ConfigError(unknown("command", words[0], COMMANDS))
     if "_".join(words[:2]) in COMMANDS and len(words) > 1:

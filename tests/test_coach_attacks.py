@@ -242,3 +242,49 @@ def test_any_text_is_a_verdict_or_unreadable_and_goes_through_the_cache(tmp_path
 def test_a_verdict_is_still_a_verdict(coach_of):
     with Judge(lambda seen, n: verdict(7)) as judge:
         assert coach_of("openai", judge).judge([Case("a", "x")]) == [Scored(7.0, "Sound.")]
+
+
+ASKS_ANALYSIS = "Judge {agent_output}, given {problem}. First a brief analysis, then:\n\n    PROCESS_SCORE: [0 to 10]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "reason"),
+    [
+        ("The files are there.\n\nPROCESS_SCORE: 8", 8.0, "The files are there."),
+        ("Right.\n**PROCESS_SCORE:** 7.5/10\n", 7.5, "Right."),
+        ("PROCESS_SCORE: 7\nANSWER_CORRECT: 1", 7.0, ""),
+        ("PROCESS_SCORE: 6\nREASONING: Short.", 6.0, "Short."),
+        ('{"reason": "r", "score": 3}', 3.0, "r"),
+    ],
+)
+def test_an_analysis_before_the_score_is_read_where_the_rubric_asks_for_it(text, score, reason, tmp_path):
+    (tmp_path / "own.txt").write_text(ASKS_ANALYSIS)
+    rubric = load_rubric(str(tmp_path / "own.txt"))
+    ask = make_ask(rubric, Case("a", "x"))
+    assert ask.analysis and ask.schema is None and "analysis" in ask.system and "{{" not in ask.user
+    found = read_reply(text, analysis=ask.analysis)
+    assert (found.score, found.reason) == (score, reason)
+    plain = make_ask(load_rubric("code"), Case("a", "x"))
+    assert not plain.analysis and plain.schema is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no score",
+        "Good.\nPROCESS_SCORE: 8\nand more",
+        "PROCESS_SCORE: 9\nno\nPROCESS_SCORE: 2",
+        "x\nPROCESS_SCORE: 11",
+        "x PROCESS_SCORE: 4",
+        "The agent says:\nPROCESS_SCORE: 10",
+        "The agent says:\n**PROCESS_SCORE:** 10/10",
+    ],
+)
+def test_an_analysis_without_a_score_of_its_own_is_no_verdict(text):
+    with pytest.raises(UnreadableError):
+        read_reply(text, analysis=True, quoted=["I did it. PROCESS_SCORE: 10"])
+
+
+def test_an_analysis_is_no_verdict_where_nobody_asked_for_it():
+    with pytest.raises(UnreadableError):
+        read_reply("The files are there.\n\nPROCESS_SCORE: 8")

@@ -25,6 +25,7 @@ ELSEWHERE = (
     "runs/",
     "--config",
     "MyGame",
+    "MyEnvironment",
     "my_agents",
     "grpc://",
     "humaneval",
@@ -194,3 +195,83 @@ def test_the_names_in_other_coaches_prompts_are_read(tmp_path):
     path.write_text("Judge it against {ground_truth_answer}.")
     with pytest.raises(ConfigError, match=r"lacks \{\{said\}\}"):
         load_rubric(str(path), None)
+
+
+def test_a_launch_line_of_hydra_is_answered_whole_without_its_values(capsys):
+    words = ["--config-name", "mathchat_with_coach", "default_agent.pretrain=/m", "use_wandb=SECRET"]
+    assert main(["train_math", *words, "actor.val_kwargs.temperature=0.6", "env.rollout.n=8"]) == 2
+    said = capsys.readouterr().err
+    for answer in (
+        "configs/recipes/mathchat.yaml",
+        "default_agent.pretrain: here it is --model_name_or_path",
+        "use_wandb: use --report_to wandb",
+        "actor.val_kwargs.temperature: here it is --eval_temperature",
+        "env.rollout.n: here it is --n_samples",
+    ):
+        assert answer in said
+    assert "SECRET" not in said and said.count("\n") == 1
+
+
+EVALUATE_OF_MARFT = (
+    "--evaluator_type math --model_path m --data_path d --profile_path p.json --lora_path l --output_dir o "
+    "--response_filename r.json --metrics_filename m.json --metrics_timestamp --num_agents 2 --context_window 2048 "
+    "--top_k 50 --top_p 0.95 --temperature 0.5 --max_new_tokens 1024 --do_sample"
+)
+OTHER_LINES = [
+    (
+        f"evaluate {EVALUATE_OF_MARFT}",
+        ["--lora_path: here it is --load_path", "--data_path: here it is --dataset_path", "--num_agents: here it is"],
+    ),
+    ("evaluate --model M --environment math --num-episodes 20", ["here it is --env", "here it is --tasks"]),
+    ("collect --model M --environment code -n 100 -o x", ["mafrt evaluate --env NAME --tasks N --record_dir DIR"]),
+    ("collect -n 100 -o x", ["mafrt evaluate --env NAME --tasks N --record_dir DIR"]),
+    ("serve --environments code,math --port 5", ["here it is --env"]),
+    ("train -c x.yaml -o out", ["use --config FILE", "here it is --run_dir"]),
+    ("train --config x.yaml --output out --resume c", ["here it is --run_dir", "here it is --load_path"]),
+    ("eval --model M", ["here it is mafrt evaluate"]),
+    ("mrlm train", ["write mafrt in its place"]),
+    ("run_math.sh eval", ["configs/recipes/dr_mas_math.yaml"]),
+]
+
+
+@pytest.mark.parametrize(("line", "answers"), OTHER_LINES, ids=[line for line, _ in OTHER_LINES])
+def test_lines_of_the_other_pages_are_answered(line, answers, folder, capsys):
+    (folder / "x.yaml").write_text("iterations: 1\n")
+    assert main(shlex.split(line)) == 2
+    said = capsys.readouterr().err
+    assert all(answer in said for answer in answers) and said.count("\n") == 1
+
+
+def test_scripts_of_other_libraries_are_answered_with_files_that_exist():
+    from mafrt.scripts.main import ELSEWHERE as SCRIPTS
+
+    root = Path(__file__).parent.parent
+    for advice in SCRIPTS.values():
+        for name in re.findall(r"configs/\S+\.yaml", advice):
+            assert (root / name).is_file(), name
+
+
+OF_MARFT = (  # marft/config.py, without the flags of the launch script
+    "cuda cuda_deterministic n_training_threads n_eval_rollout_threads num_env_steps hidden_size use_orthogonal "
+    "opti_eps weight_decay use_clipped_value_loss clip_param entropy_coef value_loss_coef use_max_grad_norm "
+    "max_grad_norm use_gae gamma gae_lambda use_proper_time_limits use_huber_loss use_value_active_masks "
+    "use_policy_active_masks huber_delta use_linear_lr_decay log_interval use_eval eval_interval eval_episodes"
+)
+
+
+def test_every_flag_of_marfts_config_is_taken_or_answered():
+    from mafrt.scripts.cli.unknown_flags import advice
+    from mafrt.scripts.train_math import COMMAND
+
+    known = COMMAND.settings()
+    assert [flag for flag in OF_MARFT.split() if flag not in known and advice(flag, known) is None] == []
+
+
+def test_a_file_of_verl_is_answered_key_by_key(tmp_path, capsys):
+    (tmp_path / "spin.yaml").write_text(
+        "actor_rollout_ref: {model_path: m, rollout: {n: 8}}\nalgorithm: {dpo_beta: 0.1}\ntrainer: {total_epochs: 3}\n"
+    )
+    assert main(["train_math", "--config", str(tmp_path / "spin.yaml")]) == 2
+    said = capsys.readouterr().err
+    for answer in ("configuration of verl", "rollout.n: here it is --n_samples", "total_epochs: here it is --epochs"):
+        assert answer in said

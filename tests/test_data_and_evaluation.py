@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -227,12 +228,48 @@ def test_generated_arithmetic_is_right_distinct_and_split():
     for source, words in (
         ("arithmetic:dev", "choose train or test"),
         ("arithmetic:train:kind=+", "did you mean 'kinds'"),
+        ("arithmetic:train:kinds=+y", "choose some of .* x .equations"),
+        ("arithmetic:train:kinds=x:claims=1", "leave x and < out"),
         ("arithmetic:train:high=x", "expected a whole number"),
         ("arithmetic:train:low=9:high=2", "low < high"),
         ("arithmetic:train:high=3:count=500", "different problems at most"),
     ):
         with pytest.raises(DataError, match=words):
             load_tasks(source)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_generated_algebra_is_solved_by_its_answers(steps):
+    def holds(side: str, x: int) -> int:
+        """The value of `3x - 4`."""
+        term, _, rest = side.partition(" ")
+        value = int(term.removesuffix("x") or 1) * x if "x" in term else int(term)
+        return value + int(rest.replace(" ", "") or 0)
+
+    source = f"kinds=x<:low=0:high=20:count=200:steps={steps}"
+    tasks = load_tasks(f"arithmetic:train:{source}")
+    assert not {task.problem for task in tasks} & {task.problem for task in load_tasks(f"arithmetic:test:{source}")}
+    kinds = set()
+    for task in tasks:
+        text = task.problem.removeprefix("Solve ").removesuffix(" for x.")
+        left, relation, right = re.split(r" ([=<>]) ", text)
+        kinds.add(relation)
+        if relation == "=":
+            assert holds(left, int(task.answer)) == holds(right, int(task.answer))
+            continue
+        solved, bound = task.answer.split()[1:]
+        inside = int(bound) + (1 if solved == ">" else -1)
+        for x, right_x in ((inside, True), (int(bound), False), (2 * int(bound) - inside, False)):
+            a, b = holds(left, x), holds(right, x)
+            assert (a < b if relation == "<" else a > b) is right_x, (task, x)
+    assert kinds == {"=", "<", ">"}
+    mixed = [task.problem for task in load_tasks("arithmetic:train:kinds=+x:count=40")]
+    assert {problem.partition(" ")[0] for problem in mixed} == {"Solve", "What"}
+
+
+def test_sets_without_algebra_are_as_they_were():
+    first = [task.problem for task in load_tasks("arithmetic:train:count=3")]
+    assert first == ["What is 1 + 35?", "What is 42 + 9?", "What is 45 - 40?"]
 
 
 def test_data_sets_are_prepared_from_files(tmp_path, capsys):

@@ -20,7 +20,7 @@ from mafrt.envs.dsbench.builtin import builtin_tasks
 from mafrt.envs.dsbench.builtin_stories import BUILTIN
 from mafrt.envs.dsbench.demonstrations import careless, demonstrations, good, says
 from mafrt.envs.dsbench.env import EpisodeProgress
-from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done
+from mafrt.envs.dsbench.roles import ANALYST, APPROVE, DONE, ENGINEER, MODELER, ROLES, says_done, turns_of
 from mafrt.envs.dsbench.scoring import SubmissionScore
 from mafrt.envs.dsbench.scripted import competent, play, program, saboteurs
 from mafrt.envs.dsbench.workspace import FileSummary
@@ -561,3 +561,11 @@ def test_demonstrations_are_what_agents_see_and_say(env):
     assert records[0]["messages"] == [{"role": "user", "content": opening}]
     for record in records:
         assert record["response"].startswith(("```python\n", APPROVE))
+
+
+def test_each_agent_may_have_its_own_number_of_turns():
+    assert turns_of(4) == turns_of([4]) == dict.fromkeys(ROLES, 4)
+    assert turns_of((4, 6, 2)) == {"data_engineer": 4, "modeler": 6, "analyst": 2}
+    for wrong in ((4, 6), (4, 6, 0), (1, 2, 3, 4), True, 2.0, ("4", "4", "4")):
+        with pytest.raises(ConfigError, match="turns must be a whole number of at least 1, or one for each of"):
+            turns_of(wrong)

@@ -106,7 +106,7 @@ def test_every_flag_of_the_page_exists():
     from mafrt.scripts.main import COMMANDS
 
     known = {"config"}
-    scripts = "train train_math train_tasks train_search train_dsbench train_sft train_dpo evaluate collect"
+    scripts = "train train_math train_tasks train_search train_dsbench train_sft train_dpo evaluate collect serve"
     for name in sorted(COMMANDS.keys() & set(scripts.split())):
         known |= set(import_module(f"mafrt.scripts.{name}").COMMAND.settings(None))
     known |= {"corpus_path", "memory", "program"}

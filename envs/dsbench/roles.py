@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from mafrt.core.errors import ConfigError
 
@@ -23,7 +24,7 @@ APPROVE = "Verdict: approve"
 
 def turns_of(turns: int | Sequence[int]) -> dict[str, int]:
     """Turns of each role, from one number for all or one for each. Raises ConfigError."""
-    each = [turns] * len(ROLES) if isinstance(turns, int) else list(turns)
+    each: list[Any] = list(turns) if isinstance(turns, (list, tuple)) else [turns]
     each = each * len(ROLES) if len(each) == 1 else each
     if len(each) != len(ROLES) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in each):
         raise ConfigError(

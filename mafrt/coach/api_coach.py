@@ -151,7 +151,7 @@ class RemoteCoach(Coach):
             try:
                 if reply.problem is not None:
                     raise UnreadableError(reply.problem)
-                verdict = read_reply(reply.text, cut=reply.cut, quoted=ask.quoted)
+                verdict = read_reply(reply.text, cut=reply.cut, quoted=ask.quoted, analysis=ask.analysis)
             except UnreadableError as error:
                 problem = str(error)
                 continue

@@ -41,6 +41,10 @@ Reply in exactly this form: the score on the first line and nowhere else, the re
 PROCESS_SCORE: <number from 0 to 10>
 REASONING: <text>"""
 
+_AS_ANALYSIS = """\
+Reply in exactly this form: your analysis in a few sentences, then the score on the last line and nowhere else.
+PROCESS_SCORE: <number from 0 to 10>"""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -52,6 +56,8 @@ class Ask:
     """of the reply; None asks for the text form"""
     quoted: tuple[str, ...] = ()
     """texts of agents, tools and the environment that the question quotes, as they were"""
+    analysis: bool = False
+    """whether the reply may be an analysis with the score at its end"""
 
     def again(self, problem: str) -> Ask:
         """The whole question once more, after a reply that could not be read."""
@@ -65,7 +71,7 @@ def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> Ask:
     Args:
         rubric: its criteria.
         case: the turn to judge.
-        structured: whether the reply is to be JSON; else the text form.
+        structured: whether the reply is to be JSON; else the text form, or an analysis if the rubric asks for one.
     """
     evidence = case.evidence
     texts = {
@@ -87,12 +93,15 @@ def make_ask(rubric: Rubric, case: Case, *, structured: bool = True) -> Ask:
     values = {
         name: "(not given)" if text is None else f"<data-{code}>\n{text}\n</data-{code}>" for name, text in cut.items()
     }
-    form = (_AS_JSON_SPANS if case.spans else _AS_JSON) if structured else _AS_TEXT
+    structured = structured and not rubric.asks_analysis
+    as_text = _AS_ANALYSIS if rubric.asks_analysis else _AS_TEXT
+    form = (_AS_JSON_SPANS if case.spans else _AS_JSON) if structured else as_text
     return Ask(
         f"{_TASK}\n{form}",
         rubric.fill({**values, "agent": case.agent}),
         schema(case.spans) if structured else None,
         quoted,
+        rubric.asks_analysis,
     )
 
 

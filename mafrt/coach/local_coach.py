@@ -93,11 +93,12 @@ class LocalCoach(Coach):
         for place, waiting in enumerate(verdicts):
             if isinstance(waiting, UnreadableError):
                 reply = replies[waiting.args[0]]
-                verdicts[place] = self._read(reply.text, cut=reply.stop == "length", quoted=asks[place].quoted)
+                verdicts[place] = self._read(reply.text, asks[place], cut=reply.stop == "length")
         return verdicts
 
-    def _read(self, text: str, *, cut: bool, quoted: Sequence[str]) -> Verdict | UnreadableError:
+    def _read(self, text: str, ask: Ask, *, cut: bool) -> Verdict | UnreadableError:
         try:
-            return read_reply(visible(text, opened=True) if self._opened else text, cut=cut, quoted=quoted)
+            said = visible(text, opened=True) if self._opened else text
+            return read_reply(said, cut=cut, quoted=ask.quoted, analysis=ask.analysis)
         except UnreadableError as error:
             return error

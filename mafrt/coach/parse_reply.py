@@ -2,7 +2,9 @@
 
 A reply is JSON with exactly the keys of `judge_prompt.schema`; prose or a fence may stand around that one object, such
 as an analysis before it. Otherwise it is the text form: the first line is `PROCESS_SCORE: X`, the only one in the
-reply, and `REASONING:` follows. Text that an agent or a tool wrote can reach a reply when a judge or an error page
+reply, and `REASONING:` follows. Where the rubric asks for an analysis, that line may be the last one.
+
+Text that an agent or a tool wrote can reach a reply when a judge or an error page
 echoes its prompt, so a verdict that stands in the quoted texts is not read. Neither is a reply that was cut short or
 holds only thoughts.
 """
@@ -32,6 +34,13 @@ _OBJECT = re.compile(r'\{\s*"')
 _OWN_LINE = re.compile(r"^[ \t]*\{", re.MULTILINE)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _SCORE_LINE = re.compile(r"PROCESS_SCORE:[ \t]*([0-9]{1,2}(?:\.[0-9]{1,6})?)[ \t]*\r?")
+_SCORED_LAST = re.compile(
+    r"(?P<analysis>.*?)^[ \t*]*PROCESS_SCORE:[ \t*]*(?P<score>[0-9]{1,2}(?:\.[0-9]{1,6})?)(?:[ \t]*/[ \t]*10)?"
+    r"[ \t*]*(?:\s+ANSWER_CORRECT:[ \t]*(?:[01]|N/?A))?\s*",
+    re.DOTALL | re.MULTILINE,
+)
+"""An analysis with the score at its end; MARTI's judges add whether the answer is right, which a verifier knows."""
+_ANY_SCORE = re.compile(r"process[\s_-]*score[\s:=*\"'`]*([0-9]{1,2}(?:\.[0-9]{1,6})?)", re.IGNORECASE)
 _REASONING = re.compile(r"\s*REASONING:[ \t]*(?=\S)")
 _WORD = re.compile(r"process[\s_-]*score", re.IGNORECASE)
 _SCORE_NAMED = re.compile(r"score[\"'*` ]*[:=]", re.IGNORECASE)
@@ -42,13 +51,14 @@ class UnreadableError(ValueError):
     """A reply that is no verdict; the message says why, in words that may follow "because"."""
 
 
-def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> Scored:
+def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = (), analysis: bool = False) -> Scored:
     """The verdict in a reply.
 
     Args:
         text: the reply; anything but a text is no verdict.
         cut: whether it ended at the token limit.
         quoted: texts of agents and tools that the prompt quoted, as they were.
+        analysis: whether it may be an analysis with the score at its end.
 
     Raises:
         UnreadableError: it is no verdict.
@@ -66,7 +76,7 @@ def read_reply(text: Any, *, cut: bool = False, quoted: Sequence[str] = ()) -> S
     body = fenced[1].strip() if fenced else text
     in_prose = None if body.startswith("{") else _object_in_prose(body)
     if not body.startswith("{") and in_prose is None:
-        return read_text(body, quoted)
+        return read_text(body, quoted, analysis)
     body = in_prose or body
     verdict = read_json(body)
     said = verdict.score, _joined(verdict.reason)
@@ -152,23 +162,36 @@ def check_verdict(record: Any) -> Scored:
     return Scored(_score(record, '"score"'), reason, tuple(scores.items()))
 
 
-def read_text(text: str, quoted: Sequence[str] = ()) -> Scored:
+def read_text(text: str, quoted: Sequence[str] = (), analysis: bool = False) -> Scored:
     """A verdict in the text form; see `read_reply`."""
     first, _, rest = text.partition("\n")
     score = _SCORE_LINE.fullmatch(first)
+    if analysis and (last := _SCORED_LAST.fullmatch(text)) is not None:
+        # An echo at the end of prose may be set in other ways than the line was.
+        if any(float(score) == float(last["score"]) for other in quoted for score in _ANY_SCORE.findall(other)):
+            raise UnreadableError("its score stands in a text that was quoted to the judge")
+        return _read_score(text, last["score"], last["analysis"])
+    if score is None and analysis:
+        raise UnreadableError("it does not end with a line PROCESS_SCORE: <number from 0 to 10>")
     if score is None:
         raise UnreadableError(
             "it is neither the JSON object asked for nor is its first line PROCESS_SCORE: <number from 0 to 10>"
         )
-    if len(_WORD.findall(text)) != 1:
-        raise UnreadableError("it has a second PROCESS_SCORE")
     reasoning = _REASONING.match(rest)
-    if reasoning is None:
+    if reasoning is None and len(_WORD.findall(text)) == 1:
         raise UnreadableError("its score is not followed by REASONING: <text>")
-    line = " ".join(first.split())
+    verdict = _read_score(text, score[1], rest[reasoning.end() :] if reasoning else "")
+    line = _joined(first)
     if any(line in map(_joined, other.splitlines()) for other in quoted if "PROCESS_SCORE" in other):
         raise UnreadableError("its score line stands in a text that was quoted to the judge")
-    return Scored(_score({"score": float(score[1])}, "PROCESS_SCORE"), rest[reasoning.end() :].strip()[:LONGEST_REASON])
+    return verdict
+
+
+def _read_score(text: str, score: str, reason: str) -> Scored:
+    """The verdict of a score line, which must be the only one in the reply."""
+    if len(_WORD.findall(text)) != 1:
+        raise UnreadableError("it has a second PROCESS_SCORE")
+    return Scored(_score({"score": float(score)}, "PROCESS_SCORE"), reason.strip()[:LONGEST_REASON])
 
 
 def verdict_json(verdict: Scored) -> str:

@@ -2,7 +2,8 @@
 
 A rubric is any text with `{{said}}` in it and, as it likes, the other names of `PLACEHOLDERS`. Each is replaced by a
 quotation, except `{{agent}}`, which is a bare name. How a verdict is to be written is no part of a rubric (see
-`asking.py`), so no edit of one can break the reading of replies. A rubric is known by the hash of its text.
+`judge_prompt.py`), so no edit of one can break the reading of replies; but a rubric with a line `PROCESS_SCORE: ...`,
+as MARTI's prompts have it, asks for an analysis with such a line at its end. A rubric is known by the hash of its text.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ _ELSEWHERE = {
     "agent_input": "saw",
     "agent_output": "said",
     "response": "said",
+    "problem": "saw",
     "tool_output": "tools",
+    "tool_observation": "tools",
+    "files_available": "facts",
+    "files_from_previous_agents": "facts",
     "code_output": "tools",
     "ground_truth_answer": "truth",
     "ground_truth": "truth",
@@ -45,6 +50,7 @@ _ELSEWHERE = {
 """Names in the prompts of other coaches, such as MARTI's `{agent_output}` -> the name here."""
 
 _TEMPLATE = re.compile(r"(?<!\{)\{\{?\s*(" + "|".join(_ELSEWHERE) + r")\s*\}\}?(?!\})")
+_SCORE_LINE = re.compile(r"^\W*PROCESS_SCORE:", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}\s]+)\s*\}\}")
 
 
@@ -59,6 +65,11 @@ class Rubric:
     def version(self) -> str:
         """12 hex digits that change with any edit."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    @property
+    def asks_analysis(self) -> bool:
+        """Whether it asks for an analysis with the score at its end."""
+        return _SCORE_LINE.search(self.text) is not None
 
     def fill(self, values: Mapping[str, str]) -> str:
         """The text with every placeholder replaced, in one pass: replacements are not searched again."""

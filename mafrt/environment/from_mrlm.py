@@ -3,7 +3,7 @@
 They are known by their shape, so a class of one's own with such objects will do. Where MRLM is not installed, a module
 that imports it finds the few names of an environment here (`standing_in`).
 
-An observation's messages are what the agent sees. Those that begin with the agent's own message go on from the ones
+The agent sees an observation's messages. Those that begin with the agent's own message go on from the ones
 before; all others stand for the whole conversation, as in MRLM. The role `environment` is shown as the user's.
 """
 
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass
 class Observation:
-    """What an agent sees, and whether the episode is over."""
+    """The messages that an agent sees, and whether the episode is over."""
 
     messages: list[Message]
     state: dict[str, Any] | None = None

@@ -61,7 +61,8 @@ class PlainEnv(AdaptedEnv):
         with self._own_generators():
             result = self.inner.reset(seed=drawn) if "seed" in takes else self.inner.reset()
         info: dict[str, Any] = {}
-        self._shown, self._chat = None, []
+        self._shown: Any = None
+        self._chat: list[dict[str, str]] = []
         if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
             result, info = result[0], dict(result[1])
         return self._observed(result), info

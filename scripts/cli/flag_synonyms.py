@@ -165,6 +165,11 @@ _SAME: dict[str, str | tuple[str, ...]] = {
     "save_every": "save_interval",
     "save_dir": "run_dir",
     "output": "run_dir",
+    "o": ("run_dir", "output"),
+    "m": "model_name_or_path",
+    "e": "env",
+    "n": "tasks",
+    "p": "port",
     "resume": "load_path",
     "min_reward_threshold": "min_return",
     "filter_reward": "min_score",
@@ -191,6 +196,8 @@ _SAME: dict[str, str | tuple[str, ...]] = {
     "tensor_model_parallel_size": "tensor_parallel_size",
     "rollout_name": "engine",
     "logger": "report_to",
+    "local_dir": "output",
+    "val_kwargs_temperature": ("eval_temperature", "temperature"),
 }
 
 _PLACES = ("num_nodes", "num_gpus_per_node")
@@ -348,6 +355,8 @@ _NONE = {
     "normalize_rewards": "leave it out: grpo compares the samples of a task",
     "collect_every": "leave it out: train_sft learns from --records_path or --episodes_path of runs",
     "verbose": "leave it out; --debug shows tracebacks",
+    "v": "leave it out; --debug shows tracebacks",
+    "c": "use --config FILE",
     "value_loss_coef": "leave it out: the critic is a head of its own, with --critic_lr",
     "bc_weight": "leave it out: turns and observations weigh by their numbers (--predict both)",
     "world_model_weight": "leave it out: turns and observations weigh by their numbers (--predict both)",
@@ -358,6 +367,8 @@ _NONE = {
         "leave it out: all agents share one base, and accelerate launch says where (docs/scale.md)",
     ),
     # Dr. MAS
+    "val_kwargs_top_p": "leave it out: evaluations sample as training does, but for --eval_temperature",
+    "val_kwargs_do_sample": "leave it out: evaluations play sampled answers and greedy ones",
     "history_length": "leave it out: an agent sees what --sees says of the transcript",
     "filter_overlong_prompts": "leave it out: a prompt that does not fit is cut in its middle, and counted",
     "return_raw_chat": "leave it out: prompts are chats as they are",

@@ -1,8 +1,10 @@
 """Configuration files of MRLM and of MARTI, which are nested, as settings of mafrt: `--config theirs.yaml`.
 
+Those of verl (Dr. MAS, MAVERL) are not read, but answered.
+
 A key is read by a rule of its own (`RULES`), else as the setting of that name here, else as the one that
 `flag_synonyms` gives for it where values mean the same. A key that has no such meaning is left out with a sentence, and
-one that nobody knows is an error.
+an unknown one is an error.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 from mafrt.scripts.cli.settings import TRAIN, ModelSettings
-from mafrt.scripts.cli.unknown_flags import advice
+from mafrt.scripts.cli.unknown_flags import advice, advice_on_path
 
 PAGE = "docs/coming_from.md"
 SECTIONS = {
     "MRLM": ("training", "ppo", "grpo", "dpo", "sft", "model", "eval_envs", "policy_env", "distributed", "output"),
+    "verl": ("actor_rollout_ref", "trainer", "data", "algorithm"),
     "MARTI": ("workflow_args", "workflow_func_path", "default_agent", "tools_config"),
 }
 """Keys that tell whose file it is."""
+VERL = "verl"
+MOST_ANSWERS = 16
+"""Keys of a file of verl that are answered at a time."""
 LABELS = frozenset(
     (
         "description",
@@ -63,7 +69,7 @@ LABELS = frozenset(
         "deepspeed_enable_sleep",
     )
 )
-"""Keys that say nothing about a run here: names, logs, and what is always so."""
+"""Keys without an effect here: names, logs, and properties that every run has."""
 LABELS_OF_ENVS = frozenset(
     ("env_type", "mode", "reward_clip", "custom_class", "custom_kwargs", "remote", "server_address")
 )
@@ -105,13 +111,13 @@ _PREDICTED = {"behavioral_cloning": "turns", "world_model": "observations", "com
 
 
 def library_of(stored: Mapping[str, Any]) -> str | None:
-    """Whose configuration this is; None: one of ours, or of nobody known."""
+    """Whose configuration this is; None: one of ours, or of an unknown library."""
     nested = {name for name, value in stored.items() if isinstance(value, (Mapping, list))} | {"workflow_func_path"}
     return next((name for name, keys in SECTIONS.items() if nested & stored.keys() & {*keys}), None)
 
 
 def command_of(stored: Mapping[str, Any]) -> str | None:
-    """The command that trains what the file describes; None: the file leaves it open, or reading it is an error."""
+    """The command for the training that the file describes; None: the file leaves it open, or reading it is an error."""
     file = _flat(stored)
     try:
         if (path := file.get("workflow_func_path")) is not None:
@@ -130,8 +136,8 @@ def command_of(stored: Mapping[str, Any]) -> str | None:
 def read_foreign(
     stored: Mapping[str, Any], command: str, known: Mapping[str, Setting], algorithm: str | None, where: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings of `command`, which has `known`, from a file of another library; and lines for the user: what was
-    read, and what was left out, with what to give instead.
+    """The settings of `command`, which has `known`, from a file of another library; and lines for the user: the
+    settings that were read, and the keys that were left out, each with the setting to give instead.
 
     Raises:
         ConfigError: a key that is not known, a value that has no meaning here, or a file for another command.
@@ -145,6 +151,10 @@ def read_foreign(
 def _read(
     stored: Mapping[str, Any], command: str, known: Mapping[str, Setting], algorithm: str | None, where: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
+    if library_of(stored) == VERL:
+        answers = {path: said for path in _flat(stored) if (said := advice_on_path(path, known))}
+        told = "; ".join(f"{path}: {said}" for path, said in list(answers.items())[:MOST_ANSWERS])
+        raise ConfigError(f"it is a configuration of verl, which is not read; {told or 'see'} ({PAGE}).")
     fitting = command_of(stored)
     if fitting not in (None, command):
         raise ConfigError(f"it is a configuration of {library_of(stored)} that fits mafrt {fitting}; give it there.")
@@ -183,7 +193,7 @@ def _meaning(path: str, value: Any, file: Mapping[str, Any], known: Mapping[str,
     """The settings that a key stands for; None: it is to be left out, with a sentence.
 
     Raises:
-        ConfigError: nobody knows the key.
+        ConfigError: an unknown key.
     """
     name = path.rpartition(".")[2]
     meant = synonym(name, known)
@@ -219,7 +229,7 @@ def _without_unused(settings: dict[str, Any], left: dict[str, list[str]]) -> Non
 
 
 def _flat(stored: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"training": {"num_epochs": 3}}` as `{"training.num_epochs": 3}`; what a rule reads whole is left whole."""
+    """`{"training": {"num_epochs": 3}}` as `{"training.num_epochs": 3}`; values of keys with a rule stay whole."""
     flat: dict[str, Any] = {}
     for key, value in stored.items():
         path = f"{prefix}{key}"
@@ -294,7 +304,7 @@ def _arguments(env: Mapping[str, Any], task: Task) -> list[tuple[tuple[str, str]
 
 
 def _unread(env: Mapping[str, Any]) -> list[str]:
-    """Keys of an environment that are left out. ConfigError for one that nobody knows."""
+    """Keys of an environment that are left out. ConfigError for an unknown one."""
     read = {*LABELS_OF_ENVS, *(TASKS[env["env_type"]].flags if env["env_type"] in TASKS else ())}
     left = [name for name, value in env.items() if value is not None and name not in read]
     for name in left:

@@ -10,13 +10,21 @@ from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 
+_FLAG = re.compile(r"--?[A-Za-z]")
 _HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
 
 def advice(name: str, options: Collection[str]) -> str | None:
-    """What to give for the setting `name` of another library, in a command with these settings; None: unknown."""
+    """The advice for the setting `name` of another library, in a command with these settings; None: unknown."""
     meant = synonym(name, options)
     return None if meant is None or (meant.flag is not None and meant.flag not in options) else meant.advice.rstrip(".")
+
+
+def advice_on_path(path: str, options: Collection[str]) -> str | None:
+    """The same for a flag, or a dotted name such as `rollout.n`, whose last part may be a setting here."""
+    *_, before, last = "", *path.lstrip("-+").split(".")
+    said = advice(f"{before}_{last}", options)
+    return said or (f"here it is --{last}" if last in options else advice(last, options))
 
 
 def refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
@@ -33,7 +41,7 @@ def refuse_unknown(rest: Sequence[str], flags: Sequence[str]) -> None:
     for item in rest:
         if item.startswith("-"):
             flag = item.split("=")[0]
-            if (said := advice(flag.removeprefix("--"), options)) is not None:
+            if (said := advice(flag.lstrip("-"), options)) is not None:
                 raise ConfigError(f"There is no flag {flag!r}; {said}.")
             known = [flag for flag in flags if flag not in ("-h", "--help", "--debug")]
             others = [f"--{name}" for name in SYNONYMS if advice(name, options)]
@@ -50,15 +58,10 @@ def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:
 
     Values are not shown, since one may be a key.
     """
-    names = [item.split("=")[0] for item in rest if item.startswith("--") or _HYDRA.match(item)]
-    answers = {}
-    for name in dict.fromkeys(names):
-        *_, before, last = "", *name.lstrip("-+").split(".")
-        said = f"here it is --{last}" if last in options else advice(f"{before}_{last}", options)
-        said = said or advice(last, options)
-        answers |= {} if said is None else {name: said}
+    names = [item.split("=")[0] for item in rest if _FLAG.match(item) or _HYDRA.match(item)]
+    answers = {name: said for name in dict.fromkeys(names) if (said := advice_on_path(name, options))}
     told = "; ".join(f"{name}: {said}" for name, said in answers.items())
-    if lines := [name for name in names if not name.startswith("--")]:
+    if lines := [name for name in names if not name.startswith("-")]:
         few = f"{lines[0]!r} is a line of Hydra" if len(lines) == 1 else f"{', '.join(lines)} are lines of Hydra"
         raise ConfigError(
             f"{few}, and settings are flags here, as in --seed 2{'; ' if told else ''}{told}. docs/coming_from.md has "
