@@ -117,7 +117,7 @@ def library_of(stored: Mapping[str, Any]) -> str | None:
 
 
 def command_of(stored: Mapping[str, Any]) -> str | None:
-    """The command for the training that the file describes; None: the file leaves it open, or reading it is an error."""
+    """The command for the training that the file describes; None: the file leaves it open, or cannot be read."""
     file = _flat(stored)
     try:
         if (path := file.get("workflow_func_path")) is not None:
