@@ -139,7 +139,8 @@ class Command:
         for name, value in (below or {}).items():
             if name in known:
                 values[name] = convert(known[name], value, name)
-        stored, notes = read_yaml(config) if config else {}, ()
+        stored = read_yaml(config) if config else {}
+        notes: tuple[str, ...] = ()
         if config is not None and library_of(stored) is not None:
             stored, notes = read_foreign(stored, self.name, known, algorithm, str(config))
         if config is not None and record is None and (config.parent / RECORD).is_file():

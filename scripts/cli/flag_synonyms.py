@@ -216,7 +216,7 @@ _NONE = {
     **dict.fromkeys(
         ("config_name", "config_path"),
         "use --config configs/recipes/mathchat.yaml of train_math for mathchat_with_coach, --config "
-        "configs/recipes/dsbench.yaml of train_dsbench for dsbench_ds_pipeline, or your own YAML",
+        "configs/recipes/dsbench.yaml of train_dsbench for dsbench_ds_pipeline (docs/coming_from.md)",
     ),
     "cuda": "use --device cuda or --device cpu",
     "n_training_threads": "use --threads",
