@@ -33,8 +33,8 @@ def hold_out(tasks: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return tasks[: len(tasks) - count], tasks[len(tasks) - count :]
 
 
-def subset(tasks: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
-    """A random subset of `limit` tasks in their order, drawn with `seed`; all for None.
+def subset(tasks: Sequence[T], limit: int | None, seed: int, name: str = "train_limit") -> Sequence[T]:
+    """A random subset of `limit` tasks in their order, drawn with `seed`; all for None. `name` is the setting's.
 
     Raises:
         ConfigError: `limit` is below 1, or there are fewer tasks.
@@ -42,7 +42,7 @@ def subset(tasks: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
     if limit is None:
         return tasks
     if not 1 <= limit <= len(tasks):
-        raise ConfigError(f"train_limit is {limit}; choose a value in [1, {len(tasks)}], the number of tasks.")
+        raise ConfigError(f"{name} is {limit}; choose a value in [1, {len(tasks)}], the number of tasks.")
     return [tasks[index] for index in sorted(random.Random(f"subset:{seed}").sample(range(len(tasks)), limit))]
 
 

@@ -50,12 +50,16 @@ MOST: dict[str, float] = {
     "coach_concurrency": 10**4,
     "vllm_concurrency": 10**5,
     "tensor_parallel_size": 4096,
+    "program_timeout": 86_400,
 }
 """Largest value of a setting that any machine could use; a larger one is a typing error."""
 
+ABOVE_ZERO = ("env_timeout_s", "program_timeout", "program_memory", "program_timeout_s", "retriever_timeout_s")
+"""Limits within which nothing could be done if they were 0."""
+
 
 def refuse_absurd(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting that is larger than any machine could use.
+    """Raise ConfigError for a setting that is larger than any machine could use, or a limit that is not above 0.
 
     Args:
         values: name -> value; names without a limit are passed over.
@@ -64,6 +68,10 @@ def refuse_absurd(values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if isinstance(value, int | float) and value > most:
             raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
+    for name in ABOVE_ZERO:
+        value = values.get(name)
+        if isinstance(value, int | float) and value <= 0:
+            raise ConfigError(f"{name} is {value}; choose a value above 0.")
 
 
 def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: bool = True) -> None:

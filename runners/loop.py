@@ -32,6 +32,7 @@ from mafrt.storage.load_path import Loadable
 from mafrt.storage.metrics import MetricsWriter
 from mafrt.storage.run_dir import RunDir
 from mafrt.storage.run_record import RunRecord
+from mafrt.storage.trackers import check_services
 
 B = TypeVar("B")
 
@@ -161,6 +162,8 @@ class Loop(Generic[B]):
     ) -> RunSummary:
         """Open the run directory, if there is one, and train in it; `opened` is called with it first."""
         check_length(self.training.iteration, self.training.iterations)
+        if run_dir is not None:
+            self.processes.lead(lambda: check_services(self.config.trackers))
         self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
         if self._disk is None:
             return self._train(run_dir, None)

@@ -34,6 +34,7 @@ COMMAND = Command(
     "check_env",
     "Play an environment with scripted agents and list everything that breaks its contract.",
     (CheckSettings,),
+    words="env",
 )
 
 

@@ -64,7 +64,7 @@ COMMAND = Command(
 
 def collect(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(CollectSettings)
-    folders = run_folders(settings.runs)
+    folders = run_folders(settings.runs, "collect")
     target = Path(settings.output).expanduser()
     if target.exists() and not settings.overwrite:
         raise ConfigError(f"output {target} exists; give another name, or replace it with --overwrite.")

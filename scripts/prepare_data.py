@@ -82,7 +82,7 @@ def prepare(argv: Sequence[str]) -> int:
         raise ConfigError("give the data set and its files: prepare_data hotpot --input hotpot_train_v1.1.json")
     records, corpus = (dapo_math if asked.dataset == "dapo_math" else questions)(asked.input)
     if asked.limit is not None and asked.limit < len(records):
-        records = list(subset(records, asked.limit, asked.seed))
+        records = list(subset(records, asked.limit, asked.seed, "limit"))
     if asked.test_size >= len(records):
         raise ConfigError(f"test_size is {asked.test_size} of {len(records)} records; leave some to train on.")
     order = subset(range(len(records)), asked.test_size, asked.seed) if asked.test_size else ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mafrt.config.schema import at_least
+from mafrt.config.schema import at_least, unknown
 from mafrt.core.errors import ConfigError
 from mafrt.scripts.cli.command import Command
 from mafrt.scripts.cli.run_main import run_main
@@ -45,6 +45,12 @@ class ShowSettings:
 
     def __post_init__(self) -> None:
         at_least(self, 1, "limit")
+        if self.iteration is not None:
+            at_least(self, 0, "iteration")
+        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
+            raise ConfigError(
+                f"min_score is {self.min_score:g} and max_score {self.max_score:g}, so no score fits; exchange them."
+            )
 
 
 COMMAND = Command(
@@ -57,7 +63,7 @@ COMMAND = Command(
 
 def show(argv: Sequence[str]) -> int:
     settings = COMMAND.read(argv).make(ShowSettings)
-    folders = run_folders(settings.runs)
+    folders = run_folders(settings.runs, "show")
     if len(folders) > 1:
         raise ConfigError("Name one run folder; mafrt report compares several.")
     [run] = folders
@@ -70,14 +76,28 @@ def show(argv: Sequence[str]) -> int:
         print_episode(console, find(run, settings.episode, problems))
     else:
         episodes = list(selected(run, settings, problems))
-        if episodes:
-            console.print(episode_table(episodes[-settings.limit :]))
+        if not episodes:
+            raise ConfigError(_none(run, settings))
+        console.print(episode_table(episodes[-settings.limit :]))
         console.print(f"{len(episodes)} episodes; mafrt show {run} --episode NUMBER prints one.")
-        if not episodes and next(read_episodes(run, []), None) is None:
-            problems.append(f"No episodes are recorded in {run}.")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 0
+
+
+def _none(run: Path, settings: ShowSettings) -> str:
+    """Why no episode can be listed."""
+    recorded = list(read_episodes(run, []))
+    if not recorded:
+        return f"No episodes are recorded in {run}; name a run that has played some."
+    agents = {str(turn.get("agent")) for episode in recorded for turn in episode.turns}
+    if settings.agent is not None and settings.agent not in agents:
+        return unknown("agent", settings.agent, agents)
+    iterations = sorted({episode.iteration for episode in recorded})
+    if settings.iteration is not None and settings.iteration not in iterations:
+        known = ", ".join(map(str, iterations)) if len(iterations) < 9 else f"{iterations[0]} to {iterations[-1]}"
+        return f"{run} has no episode of iteration {settings.iteration}; it has those of {known}."
+    return f"None of the {len(recorded)} episodes of {run} passes the filters; leave one of them out."
 
 
 def find(run: Path, name: str, problems: list[str]) -> Recorded:

@@ -210,7 +210,7 @@ def file_records(path: Path) -> Records:
         raise DataError(f"{path}: unknown kind of file {suffix!r}; expected one of {', '.join(SUFFIXES)}")
     text = read_text(path)
     if not text.strip():
-        raise DataError(f"{path}: is empty; expected records with a problem and an answer")
+        raise DataError(f"{path}: is empty; expected records")
     data = None if suffix != ".json" else load_json(path, text)
     return json_lines(path, text) if data is None else _json_records(path, data)
 

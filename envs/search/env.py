@@ -68,6 +68,8 @@ class RetrieverChoice:
 
     def open(self, questions: Sequence[Question]) -> Retriever:
         """The retriever. Raises ConfigError for a server that does not answer, or nothing to search in."""
+        if self.retriever is not None and self.corpus_path is not None:
+            raise ConfigError("retriever and corpus_path exclude each other; leave one of them out.")
         if isinstance(self.retriever, str):
             remote = HttpRetriever(self.retriever, self.retriever_timeout_s)
             # A wrong URL is found before a model is loaded, not in the first episode.

@@ -150,7 +150,7 @@ def _may_be_called(value: Any, home: str) -> bool:
 def _object(path: str, error: type[MafrtError]) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise error(f"{path!r} is not package.module:Class; both parts are needed")
+        raise error(f"{path!r} is not package.module:Class or path/to/file.py:Class; both parts are needed")
     module = _load_file(path, module_name, error) if module_name.endswith(".py") else _import(path, module_name, error)
     value: Any = module
     for part in attribute.split("."):

@@ -108,9 +108,10 @@ LISTED = 30
 def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -> str:
     """The sentence for an unknown name, with the nearest known one."""
     names = sorted(known)
-    # A weaker likeness misleads: `defaults` is like `sides`, and `--model` like `--help`.
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.65)
-    near = near or [other for other in names if len(str(name)) > 2 and str(name).lower() in other.lower()]
+    # A weaker likeness misleads: `defaults` is like `sides`. Dashes are no likeness: `--env` would be like `--level`.
+    bare, plain = str(name).lstrip("-"), {other.lstrip("-"): other for other in names}
+    near = [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
+    near = near or [other for other in names if len(bare) > 2 and bare.lower() in other.lower()]
     few = len(names) <= LISTED
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help lists them."
     return f"There is no {kind} {name!r}; {hint}"

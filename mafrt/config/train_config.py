@@ -72,7 +72,7 @@ class PlayConfig:
         if self.async_steps not in (0, 1):
             raise ConfigError(f"async_steps is {self.async_steps}; choose 0, or 1 to sample one update behind.")
         if self.temperature <= 0:
-            raise ConfigError(f"temperature is {self.temperature}, but sampling for training needs a value above 0.")
+            raise ConfigError(f"temperature is {self.temperature}, but sampling needs a value above 0.")
         if self.n_rollout_threads % self.n_samples:
             raise ConfigError(
                 f"n_rollout_threads is {self.n_rollout_threads}, which n_samples ({self.n_samples}) does not divide; "

@@ -7,6 +7,7 @@ saved modules) are refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 from mafrt.core.errors import CheckpointError
-from mafrt.core.reading import parse_json, read_text
+from mafrt.core.reading import parse_json, read_file, read_text
 from mafrt.core.text import shortened
 
 log = logging.getLogger(__name__)
@@ -236,6 +238,12 @@ def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None
     """Another base of the same shape takes the weights without an error, and the adapter then says nothing sensible."""
     if not isinstance(trained_on, str) or not trained_on:
         return
+    vocabularies = [_vocabulary(Path(name) / "tokenizer.json") for name in (trained_on, base_name)]
+    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+        raise CheckpointError(
+            f"{folder} was trained on the base {trained_on}, whose tokens are not those of {base_name}; give "
+            f"--model_name_or_path {trained_on}, or adapters of this base"
+        )
     names = [Path(name).name for name in (trained_on, base_name)]
     # Folders of the hub's cache are named by a commit, which tells nothing about the model.
     if names[0] != names[1] and not any(re.fullmatch("[0-9a-f]{40}", name) for name in names):
@@ -244,6 +252,19 @@ def _warn_of_another_base(trained_on: Any, base_name: str, folder: Path) -> None
             "--model_name_or_path",
             *(folder, trained_on, base_name),
         )
+
+
+@lru_cache(maxsize=8)
+def _vocabulary(file: Path) -> str | None:
+    """A hash of the tokens of a tokenizer's file; None if it is not at hand."""
+    if not file.is_file():
+        return None
+    try:
+        tokenizer = parse_json(read_file(file))
+        tokens = json.dumps(tokenizer["model"]["vocab"], sort_keys=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # the base itself is checked where it is loaded
+    return hashlib.sha256(tokens.encode()).hexdigest()
 
 
 def _invocation(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:

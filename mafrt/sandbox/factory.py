@@ -7,7 +7,7 @@ import os
 import threading
 
 from mafrt.core.errors import ConfigError
-from mafrt.sandbox.fusion import FusionSandbox
+from mafrt.sandbox.fusion import FusionSandbox, check_address
 from mafrt.sandbox.types import TIERS, Sandbox
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
 
@@ -23,13 +23,20 @@ def open_sandbox(name: str = "bwrap", workers: int = 2) -> Sandbox:
 
     Raises ConfigError for another name, SandboxError where this machine cannot do it.
     """
+    check_sandbox(name)
     if workers < 1:
         raise ConfigError(f"found {workers} workers for the sandbox, expected at least 1")
-    if name in TIERS and name != "fusion":
-        return WarmSandbox(name, workers)
     if name.startswith("fusion:"):
         return FusionSandbox(name.removeprefix("fusion:"), workers)
-    raise ConfigError(f"found the sandbox {name!r}, expected bwrap, fusion:http://HOST:PORT or degraded")
+    return WarmSandbox(name, workers)
+
+
+def check_sandbox(name: str) -> None:
+    """Raises ConfigError for a name that `open_sandbox` does not know, or a malformed address; opens nothing."""
+    if name.startswith("fusion:"):
+        check_address(name.removeprefix("fusion:"))
+    elif name not in TIERS or name == "fusion":
+        raise ConfigError(f"found the sandbox {name!r}, expected bwrap, fusion:http://HOST:PORT or degraded")
 
 
 def shared_sandbox(name: str = "bwrap") -> Sandbox:

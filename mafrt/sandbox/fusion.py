@@ -37,18 +37,23 @@ PAUSE_S = 0.5
 """Before the second and last try."""
 
 
+def check_address(url: str) -> None:
+    """Raises ConfigError for an address that is no server's."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"found the sandbox address {parts.path or url!r}, expected fusion:http://HOST:PORT")
+    # The address is logged, and a password in it would be too.
+    if parts.username or parts.password or parts.query:
+        raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")
+
+
 class FusionSandbox:
     """See `mafrt.sandbox.types.Sandbox`. The snippet runs where the server runs."""
 
     tier = "fusion"
 
     def __init__(self, url: str, workers: int = 2) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"found the sandbox address {parts.path or url!r}, expected fusion:http://HOST:PORT")
-        # The address is logged, and a password in it would be too.
-        if parts.username or parts.password or parts.query:
-            raise ConfigError("found a user, a password or a query in the sandbox's address, expected host and port")
+        check_address(url)
         self.url = url.rstrip("/")
         self.counts = SandboxCounts()
         self._slots = Slots(workers)

@@ -115,8 +115,12 @@ def load_record(run_dir: Path) -> RunRecord:
             f"{run_dir} has no {RECORD}, so it was written by an earlier version of mafrt, which this one cannot go on "
             "with; copy the adapter folders of its newest checkpoint into a folder and give that to --load_path."
         )
+    remedy = "take it from a copy of the run, or give --load_path the run's folder best or one of adapter folders"
     try:
         stored = load_json(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {remedy}.") from error
+    try:
         if stored["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {stored['format']}; this version of mafrt reads format {FORMAT}.")
         if not isinstance(stored["command"], (str, type(None))):
@@ -133,7 +137,7 @@ def load_record(run_dir: Path) -> RunRecord:
         values["files"] = {name: FileRecord(**entry) for name, entry in values["files"].items()}
         return RunRecord(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}).") from error
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); {remedy}.") from error
 
 
 def changes(then: RunRecord, now: RunRecord) -> list[str]:

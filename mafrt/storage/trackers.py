@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from mafrt.core.atomic_files import load_json, save_json
-from mafrt.core.errors import MissingExtraError
+from mafrt.core.errors import ConfigError, MafrtError, MissingExtraError
+from mafrt.core.text import error_line
 from mafrt.storage.args_file import ARGS, read_args
 from mafrt.storage.run_dir import RunDir
 
@@ -130,13 +131,40 @@ class Service:
 
 def open_tracker(name: str, run: RunDir) -> Tracker:
     """The tracker of this name: tensorboard, wandb or trackio. Raises MissingExtraError if its package is missing."""
-    if name == "tensorboard":
-        return TensorBoard(run)
+    return TensorBoard(run) if name == "tensorboard" else Service(_service(name), run)
+
+
+def check_services(names: tuple[str, ...]) -> None:
+    """Look before a run has a folder whether the services among `names` can be used.
+
+    Raises:
+        MissingExtraError: a package is missing.
+        ConfigError: wandb has no key, or refuses for another reason.
+    """
+    for name in names:
+        if name == "tensorboard":
+            continue
+        module = _service(name)
+        if name == "wandb":
+            try:
+                module.login()  # as its `init` would
+            except Exception as error:
+                raise _refusal(name, error) from error
+
+
+def _service(name: str) -> Any:
     try:
-        module = importlib.import_module(name)
+        return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtraError(f"{name} is missing ({error}); run: pip install {name}") from error
-    return Service(module, run)
+
+
+def _refusal(name: str, error: Exception) -> ConfigError:
+    offline = ", set WANDB_MODE=offline to keep the curves on this machine" if name == "wandb" else ""
+    return ConfigError(
+        f"{name} cannot be used ({type(error).__name__}: {error_line(error)}); mend that{offline}, or leave "
+        f"--report_to {name} out"
+    )
 
 
 class Trackers:
@@ -152,6 +180,10 @@ class Trackers:
                 if name != "tensorboard":
                     raise
                 log.warning("%s; metrics.jsonl has the same numbers", error)
+            except MafrtError:
+                raise
+            except Exception as error:  # a service's client, in its own words
+                raise _refusal(name, error) from error
         self._show_history(run)
 
     def _show_history(self, run: RunDir) -> None:

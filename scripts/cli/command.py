@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from mafrt.config import permission
 from mafrt.config.algorithm import AlgorithmSettings, algorithm_class
-from mafrt.config.schema import Setting, describe, unknown
+from mafrt.config.schema import Setting, describe
 from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import shipped
 from mafrt.runners.limits import refuse_absurd
@@ -27,7 +27,8 @@ from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.dependent_flags import refuse_ineffective
 from mafrt.scripts.cli.foreign_config import library_of, read_foreign
 from mafrt.scripts.cli.recorded_run import with_recorded_files
-from mafrt.scripts.cli.unknown_flags import advice, refuse_unknown, refuse_with_reason
+from mafrt.scripts.cli.strict_parser import StrictParser
+from mafrt.scripts.cli.unknown_flags import answer, refuse_unknown, refuse_values_of_switches, refuse_with_reason
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
 
@@ -63,7 +64,6 @@ class Settings:
         if issubclass(kind, AlgorithmSettings):
             return kind.from_flags(self.values, self.named)  # type: ignore[return-value]
         values = {name: self.values[name] for name in describe(kind)}
-        refuse_absurd(values)
         return kind(**values)
 
     def __getitem__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class Command:
 
     def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
         """An argparse parser that returns only the given flags (no defaults), all values as text."""
-        parser = _Parser(
+        parser = StrictParser(
             prog=f"mafrt {self.name}" + (f" {self.words.upper()}" if self.words else ""),
             description=self.summary,
             epilog=self.epilog,
@@ -110,7 +110,7 @@ class Command:
             for setting in _describe(kind, algorithm).values():
                 _add(group, setting, self.default(setting))
         general = parser.add_argument_group("General")
-        general.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+        general.add_argument("--config", metavar="FILE", action="append", default=[], help=CONFIG_HELP)
         general.add_argument("--trust_run", action="store_true", help=TRUST_HELP)
         general.add_argument("--debug", action="store_true", help=DEBUG_HELP)
         general.add_argument("-h", "--help", action="help", help="show this help and leave")
@@ -129,12 +129,18 @@ class Command:
         _permit(argv)
         algorithm = self._named_algorithm(argv, below or {})
         parser = self.parser(algorithm)
-        typed, rest = parser.parse_known_args([_underscored(word) for word in argv])
+        words, known = [_underscored(word) for word in argv], self.settings(algorithm)
+        refuse_values_of_switches(words, [name for name, setting in known.items() if setting.kind is bool])
+        typed, rest = parser.parse_known_args(words)
         refuse_with_reason(rest, self.refused)
-        refuse_unknown(rest, [option for action in parser._actions for option in action.option_strings])
+        refuse_unknown(rest, [*known], self._holders, self.words)
+        if len(typed.config) > 1:
+            raise ConfigError(
+                f"--config is given {len(typed.config)} times ({', '.join(typed.config)}), and one file is read; join "
+                "them in one, or give what differs as flags."
+            )
         flags = {name: value for name, value in vars(typed).items() if name not in ("config", "debug", "trust_run")}
-        config = shipped(typed.config) if "config" in typed else None
-        known = self.settings(algorithm)
+        config = shipped(typed.config[0]) if typed.config else None
         values = {name: self.default(setting) for name, setting in known.items()}
         for name, value in (below or {}).items():
             if name in known:
@@ -148,10 +154,12 @@ class Command:
             stored = with_recorded_files(stored, record)
         for name, value in stored.items():
             if name not in known:
-                said = advice(str(name), known)
                 if (other := self._fitting(stored, algorithm)) is not None:
-                    said = f"the file fits mafrt {other}"
-                hint = f"There is no setting {name!r}; {said}." if said else unknown("setting", str(name), known)
+                    hint = f"There is no setting {name!r}; the file fits mafrt {other}."
+                elif isinstance(value, Mapping):
+                    hint = f"{name!r} holds settings of its own; expected lines of `name: value` without levels."
+                else:
+                    hint = answer(str(name), [*known], "setting", self._holders)
                 raise ConfigError(f"In {config}: {hint}")
             values[name] = convert(known[name], value, f"{name} in {config}")
         for name, value in flags.items():
@@ -163,6 +171,11 @@ class Command:
         weaker = _set_aside(flags, stored) | _set_aside(flags.keys() | stored.keys(), below or {})
         values |= {name: self.default(known[name]) for name in weaker & known.keys()}
         given, named = given - weaker, named - weaker
+        refuse_absurd(values)
+        if "sandbox" in given:
+            from mafrt.sandbox.factory import check_sandbox  # opened only where a program is run, if one is
+
+            check_sandbox(values["sandbox"])
         # Without them, the settings of a run that is named are still to come.
         if below is not None or not values.get("load_path"):
             refuse_ineffective(flags, values)
@@ -183,6 +196,12 @@ class Command:
             if other.name != self.name and stored.keys() <= other.settings(algorithm).keys():
                 return other.name
         return None
+
+    def _holders(self, name: str) -> list[str]:
+        """Other commands that have the setting `name`."""
+        commands = (importlib.import_module(f"mafrt.scripts.{each}") for each in COMMANDS if each != self.name)
+        others = [each.COMMAND for each in commands if hasattr(each, "COMMAND")]
+        return [other.name for other in others if name in other.settings()]
 
     def _with_words(self, argv: Sequence[str]) -> list[str]:
         """`argv` with the flag of `words` before the words that come first."""
@@ -245,17 +264,6 @@ def _refuse_demands(
     of_run = ({*below} - {*stored}) | ({*stored} if run is not None else set())
     asked = {name: values[name] for name in of_run - {*flags} if name in values}
     permission.refuse_demands(asked, f"the run {run}" if run is not None else "the run's args.yaml")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Errors in our own words and with our own exit, and `-1e-4` read as a value."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._negative_number_matcher = re.compile(r"^-\.?\d")
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}; `{self.prog} --help` lists the flags.")
 
 
 class _Help(argparse.HelpFormatter):

@@ -9,6 +9,7 @@ from typing import Any
 
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
+from mafrt.core.reading import is_writable
 from mafrt.scripts.cli.command import Settings
 from mafrt.storage.run_dir import set_aside
 
@@ -20,6 +21,8 @@ def demonstrations_file(settings: Settings) -> Path:
         raise ConfigError(f"demonstration_episodes is {episodes}; choose at least 1.")
     if path.is_dir():
         raise ConfigError(f"demonstrations {path} is a folder; name a file.")
+    if (why := is_writable(path.parent)) is not None:
+        raise ConfigError(f"demonstrations {path} cannot be written ({why}); name a file elsewhere.")
     return path
 
 

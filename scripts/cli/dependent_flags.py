@@ -45,6 +45,30 @@ DEPENDENCES = (
         "--env",
     ),
     Dependence(("baseline_*",), lambda v: v["baselines"], "--baselines"),
+    Dependence(("min_return", "min_gap", "return_of", "predict"), lambda v: v["episodes_path"], "--episodes_path RUN"),
+    Dependence(
+        ("task_metrics",),
+        lambda v: v["data_root"] or v["dataset_path"] or v["load_path"],
+        "--dataset_path or --data_root",
+    ),
+    Dependence(("demonstration_episodes",), lambda v: v["demonstrations"], "--demonstrations FILE"),
+    Dependence(("score_answers_by",), lambda v: v["coach"] == "rules", "--coach rules"),
+    Dependence(
+        ("eval_interval", "eval_samples", "eval_temperature"), lambda v: v["eval_episodes"] > 0, "--eval_episodes N"
+    ),
+    Dependence(("log_tokens",), lambda v: v["log_episodes"], "--log_episodes"),
+    Dependence(("transcript_*",), lambda v: v["record_dir"], "--record_dir FOLDER"),
+    Dependence(("port",), lambda v: v["live"], "--live"),
+    Dependence(
+        ("kind", "iteration", "agent", "search", "min_score", "max_score", "limit"),
+        lambda v: v["episode"] is None,
+        "a list of episodes (so without --episode)",
+    ),
+    Dependence(
+        ("agents", "gpus", "lora_rank", "reference", "micro_batch_tokens", "rows", "context"),
+        lambda v: v["memory"],
+        "--memory MODEL",
+    ),
     Dependence(("overwrite",), lambda v: any(v.get(n) for n in ("output", "record_dir")), "--output or --record_dir"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.core.malloc import keep_freed_memory
-from mafrt.core.shipped import SHIPPED, base_folder, require_base, shipped
+from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
@@ -275,6 +276,8 @@ def work_offline_if_unreachable(model: str) -> None:
         from huggingface_hub import constants, try_to_load_from_cache
 
         if not isinstance(try_to_load_from_cache(model, "config.json"), str):
+            if near := difflib.get_close_matches(model, [*SHIPPED_BASES, *FETCHED], n=1, cutoff=0.8):
+                raise ModelError(f"there is no base {model!r}; did you mean {near[0]!r}?")
             raise ModelError(
                 f"the model {model!r} cannot be loaded: the model hub cannot be reached, and the model is not in the "
                 "local cache; expected a folder with config.json, weights and tokenizer, or a Hugging Face model id "

@@ -33,11 +33,13 @@ from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_a
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
-from mafrt.scripts.cli.recorded_run import flags_needed
+from mafrt.scripts.cli.recorded_run import command_of, flags_needed
 from mafrt.scripts.cli.settings import train_config
 from mafrt.storage import report
+from mafrt.storage.args_file import ARGS
 from mafrt.storage.checkpoint import candidates
 from mafrt.storage.run_dir import set_aside
+from mafrt.storage.run_record import RECORD
 
 if TYPE_CHECKING:
     from mafrt.coach.base import Coach
@@ -224,11 +226,12 @@ def quietly(*_: object, **__: object) -> None:
 
 
 def _refuse_foreign(stored: Mapping[str, Any], command: Command, loaded: Loadable | None) -> None:
+    run = loaded.run if loaded else None
     foreign = sorted(stored.keys() - command.settings(stored.get("algorithm")).keys())
     if foreign:
         raise ConfigError(
-            f"The run {loaded.run if loaded else ''} has the settings {', '.join(foreign)}, which {command.name} does "
-            "not know; go on with the script that started it."
+            f"The run {run} has the settings {', '.join(foreign)}, which {command.name} does not know; go on with it "
+            f"by mafrt {(run and command_of(run)) or 'train'}."
         )
 
 
@@ -243,14 +246,17 @@ def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Pa
     run_dir = Path(settings["run_dir"]).expanduser()
     if (why := is_writable(run_dir)) is not None:
         raise ConfigError(f"run_dir {run_dir} cannot be written ({why}); give another one.")
-    if is_same(loaded, run_dir) or settings["set_aside"] or not run_dir.exists():
+    if is_same(loaded, run_dir) or not run_dir.exists():
         return run_dir
     if not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; give a folder that does not exist yet.")
-    if any(run_dir.iterdir()):
+    there = [entry.name for entry in run_dir.iterdir() if not entry.name.startswith(".")]
+    if there and RECORD not in there and ARGS not in there:
+        raise ConfigError(f"run_dir {run_dir} is not empty, and holds no run; give a folder that does not exist yet.")
+    if there and not settings["set_aside"]:
         raise ConfigError(
             f"run_dir {run_dir} is not empty; give another one, let --set_aside rename it, or go on with the run in "
-            f"it by --load_path {run_dir}."
+            f"it by mafrt {command_of(run_dir) or 'COMMAND'} --load_path {run_dir}."
         )
     return run_dir
 

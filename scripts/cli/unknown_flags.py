@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
@@ -12,6 +13,9 @@ from mafrt.scripts.cli.flag_synonyms import SYNONYMS, synonym
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _HYDRA = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
+_DASHES = ("-", "\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+"""The hyphen, and what text processors make of it."""
+_SWITCHED = ("true", "false", "yes", "no", "on", "off", "1", "0", "none")
 
 
 def advice(name: str, options: Collection[str]) -> str | None:
@@ -28,29 +32,67 @@ def advice_on_path(path: str, options: Collection[str]) -> str | None:
 
 
 def refuse_with_reason(rest: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """ConfigError for a flag that other environments have and this one cannot have."""
     for item in rest:
         flag = item.split("=")[0]
         if item.startswith("-") and (reason := reasons.get(flag.lstrip("-"))) is not None:
             raise ConfigError(f"There is no flag {flag!r} here: {reason}")
 
 
-def refuse_unknown(rest: Sequence[str], flags: Sequence[str]) -> None:
-    """ConfigError for words that no flag of the command takes; `flags`: all that it has, such as `--seed`."""
-    options = {flag.removeprefix("--") for flag in flags}
-    _refuse_foreign(rest, options)
+def answer(name: str, known: Sequence[str], kind: str, holders: Callable[[str], Sequence[str]]) -> str:
+    """What to say about the unknown name of a flag or setting.
+
+    Args:
+        name: as it was written, without dashes before it.
+        known: names that this command has.
+        kind: "flag" or "setting".
+        holders: other commands that have a name.
+    """
+    dashes = "--" if kind == "flag" else ""
+    shown = f"{dashes}{name}"
+    if (said := advice(name, known)) is not None:
+        return f"There is no {kind} {shown!r}; {said}."
+    if others := holders(name):
+        return f"There is no {kind} {shown!r} here; it belongs to mafrt {' or '.join(others)}."
+    foreign = [other for other in SYNONYMS if advice(other, known)]
+    near = difflib.get_close_matches(name, [*known, *foreign], n=1, cutoff=0.8)
+    if near and near[0] not in known:
+        return f"There is no {kind} {shown!r} (nor {dashes + near[0]!r}); {advice(near[0], known)}."
+    return unknown(kind, shown, [f"{dashes}{option}" for option in known] + (["--config"] if dashes else []))
+
+
+def refuse_values_of_switches(words: Sequence[str], switches: Collection[str]) -> None:
+    """ConfigError for `--log_episodes false` and `--log_episodes=false`: switches stand alone."""
+    for word, after in pairwise([*words, "-"]):
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").removeprefix("no-")
+        if name in switches and flag.startswith("--") and (equals or after.lower() in _SWITCHED):
+            raise ConfigError(
+                f"--{name} takes no value, found {value if equals else after!r}; write --{name} to switch it on, "
+                f"--no-{name} to switch it off."
+            )
+
+
+def refuse_unknown(
+    rest: Sequence[str], known: Sequence[str], holders: Callable[[str], Sequence[str]], first: str | None = None
+) -> None:
+    """ConfigError for words of a command line that belong to no flag.
+
+    `known` and `holders`: as for `answer`. `first`: the setting whose values may stand before all flags.
+    """
+    _refuse_foreign(rest, known)
     for item in rest:
-        if item.startswith("-"):
-            flag = item.split("=")[0]
-            if (said := advice(flag.lstrip("-"), options)) is not None:
-                raise ConfigError(f"There is no flag {flag!r}; {said}.")
-            known = [flag for flag in flags if flag not in ("-h", "--help", "--debug")]
-            others = [f"--{name}" for name in SYNONYMS if advice(name, options)]
-            near = difflib.get_close_matches(flag, [*known, *others], n=1, cutoff=0.8)
-            if near and near[0] not in known:
-                raise ConfigError(f"There is no flag {flag!r} (nor {near[0]!r}); {advice(near[0][2:], options)}.")
-            raise ConfigError(unknown("flag", flag, known))
+        if item.startswith("--") and len(item) > 2:
+            raise ConfigError(answer(item.split("=")[0][2:], known, "flag", holders))
+        if item.startswith(_DASHES) and not re.match(r"-\.?\d", item) and len(item.lstrip("".join(_DASHES))) > 1:
+            named = item.lstrip("".join(_DASHES)).split("=")[0].replace("-", "_")
+            right = f", as in --{named}" if named in known else ""
+            raise ConfigError(f"{item!r} is no flag: flags begin with two hyphens{right}; `--help` lists them.")
+        if item.startswith("-") and (said := advice(item.lstrip("-"), known)) is not None:
+            raise ConfigError(f"There is no flag {item!r}; {said}.")
     if rest:
-        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2.")
+        before = "" if first is None else f" (those of --{first} may stand before all flags)"
+        raise ConfigError(f"{rest[0]!r} stands alone; every value follows its flag, as in --seed 2{before}.")
 
 
 def _refuse_foreign(rest: Sequence[str], options: Collection[str]) -> None:

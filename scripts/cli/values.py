@@ -21,6 +21,8 @@ def convert(setting: Setting, value: Any, where: str) -> Any:
         if isinstance(value, Mapping):  # `env_kwargs: {name: value}` in a YAML file
             value = [f"{key}={item}" for key, item in value.items()]
         items = [value] if isinstance(value, (str, int, float)) else list(value)
+        if any(isinstance(item, str) and not item.strip() for item in items):
+            raise ConfigError(f"{where} holds an empty text; give a value, or leave it out.")
         parts = [part for item in items for part in (_split(item) if isinstance(item, str) else [item])]
         return tuple(_scalar(setting, part, where) for part in parts)
     if setting.optional and (value is None or (value == "none" and "none" not in (setting.choices or ()))):
@@ -43,7 +45,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         stored = parse_yaml(text)
     except yaml.YAMLError as error:
-        problem = re.sub(r"\s+", " ", str(error))
+        # The excerpt with its arrow is of use on lines of its own only.
+        problem = re.sub(r"\s+", " ", str(error).replace(' in "<unicode string>",', " at"))
         raise ConfigError(f"--config {path} is not valid YAML: {problem}") from error
     if stored is None:
         return {}
@@ -63,6 +66,8 @@ def _scalar(setting: Setting, value: Any, where: str) -> Any:
     if setting.kind is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         if setting.choices and value not in setting.choices:
             raise ConfigError(f"{where} is {value!r}; choose one of {', '.join(setting.choices)}.")
+        if not str(value).strip():
+            raise ConfigError(f"{where} is empty; give a value, or leave it out.")
         return str(value)
     wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[setting.kind]
     try:

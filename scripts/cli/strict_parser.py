@@ -1,0 +1,20 @@
+"""An argparse parser whose errors are one sentence of ours, without a page of usage before it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from mafrt.core.errors import ConfigError
+
+
+class StrictParser(argparse.ArgumentParser):
+    """Raises ConfigError for what it does not understand, reads `-1e-4` as a value, and completes no flag."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+        self._negative_number_matcher = re.compile(r"^-\.?\d")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:].rstrip('.')}; `{self.prog} --help` lists the flags.")

@@ -1,0 +1,384 @@
+"""Wrong inputs over all commands, typed as a stranger would: one sentence each, at once, and nothing written or lost.
+
+Each line of `TABLE` is a command line and a text that the answer must contain. `@PORT` is a port in use. No model is
+loaded for any of them but those of `LOADED`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.main import main
+
+TABLE = """
+trian_math                                                      | did you mean 'train_math'
+train math                                                      | did you mean 'train_math'
+--seed 3                                                        | There is no command '--seed'
+train                                                           | Name an environment
+train --env nosuch                                              | There is no environment 'nosuch'
+train --env ""                                                  | --env is empty
+train --env parts:Nope                                          | There is no class 'Nope'
+train --env parts                                               | package.module:Class
+train --env nosuchmodule:Class                                  | there is no module 'nosuchmodule'
+train --env parts:value                                         | 'value' is a int, not a class
+train --env parts:NoEnv                                         | no reset() and step()
+train --env parts:Silent                                        | returned no observations
+train --env parts:Nameless                                      | '' is not a valid name
+train --env broken:X                                            | SyntaxError
+train --env unknown_import:X                                    | needs 'nosuchmodule'
+train --env math@0,code                                         | a weight above 0
+train --env math@nan,code                                       | a weight above 0
+train --env math,                                               | expected NAME
+train --env sudoku --env_kwargs size                            | expected key=value
+train --env sudoku --env_kwargs '{"a":'                         | not valid JSON
+train --env sudoku --env_kwargs nosuch=3                        | There is no setting 'nosuch'
+train --env sudoku --program prog.py:main                       | exclude each other
+train --program prog.py                                         | both parts are needed
+train --program prog.py:nope                                    | There is no function 'nope'
+train --program nope.py:main                                    | there is no file nope.py
+train --command ""                                              | --command is empty
+train --program prog.py:main --tasks_path empty.jsonl           | holds no tasks
+train --program prog.py:main --env_kwargs a=1                   | has no effect without --env
+train --env math --config a.yaml --config b.yaml                | --config is given 2 times
+train --env math --config=a.yaml --config b.yaml                | --config is given 2 times
+train --env math --config nope.yaml                             | No such file
+train --env math --config list.yaml                             | holds a list
+train --env math --config sections.yaml                         | without levels
+train --env math --config cut.yaml                              | not valid YAML
+train --env math --config nan.yaml                              | lr in nan.yaml is nan
+train --env math --config bool.yaml                             | expected a whole number
+train --env math --config typo.yaml                             | here it is --lr
+train --env math --config folder                                | is a folder
+train --env math --config bytes                                 | is not text
+train --env math --config                                       | expected one argument
+train_math --lr                                                 | expected one argument
+train_math --lr=                                                | expected a number
+train_math --lr abc                                             | expected a number
+train_math --lr nan                                             | expected a number
+train_math --lr -1                                              | at least 0
+train_math --iterations 1.5                                     | expected a whole number
+train_math --seed -1                                            | at least 0
+train_math --iterations 3 --epochs 2                            | exclude each other
+train_math --load_in_4bit --load_in_8bit                        | switch one of them off
+train_math --temperature 0                                      | above 0
+train_math --top_p 1.5                                          | (0, 1]
+train_math --algorithm nosuch                                   | There is no algorithm 'nosuch'
+train_math --algorithm parts:NoEnv                              | is not an algorithm
+train_math --algorithm grpo                                     | at least 2 per problem
+train_math --algorithm grpo --critic_lr 1e-3                    | has no critic_lr
+train_math --dtype int8                                         | choose one of float32
+train_math --threads 0                                          | [1, 1024]
+train_math --lora_rank 0                                        | at least 1
+train_math --lora_targets                                       | name at least one linear layer
+train_math --freeze nobody                                      | There is no frozen agent 'nobody'
+train_math --freeze ""                                          | empty text
+train_math --league 2                                           | share one adapter
+train_math --n_agents 7                                         | the team has 2
+train_math --coach nosuch                                       | There is no coach 'nosuch'
+train_math --coach openai:                                      | openai:MODEL
+train_math --coach openai:gpt --coach_base_url notaurl          | expected an address
+train_math --coach openai:gpt --coach_budget 3                  | coach_price_in
+train_math --coach_budget 3                                     | has no effect without --coach
+train_math --coach local --coach_rubric nope.txt                | there is no such file
+train_math --engine nosuch                                      | There is no engine 'nosuch'
+train_math --engine vllm --vllm_servers notaurl                 | expected an address
+train_math --vllm_servers http://127.0.0.1:1                    | has no effect without --engine vllm
+train_math --sandbox nosuch                                     | expected bwrap
+train_math --sandbox fusion:nowhere                             | fusion:http://HOST:PORT
+train_math --deepspeed nope.json                                | configs/zero2.json
+train_math --report_to nosuch                                   | choose one of none
+train_math --score_answers_by plan                              | has no effect without --coach rules
+train_math --eval_episodes 0 --eval_samples 3                   | has no effect without --eval_episodes
+train_math --no-log_episodes --log_tokens                       | has no effect without --log_episodes
+train_math --on_collapse warn --max_rollbacks 2                 | has no effect without --on_collapse rollback
+train_math --run_dir ""                                         | --run_dir is empty
+train_math --run_dir run                                        | by mafrt train_math --load_path run
+train_math --run_dir game                                       | by mafrt train --load_path game
+train_math --run_dir full                                       | holds no run
+train_math --run_dir full --set_aside                           | holds no run
+train_math --run_dir data.jsonl                                 | is a file
+train_math --load_path nope                                     | does not exist
+train_math --load_path folder                                   | holds no run
+train_math --load_path game                                     | by mafrt train
+train_math --load_path unrecorded                               | has no run.json
+train_math --load_path misrecorded                              | take it from a copy
+train_math --model_name_or_path ""                              | is empty
+train_math --model_name_or_path teachingbase                    | did you mean 'teaching-base'
+train_math --profile_path nope.json                             | There is no team file
+train_math --profile_path object.json                           | expected a list of agents
+train_math --profile_path team_typo.json                        | did you mean 'temperature'
+train_math --profile_path team_twice.json                       | 'a'
+train_math --profile_path folder                                | is a folder
+train_math --dataset_path nope.jsonl                            | does not exist
+train_math --dataset_path empty.jsonl                           | is empty
+train_math --dataset_path bytes.jsonl                           | not UTF-8
+train_math --dataset_path bytes.parquet                         | not a readable Parquet
+train_math --dataset_path cut.jsonl                             | line 2
+train_math --dataset_path nofields.jsonl                        | problem_field
+train_math --dataset_path noanswer.jsonl                        | answer_field
+train_math --dataset_path numbers.jsonl                         | expected an object
+train_math --dataset_path folder                                | the folder holds none
+train_math --dataset_path data.jsonl@0                          | a weight above 0
+train_math --dataset_path data.jsonl --problem_field nope       | has no field 'nope'
+train_math --dataset_path data.jsonl --train_limit 0            | train_limit is 0
+train_math --workflow nosuch                                    | There is no workflow 'nosuch'
+train_math --workflow parts:NoEnv                               | is no workflow
+train_math --workflow chain --judge                             | take one that has: debate
+train_math --workflow tools --tools nosuch                      | There is no tool 'nosuch'
+train_math --workflow tools --tools mcp:object.json             | mcpServers
+train_math --workflow router                                    | needs --routes
+train_math --sees nosuch                                        | There is no view 'nosuch'
+train_math --env sudoku                                         | belongs to mafrt train or evaluate
+train_math --records_path x                                     | belongs to mafrt train_sft or train_dpo
+train_math --learnig_rate 1                                     | here it is --lr
+train_math --learning_rate 1 --num_generations 3                | here it is --n_samples
+train_math actor_rollout_ref.actor.optim.lr=1e-4                | a line of Hydra
+train_math --actor_learning_rate 1e-6                           | here it is --lr
+train_math --log_episodes=false                                 | takes no value
+train_math --log_episodes True                                  | --no-log_episodes
+train_math \u2014lr 3                                           | as in --lr
+train_math -lr 3                                                | as in --lr
+train_math seed 3                                               | stands alone
+train_tasks                                                     | give --dataset_path
+train_tasks --dataset_path data.jsonl                           | --reward
+train_tasks --dataset_path data.jsonl --reward prog.py:nope     | There is no function 'nope'
+train_tasks --dataset_path data.jsonl --reward prog.py          | both parts are needed
+train_code --dataset_path data.jsonl                            | holds no tests
+train_code --program_timeout 0                                  | above 0
+train_code --program_memory -1                                  | above 0
+train_code --coder_turns 0                                      | at least 1
+train_dsbench --data_root nope                                  | is not a folder
+train_dsbench --data_root folder                                | name it: --dataset_path
+train_dsbench --task_metrics nope.json                          | has no effect without --dataset_path
+train_dsbench --demonstration_episodes 3                        | has no effect without --demonstrations
+train_dsbench --demonstrations /proc/x/x.jsonl                  | cannot be written
+train_search --retriever notaurl                                | give a URL
+train_search --retriever http://127.0.0.1:1/retrieve            | mafrt serve_retriever
+train_search --retriever http://127.0.0.1:1 --corpus_path data.jsonl | exclude each other
+train_search --retriever_timeout_s 0                            | above 0
+train_search --corpus_path nofields.jsonl                       | no passage found
+train_search --topk 0                                           | 1..100
+train_sft                                                       | --records_path
+train_sft --records_path noagent.jsonl                          | lacks the field 'agent'
+train_sft --records_path data.jsonl                             | lacks the field 'agent'
+train_sft --records_path bytes.jsonl                            | line 1
+train_sft --episodes_path folder                                | holds no episodes.jsonl
+train_sft --records_path sft.jsonl --min_return 3               | has no effect without --episodes_path
+train_sft --num_train_epochs 2                                  | here it is --epochs
+train_dpo --records_path sft.jsonl                              | lacks the field 'chosen'
+train_dpo --records_path same.jsonl                             | are the same text
+train_dpo --beta -1                                             | above 0
+evaluate --load_path folder                                     | holds no run
+evaluate --load_path cutrun                                     | is damaged
+evaluate --load_path run --env_kwargs a=1                       | name an environment by --env
+evaluate --env sudoku --dataset_path data.jsonl                 | takes no dataset_path
+evaluate --k 0 --no-greedy                                      | nothing would be played
+evaluate --output data.jsonl                                    | --overwrite
+evaluate --overwrite                                            | has no effect without --output
+evaluate --baseline_votes 3                                     | has no effect without --baselines
+evaluate --transcript_share 0.5                                 | has no effect without --record_dir
+evaluate --record_dir run                                       | give another folder
+evaluate --iterations 3                                         | belongs to mafrt train
+report                                                          | mafrt report runs/NAME
+report nope                                                     | does not exist
+report folder                                                   | is no run folder
+report run --output folder                                      | is a folder
+report run --port 80                                            | has no effect without --live
+report run --live --port 99999                                  | 0..65535
+report run --live --port @PORT                                  | give another --port
+report --live run                                               | may stand before all flags
+show                                                            | mafrt show runs/NAME
+show run game                                                   | Name one run folder
+show run --episode 99                                           | it has the episodes 0 to
+show run --agent nobody                                         | There is no agent 'nobody'
+show run --iteration 77                                         | no episode of iteration 77
+show run --min_score 5 --max_score 1                            | no score fits
+show run --search zzzz                                          | passes the filters
+show run --episode 1 --agent actor                              | has no effect
+chat                                                            | mafrt chat runs/NAME
+chat run --agent nobody                                         | There is no agent 'nobody'
+chat run game                                                   | stands alone
+serve                                                           | Name an environment
+serve --env sudoku --port 99999                                 | 0..65535
+serve --env sudoku --host 0.0.0.0                               | MAFRT_ENV_TOKEN
+serve_team                                                      | mafrt serve_team runs/NAME
+serve_team run --port abc                                       | expected a whole number
+serve_team run --host 0.0.0.0                                   | MAFRT_SERVE_TOKEN
+serve_retriever                                                 | --corpus_path
+serve_retriever empty.jsonl                                     | is empty
+serve_retriever nofields.jsonl                                  | no passage found
+export                                                          | mafrt export runs/NAME
+export run --output run                                         | is no export
+export run --output . --overwrite                               | is no export
+export data.jsonl                                               | is a file
+collect                                                         | mafrt collect runs/NAME
+collect run --min_score 99                                      | lower --min_score
+collect run --output data.jsonl                                 | --overwrite
+collect run --agent nobody                                      | There is no agent 'nobody'
+bench nosuch                                                    | no benchmark 'nosuch'
+bench update --threads x                                        | at least 1
+bench coach --nosuch 1                                          | --nosuch
+check_env                                                       | Name an environment
+check_env nosuch                                                | There is no environment 'nosuch'
+check_env parts:Nameless                                        | '' is not a valid name
+check_env sudoku --env_timeout_s 0                              | above 0
+prepare_data                                                    | prepare_data hotpot --input
+prepare_data nosuch                                             | choose one of dapo_math
+prepare_data dapo_math --input data.jsonl --limit 0             | limit is 0
+prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to train on
+get_base                                                        | required: name
+get_base smolm2                                                 | did you mean 'smollm2'
+get_base smollm2 --wheel nope.whl                               | is no file
+make_base --layers 0                                            | at least 1
+make_base --nosuch 3                                            | --nosuch
+make_games_base --learning_rate nan                             | (0, 10)
+make_games_base extra                                           | extra
+completion tcsh                                                 | bash, zsh, fish
+info --memory nope                                              | known model
+info --lora_rank 4                                              | has no effect without --memory
+info --gpus 0 --memory Qwen/Qwen3-4B                            | 1 or more
+info nope.json                                                  | No such file
+"""
+LOADED = """
+train_math --run_dir new --iterations 0 --device nosuch                                       | cannot be used here
+train_math --run_dir new --iterations 0 --device cpu --lora_targets nosuch_proj               | no linear layer
+train_math --run_dir new --iterations 0 --device cpu --report_to wandb                        | WANDB_MODE=offline
+train_math --run_dir new --iterations 0 --device cpu --model_name_or_path ./nope              | no model folder
+train_math --run_dir new --iterations 0 --device cpu --model_name_or_path folder              | holds no config.json
+train_math --run_dir new --iterations 0 --device cpu --model_name_or_path games-base --load_path run/best | tokens
+train_math --load_path run --iterations 3 --lora_rank 4                                       | rank 8
+train_math --load_path run --iterations 3 --model_name_or_path games-base                     | --accept_changes
+train_math --load_path run --iterations 0                                                     | give at least 1
+"""
+PARTS = """\
+class NoEnv: pass
+class Silent:
+    agents = ("a",)
+    def reset(self, seed, task=None): return {}
+    def step(self, actions): return None
+class Nameless:
+    agents = ("",)
+    def reset(self, seed, task=None): return {"": "x"}
+    def step(self, actions): return None
+value = 3
+"""
+FILES = {
+    "parts.py": PARTS,
+    "broken.py": "def f(:\n",
+    "unknown_import.py": "import nosuchmodule\n",
+    "prog.py": "def main(task, base_url):\n    return 1.0\n",
+    "a.yaml": "seed: 1\n",
+    "b.yaml": "seed: 2\n",
+    "list.yaml": "- lr: 1\n",
+    "sections.yaml": "train:\n  lr: 1\n",
+    "cut.yaml": "lr: [1\n",
+    "nan.yaml": "lr: .nan\n",
+    "bool.yaml": "seed: true\n",
+    "typo.yaml": "learing_rate: 1\n",
+    "object.json": '{"a": 1}',
+    "team_typo.json": '[{"role": "a", "temprature": 1}]',
+    "team_twice.json": '[{"role": "a"}, {"role": "a"}]',
+    "empty.jsonl": "",
+    "data.jsonl": "".join(json.dumps({"problem": f"{n}+1", "answer": f"{n + 1}"}) + "\n" for n in range(20)),
+    "cut.jsonl": '{"problem": "1+1", "answer": "2"}\n{"problem": "1+2", "ans',
+    "nofields.jsonl": '{"foo": 1}\n{"foo": 2}\n',
+    "noanswer.jsonl": '{"problem": "1+1"}\n' * 3,
+    "numbers.jsonl": "1\n2\n",
+    "noagent.jsonl": '{"prompt": "x", "response": "y"}\n',
+    "sft.jsonl": '{"agent": "a", "prompt": "x", "response": "y"}\n',
+    "same.jsonl": '{"agent": "a", "prompt": "x", "chosen": "y", "rejected": "y"}\n',
+    "full/mine.txt": "mine",
+    "folder/": "",
+}
+
+
+def lines(table):
+    rows = [line.rpartition(" | ") for line in table.strip().splitlines()]
+    return [pytest.param(words.strip(), text.strip(), id=words.strip()) for words, _, text in rows]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with all the files, a run of `train_math` and one of `train`."""
+    folder, before = tmp_path_factory.mktemp("wrong"), os.getcwd()
+    os.chdir(folder)
+    for name, content in FILES.items():
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_text(content)
+    for name in ("bytes", "bytes.jsonl", "bytes.parquet"):
+        (folder / name).write_bytes(b"\xff\xfe\x00\x01PAR1\n" * 3)
+    short = "--iterations 1 --n_rollout_threads 2 --eval_episodes 1 --eval_samples 1 --max_new_tokens 4 --device cpu"
+    assert main(shlex.split(f"train_math --run_dir run --train_limit 4 {short}")) == 0
+    assert main(shlex.split(f"train --env sudoku --model_name_or_path games-base --run_dir game {short}")) == 0
+    for name in ("cutrun", "unrecorded", "misrecorded"):
+        shutil.copytree("run", name)
+    os.truncate(next(Path("cutrun/checkpoints").glob("*/actor/*.safetensors")), 100)
+    os.remove("unrecorded/run.json")
+    Path("misrecorded/run.json").write_text("{")
+    os.chdir(before)
+    return folder
+
+
+def state(folder):
+    """Every file with its size and the time of its last change; parts of the interpreter's own do not count."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else None for path in paths}
+
+
+def refused(capsys, place, words):
+    """The answer to a wrong command line, which is one sentence, with exit code 2, and changes no file."""
+    before = state(place)
+    capsys.readouterr()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(shlex.split(words.replace("@PORT", port))) == 2
+    said = capsys.readouterr().err
+    assert state(place) == before
+    return said
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    for name in ("MAFRT_ENV_TOKEN", "MAFRT_SERVE_TOKEN", "WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return place
+
+
+@pytest.mark.parametrize("words, text", lines(TABLE))
+def test_a_wrong_input_is_answered_in_one_sentence(capsys, monkeypatch, here, words, text):
+    for module in ("cli.train", "cli.offline", "evaluate", "serving.trained_team"):
+        monkeypatch.setattr(f"mafrt.scripts.{module}.load_base", lambda *_: pytest.fail("a model was loaded"))
+    said = refused(capsys, here, words)
+    *notes, sentence = said.splitlines()
+    assert text in sentence and sentence.startswith("error: ")
+    assert all(note.startswith(("ERROR: ", "WARNING: ")) for note in notes)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("words, text", lines(LOADED))
+def test_what_only_the_base_can_tell_is_answered_before_anything_is_written(capsys, monkeypatch, here, words, text):
+    monkeypatch.setenv("HOME", str(here / "folder"))  # no key of a service lies there
+    said = refused(capsys, here, words).splitlines()[-1]
+    assert said.startswith("error: ") and text in said
+
+
+def test_every_command_is_in_the_table():
+    assert {line.split()[0] for line in TABLE.strip().splitlines()} >= set(COMMANDS)
+
+
+def test_flags_that_would_do_nothing_are_taken_where_they_do_something(capsys, here):
+    assert main(["show", "run", "--agent", "actor", "--limit", "1"]) == 0
+    assert main(["check_env", "sudoku"]) == 0
+    assert main(["info", "--memory", "Qwen/Qwen3-4B", "--gpus", "1"]) == 0
