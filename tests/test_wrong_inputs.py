@@ -103,7 +103,6 @@ train_math --run_dir ""                                         | --run_dir is e
 train_math --run_dir run                                        | by mafrt train_math --load_path run
 train_math --run_dir game                                       | by mafrt train --load_path game
 train_math --run_dir full                                       | holds no run
-train_math --run_dir full --set_aside                           | holds no run
 train_math --run_dir data.jsonl                                 | is a file
 train_math --load_path nope                                     | does not exist
 train_math --load_path folder                                   | holds no run

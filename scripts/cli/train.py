@@ -250,13 +250,13 @@ def choose_run_dir(settings: Settings, loaded: Loadable | None, name: str) -> Pa
         return run_dir
     if not run_dir.is_dir():
         raise ConfigError(f"run_dir {run_dir} is a file; give a folder that does not exist yet.")
-    there = [entry.name for entry in run_dir.iterdir() if not entry.name.startswith(".")]
-    if there and RECORD not in there and ARGS not in there:
-        raise ConfigError(f"run_dir {run_dir} is not empty, and holds no run; give a folder that does not exist yet.")
+    there = [entry.name for entry in run_dir.iterdir()]
     if there and not settings["set_aside"]:
+        holds = RECORD in there or ARGS in there
+        run = f", or go on with the run in it by mafrt {command_of(run_dir) or 'COMMAND'} --load_path {run_dir}"
         raise ConfigError(
-            f"run_dir {run_dir} is not empty; give another one, let --set_aside rename it, or go on with the run in "
-            f"it by mafrt {command_of(run_dir) or 'COMMAND'} --load_path {run_dir}."
+            f"run_dir {run_dir} is not empty{'' if holds else ' and holds no run'}; give another one, let --set_aside "
+            f"rename it{run if holds else ''}."
         )
     return run_dir
 
