@@ -169,7 +169,7 @@ class HeldOutGuard:
             pass  # none yet, or one that is damaged
         from mafrt.models.peft_format import PeftFiles, keys
 
-        fresh = run_dir / f".{BEST}-none"
+        fresh, old = run_dir / f".{BEST}-none", run_dir / f".{BEST}-old"
         try:
             fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
             for name, state in self.weights.items():
@@ -180,14 +180,15 @@ class HeldOutGuard:
                 files.save(fresh / name)
             (fresh / BEST_SCORE).write_text(json.dumps(best) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
-            old = run_dir / f".{BEST}-old"
-            shutil.rmtree(old, ignore_errors=True)
-            if target.exists():
+            if target.exists():  # else an earlier process was killed between two renames, and `old` is the best so far
+                shutil.rmtree(old, ignore_errors=True)
                 os.replace(target, old)
             os.replace(fresh, target)
             shutil.rmtree(old, ignore_errors=True)
         except BaseException as error:
             shutil.rmtree(fresh, ignore_errors=True)
+            if old.exists() and not target.exists():
+                os.replace(old, target)
             if isinstance(error, OSError) and not isinstance(error, CheckpointError):
                 raise CheckpointError(
                     f"the best adapters cannot be written to {target} ({error.strerror or error}); make room, and go "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +97,37 @@ def test_state_survives_a_checkpoint_and_a_foreign_one_is_refused(tmp_path):
     save_tensors(tmp_path / "bad.pt", {"weights": {"carl": {}}})
     with pytest.raises(CheckpointError, match="best weights of this team"):
         other.load(tmp_path / "bad.pt")
+
+
+@pytest.mark.parametrize("place", ["adapter", "score", "rename"])
+def test_a_full_disk_leaves_the_best_adapters_so_far(tmp_path, monkeypatch, place):
+    base, _, guard = make_guard()
+    guard.look(0, evaluation(*[0.1] * 16))
+    guard.write(tmp_path)
+    best = tmp_path / "best"
+    before = {path: path.read_bytes() for path in best.rglob("*") if path.is_file()}
+    move(base)
+    guard.look(1, evaluation(*[0.9] * 16))
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    replace, rename = os.replace, []
+    with monkeypatch.context() as patch:
+        if place == "adapter":
+            patch.setattr("mafrt.models.peft_format.PeftFiles.save", full)
+        elif place == "score":
+            patch.setattr(Path, "write_text", full)
+        else:
+            # The second of the two renames, after the earlier folder was moved.
+            patch.setattr(os, "replace", lambda *a: full() if rename.append(a) or len(rename) == 2 else replace(*a))
+        with pytest.raises(CheckpointError, match=r"No space left on device.*make room"):
+            guard.write(tmp_path)
+    assert {path: path.read_bytes() for path in best.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    guard.write(tmp_path)
+    assert json.loads((best / "best.json").read_text())["iteration"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_a_run_whose_adapters_are_destroyed_ends_with_its_best_weights(tmp_path):

@@ -214,6 +214,44 @@ def test_a_bad_line_amid_good_ones_goes_alone(tmp_path):
     assert path.read_bytes() == good[0]
 
 
+GOOD = [json_lines.encode_line({"iteration": number, "x": number}) for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "content, left, number",
+    [
+        (b"{broken\n" + GOOD[1], GOOD[1], "1"),
+        (b"{broken\n", b"", "1"),
+        (GOOD[0][:-6] + b"\n" + GOOD[1], GOOD[1], "1"),
+        (GOOD[0] + GOOD[1][:9] + GOOD[2], GOOD[0], "2"),
+        (GOOD[0] + GOOD[1][:-2] + GOOD[2], GOOD[0], "2"),
+        (GOOD[0] + GOOD[1][:-1], GOOD[0], "2"),
+        (b"\n" + GOOD[0], GOOD[0], "1"),
+        (b"\xff\xfe\n" + GOOD[0], GOOD[0], "1"),
+        (b"[1, 2]\n" + GOOD[0], GOOD[0], "1"),
+        (b'{"iteration": 1, "x": NaN,}\n' + GOOD[1], GOOD[1], "1"),
+    ],
+)
+def test_a_damaged_line_is_left_out_with_a_warning_and_the_file_is_kept(tmp_path, caplog, content, left, number):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    json_lines.keep_until(path, 3, parse=True)
+    assert path.read_bytes() == left
+    assert f"(number {number})" in caplog.text and "metrics.jsonl.damaged" in caplog.text
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == content
+    json_lines.copy_until(tmp_path / "metrics.jsonl.damaged", path, 3, parse=True)
+    assert path.read_bytes() == left and "left out of" in caplog.text
+
+
+@pytest.mark.parametrize("tail", [GOOD[3], GOOD[3][:-9], b"\0" * 99, b'{"iter'])
+def test_what_a_stopped_run_leaves_after_its_checkpoint_is_no_damage(tmp_path, caplog, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(GOOD[:3]) + tail)
+    json_lines.keep_until(path, 3, parse=True)
+    assert path.read_bytes() == b"".join(GOOD[:3])
+    assert not caplog.text and list(tmp_path.iterdir()) == [path]
+
+
 def test_lines_hold_any_text_and_any_number():
     odd = 'Größe 数学 \ud800 "\n\r\t\x85\u2028\u2029 \x00'
     record = {"iteration": 1, "text": odd, "nan": float("nan"), "inf": [float("inf"), -1.5], "set": {2, 1}}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from mafrt.core import atomic_files
 from mafrt.core.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 _ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
 _PLAIN = {int, str, bool, type(None)}
@@ -86,33 +90,78 @@ def json_safe(value: Any) -> Any:
     return str(value)
 
 
-def keep_until(path: Path, step: int) -> None:
+def keep_until(path: Path, step: int, *, parse: bool = False) -> None:
     """Drop the lines after iteration `step` from a file of JSON lines, and half a line at the end if there is one.
 
-    Only lines that `JsonLines` wrote are known: the iteration is read off their first bytes.
+    Only lines that `JsonLines` wrote are known: the iteration is read off their first bytes. Damaged lines of other
+    iterations are taken out with a warning, and the file as it was is kept as `NAME.damaged`.
+
+    Args:
+        path: of the file; nothing is done if there is none.
+        step: the last iteration whose lines stay.
+        parse: whether lines are read as JSON too, which takes seconds for each gigabyte.
     """
     if not path.is_file():
         return
     kept = holes = 0
     is_prefix = True
-    for line, keep in lines_until(path, step):
+    damaged: list[int] = []
+    for number, (line, keep, bad) in enumerate(_judged(path, step, parse), start=1):
         kept += len(line) if keep else 0
         is_prefix = is_prefix and not (keep and holes)
         holes += not keep
+        damaged += [number] if bad else []
+    if damaged:
+        aside = _free_name(path)
+        shutil.copyfile(path, aside)
+        log.warning(
+            "%s: %d damaged %s (number %s), of which nothing can be read any more, %s left out; the file as it was is "
+            "%s",
+            *(path, len(damaged), "lines" if len(damaged) > 1 else "line", ", ".join(map(str, damaged[:5]))),
+            *("are" if len(damaged) > 1 else "is", aside),
+        )
     # Cut in place where possible, since episodes of a long run are gigabytes.
     if is_prefix:
         with open(path, "rb+") as file:
             file.truncate(kept)
             os.fsync(file.fileno())
         return
-    atomic_files.write_atomic(path, b"".join(line for line, keep in lines_until(path, step) if keep))
+    atomic_files.write_atomic(path, b"".join(line for line, keep, _ in _judged(path, step, parse) if keep))
 
 
-def lines_until(path: Path, step: int) -> Iterable[tuple[bytes, bool]]:
-    """(line, whether it is whole and of an iteration up to `step`)."""
+def copy_until(source: Path, target: Path, step: int, *, parse: bool = False) -> None:
+    """Write the whole lines of `source` up to iteration `step` to `target`, with a warning about damaged ones."""
+    damaged = 0
+    with open(target, "wb") as file:
+        for line, keep, bad in _judged(source, step, parse):
+            damaged += bad
+            if keep:
+                file.write(line)
+    if damaged:
+        log.warning("%s: %d damaged line%s left out of %s", source, damaged, " is" if damaged == 1 else "s are", target)
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}.damaged{f'.{number}' if number else ''}") for number in range(1000))
+    return next(name for name in names if not name.exists())
+
+
+def _judged(path: Path, step: int, parse: bool) -> Iterator[tuple[bytes, bool, bool]]:
+    """(line, whether it is whole and of an iteration up to `step`, whether it is damaged)."""
     with open(path, "rb") as file:
         for line in file:
             prefix = _ITERATION.match(line)
-            # A machine that lost its power may leave zeros or half a line at the end.
-            whole = prefix and line.endswith(b"}\n") and b"\0" not in line
-            yield line, bool(whole and prefix and int(prefix[1]) <= step)
+            whole = prefix is not None and line.endswith(b"}\n") and b"\0" not in line and not (parse and _is_cut(line))
+            early = prefix is not None and int(prefix[1]) <= step
+            # A machine that lost its power may leave zeros or half a line at the end, of an iteration after `step`.
+            bad = not whole and (early if prefix is not None else line.endswith(b"\n"))
+            yield line, whole and early, bad
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line is no JSON, such as two of which the first lost its end."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False

@@ -19,7 +19,7 @@ from mafrt.core import atomic_files
 from mafrt.core.errors import ConfigError
 from mafrt.storage import checkpoint, transcript_files
 from mafrt.storage.args_file import ARGS, plain, read_args, write_args
-from mafrt.storage.json_lines import JsonLines, keep_until, lines_until
+from mafrt.storage.json_lines import JsonLines, copy_until, keep_until
 from mafrt.storage.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINE_FILES = ("metrics", "evaluations", "episodes", "timings")
+PARSED = ("metrics", "evaluations", "timings")
+"""Files whose lines are read as JSON when a run goes on; episodes may be gigabytes."""
 
 _NOT_SETTINGS = frozenset({"load_path", "config"})
 
@@ -111,7 +113,7 @@ class RunDir:
         for path in checkpoint.set_aside_after(self.checkpoints, step):
             log.warning("going on from step %d; a later checkpoint is now %s", step, path)
         for name in LINE_FILES:
-            keep_until(self.path / f"{name}.jsonl", _last_line(name, step))
+            keep_until(self.path / f"{name}.jsonl", _last_line(name, step), parse=name in PARSED)
         transcript_files.drop_after(self.path, step)
         before = read_args(self.path / ARGS) if (self.path / ARGS).is_file() else {}
         args = plain({**args, **{name: before[name] for name in _NOT_SETTINGS if name in before}})
@@ -126,11 +128,9 @@ class RunDir:
     def _copy_history(self, source: Path) -> None:
         step = -1 if self.step is None else self.step
         for name in LINE_FILES:
-            if (source / f"{name}.jsonl").is_file():
-                with open(self.path / f"{name}.jsonl", "wb") as file:
-                    file.writelines(
-                        line for line, keep in lines_until(source / f"{name}.jsonl", _last_line(name, step)) if keep
-                    )
+            file = f"{name}.jsonl"
+            if (source / file).is_file():
+                copy_until(source / file, self.path / file, _last_line(name, step), parse=name in PARSED)
         transcript_files.copy_until(source, self.path, step)
 
     def close(self) -> None:

@@ -126,22 +126,23 @@ def json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The whole lines of a file of JSON lines, each with its `iteration`; a problem for those that are not whole."""
     if not path.is_file():
         return
-    bad = 0
+    bad: list[int] = []
     try:
         with open(path, "rb") as file:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 try:
                     record = json.loads(line)
                     record["iteration"] = int(record["iteration"])
                 except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-                    bad += 1
+                    bad.append(number)
                     continue
                 yield record
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error_line(error)}).")
     if bad:
-        lines, were = ("line", "was") if bad == 1 else ("lines", "were")
-        problems.append(f"{bad} {lines} of {path.name} could not be read and {were} left out.")
+        lines, were = ("line", "was") if len(bad) == 1 else ("lines", "were")
+        which = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        problems.append(f"{len(bad)} {lines} of {path.name} (number {which}) could not be read and {were} left out.")
 
 
 _OF_THE_PLACE = re.compile(r"run_dir|threads|device|load_path|set_aside|accept_changes|coach_cache")
