@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
+
+from mafrt.core.lookalikes import looks
 
 SECTIONS = ("Problem", "judge", "tool", "coach")
 """Names that begin a line of a transcript beside those of the agents."""
@@ -29,7 +30,7 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
 
     A text of which no line could be read as the beginning of another part is returned as it is. Otherwise its lines
     begin with `> `. A line could be read so if the words before its colon are one of the names, or if all of it is one
-    of `headings`; signs around letters and digits, their case and other ways to write them make no difference.
+    of `headings`; what looks like a name is taken for it (`mafrt.core.lookalikes`).
 
     Args:
         names: `name: words` begins a part.
@@ -39,7 +40,7 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
     lines = _LINE_END.split(text)
     if inside and len(lines) == 1:
         return text
-    keys, whole = {_key(name) for name in names} - {""}, {_key(line) for line in headings} - {""}
+    keys, whole = {looks(name) for name in names} - {""}, {looks(line) for line in headings} - {""}
     if not any(_begins(line, keys, whole) for line in lines[inside:]):
         return text
     return "\n".join([*lines[:inside], *(f"{QUOTE}{line}" for line in lines[inside:])])
@@ -47,15 +48,10 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
 
 def _begins(line: str, names: set[str], headings: set[str]) -> bool:
     """Whether a line could be read as the first one of another part."""
-    if headings and len(line) <= LONGEST_HEAD and _key(line) in headings:
+    if headings and len(line) <= LONGEST_HEAD and looks(line) in headings:
         return True
     colon = _COLONS.search(line)
     before = line if colon is None else line[: colon.start()]
     if colon is None or len(before) > LONGEST_HEAD:
         return False
-    return _key(before) in names or _key(_ASIDE.sub("", before)) in names
-
-
-def _key(name: str) -> str:
-    """Letters and digits of a name, without case, accents and other ways to write them."""
-    return "".join(char for char in unicodedata.normalize("NFKD", name).casefold() if char.isalnum())
+    return looks(before) in names or looks(_ASIDE.sub("", before)) in names
