@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -334,6 +335,43 @@ def test_a_server_from_pypi_over_http(tmp_path):
         server.wait()
     [said] = answers(toolbox, CONVERT)
     assert said.startswith("Error: the server time")
+
+
+ENDLESS = """
+import json, os, sys, resource
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    if asked["method"] == "initialize":
+        info = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": {"name": "s", "version": "1"}}
+    elif asked["method"] == "tools/list":
+        info = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("long", "endless")]}
+    elif asked["method"] == "tools/call" and asked["params"]["name"] == "long":
+        info = {"content": [{"type": "text", "text": "x" * 2_000_000}]}
+    elif asked["method"] == "tools/call":
+        while True:
+            os.write(1, b"x" * 65536)
+    else:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": info}), flush=True)
+"""
+
+
+def test_a_line_without_end_is_not_kept_in_memory(tmp_path):
+    entry = {"command": sys.executable, "args": ["-c", ENDLESS], "timeout_s": 60}
+    toolbox = make_toolbox([servers(tmp_path, s=entry)])
+    [said] = answers(toolbox, call("long"))
+    assert said.startswith("xxxx")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    [said] = answers(toolbox, call("endless"))
+    assert said.startswith("Error: the server s failed") and "losed" in said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+    # It is connected again.
+    [said] = answers(toolbox, call("long"))
+    assert said.startswith("xxxx")
 
 
 def test_servers_that_hang_lie_or_are_not_there(tmp_path):

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mafrt.config import permission
@@ -31,8 +34,11 @@ MOST_TOOLS = 128
 """Of one file of servers: all are in every prompt."""
 MOST_ANSWERED, MOST_PARTS = 100_000, 100
 """Characters and parts of an answer that are read."""
+MOST_LINE = 4 * 2**20
+"""Bytes of one message of a program; the client keeps a line whole, and bounds that of HTTP only"""
 TIMEOUT_S = 60.0
 """Of one call, and of connecting."""
+_BOUNDED = Path(__file__).with_name("_bounded_lines.py")
 _FIELDS = ("command", "args", "env", "url", "timeout_s")
 
 
@@ -88,7 +94,8 @@ class McpServer:
             future.cancel()
             why = f"the server {name} did not answer within {timeout_s:g} s."
         except Exception as error:
-            if type(error).__name__ == "MCPError":  # the server's own answer: the connection is sound
+            if type(error).__name__ == "MCPError" and "onnection closed" not in str(error):
+                # The server's own answer: the connection is sound.
                 raise Failed(f"the server {name} refused the call ({error_line(error)}).") from error
             why = f"the server {name} failed ({type(error).__name__}: {error_line(error)})."
         with self._lock:
@@ -143,7 +150,10 @@ def _client(spec: ServerSpec) -> Any:
     if spec.url is not None:
         return Client(spec.url)
     assert spec.command is not None
-    parameters = StdioServerParameters(command=spec.command, args=list(spec.args), env=dict(spec.env) or None)
+    if shutil.which(spec.command, path=spec.env.get("PATH")) is None:
+        raise FileNotFoundError(f"there is no command {spec.command!r}")
+    bounded = ["-I", "-S", str(_BOUNDED), str(MOST_LINE), spec.command, *spec.args]
+    parameters = StdioServerParameters(command=sys.executable, args=bounded, env=dict(spec.env) or None)
     return Client(stdio_client(parameters, errlog=open(os.devnull, "w")))
 
 
