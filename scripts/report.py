@@ -75,7 +75,7 @@ def report(argv: Sequence[str]) -> int:
 def run_folders(names: Sequence[str], command: str = "report") -> list[Path]:
     """The folders of the named runs. Raises ConfigError for one that does not exist or holds no run."""
     if not names:
-        raise ConfigError(f"Name a run folder, as in mafrt {command} runs/NAME.")
+        raise ConfigError(f"Name at least one run folder, as in mafrt {command} runs/NAME.")
     folders = [Path(name).expanduser() for name in names]
     for folder in folders:
         if not folder.is_dir():

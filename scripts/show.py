@@ -76,28 +76,28 @@ def show(argv: Sequence[str]) -> int:
         print_episode(console, find(run, settings.episode, problems))
     else:
         episodes = list(selected(run, settings, problems))
-        if not episodes:
-            raise ConfigError(_none(run, settings))
-        console.print(episode_table(episodes[-settings.limit :]))
+        if episodes:
+            console.print(episode_table(episodes[-settings.limit :]))
+        else:
+            refuse_unknown_names(run, settings)
         console.print(f"{len(episodes)} episodes; mafrt show {run} --episode NUMBER prints one.")
+        if not episodes and next(read_episodes(run, []), None) is None:
+            problems.append(f"No episodes are recorded in {run}.")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 0
 
 
-def _none(run: Path, settings: ShowSettings) -> str:
-    """Why no episode can be listed."""
+def refuse_unknown_names(run: Path, settings: ShowSettings) -> None:
+    """ConfigError if none of the recorded episodes is of the agent or iteration that is asked for."""
     recorded = list(read_episodes(run, []))
-    if not recorded:
-        return f"No episodes are recorded in {run}; name a run that has played some."
     agents = {str(turn.get("agent")) for episode in recorded for turn in episode.turns}
-    if settings.agent is not None and settings.agent not in agents:
-        return unknown("agent", settings.agent, agents)
+    if agents and settings.agent is not None and settings.agent not in agents:
+        raise ConfigError(unknown("agent", settings.agent, agents))
     iterations = sorted({episode.iteration for episode in recorded})
-    if settings.iteration is not None and settings.iteration not in iterations:
+    if iterations and settings.iteration is not None and settings.iteration not in iterations:
         known = ", ".join(map(str, iterations)) if len(iterations) < 9 else f"{iterations[0]} to {iterations[-1]}"
-        return f"{run} has no episode of iteration {settings.iteration}; it has those of {known}."
-    return f"None of the {len(recorded)} episodes of {run} passes the filters; leave one of them out."
+        raise ConfigError(f"{run} has no episode of iteration {settings.iteration}; it has those of {known}.")
 
 
 def find(run: Path, name: str, problems: list[str]) -> Recorded:

@@ -119,7 +119,7 @@ def test_measurements_are_kept_and_failures_are_told(small_plan, tmp_path, capsy
     where = ["--page", str(page), "--folder", str(folder)]
     with pytest.raises(Disagreement, match="no result of broken; the reasons are above"):
         bench_all.run(where)
-    assert "broken: mafrt bench environment: error: argument --steps" in capsys.readouterr().out
+    assert "Argument --steps: found 'none'" in capsys.readouterr().out
     record = json.loads((folder / "environment.json").read_text())
     assert record["command"] == "mafrt bench environment --steps 3 --envs 1 --characters 5"
     assert record["result"]["rows"][0]["environments"] == 1

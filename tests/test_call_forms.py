@@ -15,6 +15,10 @@ A = {"expression": "3 + 4"}
 J = json.dumps({"name": "calculator", "arguments": A})
 P = json.dumps({"name": "calculator", "parameters": A})
 a = json.dumps(A)
+K3 = (
+    '<|open|>call tool="calculator" index="1"<|sep|><|open|>argument key="expression" type="string"<|sep|>3 + 4'
+    "<|close|>argument<|sep|><|close|>call<|sep|>"
+)
 RIGHT = {
     "hermes": f"<tool_call>\n{J}\n</tool_call>",
     "qwen xml": "<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>",
@@ -41,12 +45,24 @@ RIGHT = {
     "glm47": "<tool_call>calculator<arg_key>expression</arg_key><arg_value>3 + 4</arg_value></tool_call>",
     "kimi": f"<|tool_calls_section_begin|><|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|><|tool_calls_section_end|>",
     "kimi no section": f"<|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|>",
+    "kimi without special tokens": f"functions.calculator:0{a}",
+    "kimi section": f"<|tool_call_section_begin|><|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>{a}<|tool_call_end|><|tool_call_section_end|>",
+    "kimi3": f"<|open|>tools<|sep|>{K3}<|close|>tools<|sep|><|close|>message<|sep|>",
+    "kimi3 no section": K3,
+    "kimi3 whole": f"<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|open|>tools<|sep|>{K3}<|close|>tools<|sep|>",
+    "kimi3 cut": f"<|open|>tools<|sep|>{K3}",
     "minimax m1": f"<tool_calls>\n{J}\n</tool_calls>",
     "minimax m2": '<minimax:tool_call>\n<invoke name="calculator">\n<parameter name="expression">3 + 4</parameter>\n</invoke>\n</minimax:tool_call>',
     "harmony": f"<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
     "harmony2": f"<|channel|>analysis<|message|>need a tool<|end|><|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{a}<|call|>",
     "harmony3": f"<|start|>assistant to=functions.calculator<|channel|>commentary json<|message|>{a}<|call|>",
     "harmony code": f"<|channel|>commentary to=functions.calculator code<|message|>{a}<|call|>",
+    "harmony bare": f"commentary to=functions.calculator json{a}",
+    "harmony bare assistant": f"assistantcommentary to=functions.calculator json{a}",
+    "harmony bare thought": f"analysisNeed a tool.assistantcommentary to=functions.calculator json{a}",
+    "harmony bare role": f"analysisNeed.assistant to=functions.calculatorcommentary json{a}",
+    "harmony bare code": f"commentary to=functions.calculator code{a}",
+    "harmony bare leak": f" to=functions.calculator json\n{a}",
     "gemma3": '```tool_code\ncalculator(expression="3 + 4")\n```',
     "gemma3 print": '```tool_code\nprint(calculator(expression="3 + 4"))\n```',
     "gemma3 api": '```tool_code\nprint(default_api.calculator(expression="3 + 4"))\n```',
@@ -113,6 +129,9 @@ RIGHT = {
     "reasoning qwen3.5": "<think>\nplan\n</think>\n\n<tool_call>\n<function=calculator>\n<parameter=expression>\n3 + 4\n</parameter>\n</function>\n</tool_call>",
 }
 TWO = {
+    "kimi3": f"<|open|>tools<|sep|>{K3}{K3}<|close|>tools<|sep|>",
+    "kimi bare": f"functions.calculator:0{a}functions.calculator:1{a}",
+    "harmony bare": f"commentary to=functions.calculator json{a}assistantcommentary to=functions.calculator json{a}",
     "one tag": f"<tool_call>{J}\n{J}</tool_call>",
     "list": f"<tool_call>[{J},{J}]</tool_call>",
     "two": f"<tool_call>{J}</tool_call><tool_call>{J}</tool_call>",
@@ -149,6 +168,11 @@ TWO = {
     "missing close first": f"<tool_call>{J}\n<tool_call>{J}</tool_call>",
 }
 WORDS = {
+    "kimi3": r"The mark <|open|>call<|sep|> opens a call. \boxed{7}",
+    "harmony bare": r"The commentary goes to=functions.add of the channel. \boxed{7}",
+    "functions": r"I call functions.add:0 first. \boxed{7}",
+    "think": r"I use the <think> tag to think. \boxed{7}",
+    "assistant": r"The assistantfinal mark and the assistant commentary. \boxed{7}",
     "q": r"Use '<tool_call>' tags. \boxed{7}",
     "prose": r"The tags <tool_call> and </tool_call> enclose calls. \boxed{7}",
     "start": r"<tool_call> is a tag that I do not need. \boxed{7}",
@@ -167,6 +191,12 @@ WORDS = {
     "nested json": 'The result is {"x": {"name": "a", "arguments": {}}}. \\boxed{7}',
 }
 WRONG = {
+    "kimi3": '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="x"<|sep|>1<|close|>tools<|sep|>',
+    "kimi3 twice": '<|open|>call tool="f"<|sep|>'
+    + '<|open|>argument key="x"<|sep|>1<|close|>argument<|sep|>' * 2
+    + "<|close|>call<|sep|>",
+    "kimi bare": 'functions.f:0{"a": }',
+    "harmony bare": 'commentary to=functions.f json{"a": }',
     "broken": '<tool_call>{"name": "a", "arguments": {"x": }}</tool_call>',
     "extra brace": '<tool_call>{"name": "a", "arguments": {}}}</tool_call>',
     "bare broken": '{"name": "calculator", "arguments": {"expression": "3}}',
@@ -237,6 +267,9 @@ HOLDERS = {
     "mistral": lambda text: f'[TOOL_CALLS]w{json.dumps({"x": text})}',
     "kimi": lambda text: f'<|tool_call_begin|>functions.w:0<|tool_call_argument_begin|>{json.dumps({"x": text})}<|tool_call_end|>',
     "harmony": lambda text: f'<|channel|>commentary to=functions.w <|constrain|>json<|message|>{json.dumps({"x": text})}<|call|>',
+    "kimi3": lambda text: f'<|open|>call tool="w"<|sep|><|open|>argument key="x" type="string"<|sep|>{text}<|close|>argument<|sep|><|close|>call<|sep|>',
+    "kimi bare": lambda text: f"functions.w:0{json.dumps({'x': text})}",
+    "harmony bare": lambda text: f"commentary to=functions.w json{json.dumps({'x': text})}",
     "python": lambda text: f"<function_calls>w(x={text!r})</function_calls>",
 }  # fmt: skip
 
@@ -299,7 +332,8 @@ def test_values_in_tags_get_the_types_of_the_schema():
 
 
 @pytest.mark.parametrize("piece", ["<tool_call>", "<tool_call>{", "<function=a>", '[{"', '{"a":', "\n ", "<tool_call>a ", "`",
-                                   '<invoke name="a">', "<|channel|>", '{"name":"a","arguments":{', "functools[", "<think>"])  # fmt: skip
+                                   '<invoke name="a">', "<|channel|>", '{"name":"a","arguments":{', "functools[", "<think>", "a <think> b", "analysis", "functions.a:0{", "to=functions.a {",
+                                   '<|open|>call tool="a"<|sep|>', '<|open|>argument key="a"<|sep|>', "<|open|>think<|sep|>"])  # fmt: skip
 def test_no_text_takes_long(piece):
     started = time.process_time()
     find_calls(piece * 5000)

@@ -149,7 +149,7 @@ def test_values(argv, name, value):
         (["--seed", "none"], "expected a whole number"),
         (["--level", "tokens"], "choose one of token, action"),
         (["7"], "'7' stands alone"),
-        (["--log_episodes", "false"], "'false' stands alone"),
+        (["--log_episodes", "false"], "takes no value, found 'false'"),
         (["--gamma", "2"], "gamma is 2.0; choose a value in [0, 1]"),
         (["--n_rollout_threads", "5", "--n_samples", "2"], "does not divide"),
     ],
@@ -508,7 +508,7 @@ def test_resuming_takes_the_settings_of_the_run(capsys, run, workdir):
 
 def test_a_run_goes_on_only_with_its_own_script(capsys, workdir, run):
     said = refused(capsys, train_code.main, "--load_path", run)
-    assert "problem_field" in said and "the script that started it" in said
+    assert "problem_field" in said and "go on with it by mafrt train_math" in said
 
 
 def test_train_goes_on_with_a_run_of_any_script(workdir, run):
@@ -756,8 +756,9 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
         ("train", "dataset_path: stories:train", "the file fits mafrt train_math"),
         ("train_math", "env: referential", "the file fits mafrt train."),
         ("train", "records_path: [a.jsonl]", "the file fits mafrt train_sft"),
-        # No command has both, so the nearest name is the better hint.
-        ("train", "dataset_path: stories:train\nenvv: referential", "did you mean"),
+        # No command has both, so each name is answered for itself.
+        ("train", "dataset_path: stories:train\nenvv: referential", "belongs to mafrt train_math or"),
+        ("train", "envv: referential\ndataset_path: stories:train", "did you mean"),
     ],
 )
 def test_a_config_of_another_command_is_told_which(tmp_path, command, config, fits):
@@ -765,7 +766,7 @@ def test_a_config_of_another_command_is_told_which(tmp_path, command, config, fi
 
     path = tmp_path / "team.yaml"
     path.write_text(f"lr: 1e-4\n{config}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"There is no setting '.*'; .*{fits}"):
+    with pytest.raises(ConfigError, match=f"There is no setting '.*'.*{fits}"):
         import_module(f"mafrt.scripts.{command}").COMMAND.read(["--config", str(path)])
 
 

@@ -91,7 +91,7 @@ def test_a_workflow_of_ones_own_is_one_file(own: Path) -> None:
     [
         ("my_flow:Blnd", "did you mean 'Blind'"),
         ("my_flw:Blind", "there is no module 'my_flw'"),
-        ("my_flow:NoWorkflow", "made a NoWorkflow, which is no workflow; inherit from"),
+        ("my_flow:NoWorkflow", "is a NoWorkflow, which is no workflow; inherit from"),
         ("my_flow:Broken", r"could not be built: KeyError: 'sides' \(.*my_flow.py, line 14\)"),
         ("chian", "did you mean 'chain'"),
         ("my_flow:", "both parts are needed"),

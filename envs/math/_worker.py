@@ -58,7 +58,9 @@ DECIMALS = 6
 SMALL_ERROR = 1e-4
 """Largest relative error of such an answer, which matters for numbers below 0.01: four significant digits."""
 DIGITS = 50
-"""Significant digits to which exact numbers, such as roots and powers, are compared."""
+"""Significant digits to which exact numbers, such as roots and powers, are compared first."""
+LEAST_DIGITS, MOST_DIGITS = 500, 20_000
+"""Bounds of those to which they are compared if these agree."""
 
 
 def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precision: int = DIGITS) -> bool:
@@ -68,7 +70,7 @@ def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precis
     relations; where it says False, math-verify tries to simplify the difference.
     """
     from math_verify.grader import get_pct_val
-    from sympy import Basic, Float, I, MatrixBase, Rational, expand
+    from sympy import Basic, Float, I, MatrixBase, Rational
 
     # A reference of 50% is met by 50% and by 0.5, and by 50 if that is asked for in percent.
     percent = get_pct_val(a)
@@ -91,7 +93,35 @@ def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precis
     if isinstance(a, Rational) and isinstance(b, Rational):
         return bool(a == b)
     rounded = a.has(Float) or b.has(Float)
-    digits = 15 if rounded else DIGITS
+    if rounded:
+        return _agree(a, b, 15, rounded)
+    return _agree(a, b, DIGITS) and _agree(a, b, _decisive_digits(a, b))
+
+
+def _decisive_digits(a: Any, b: Any) -> int:
+    """Digits by which two exact numbers of this size that are not equal do differ, as the root of 10^40 + 1 and 10^20.
+
+    Roots of integers of D digits together that are not equal differ within a few times D digits, by the product of
+    their conjugates; so do powers and functions within the size of what they are taken of.
+    """
+    from sympy import Function, Integer, Pow, Rational, preorder_traversal
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+
+    if any(x.has(ExprWithLimits) for x in (a, b)):
+        return DIGITS  # an integral or a sum without a closed form takes too long
+    size = 0
+    for part in (part for x in (a, b) for part in preorder_traversal(x)):
+        if isinstance(part, Rational):
+            size += len(str(abs(part.p))) + len(str(part.q))
+        elif isinstance(part, Pow | Function):
+            size += sum(int(min(abs(n), 2 * MOST_DIGITS)) for n in part.args[-1].atoms(Integer))
+    return min(max(LEAST_DIGITS, 8 * size), MOST_DIGITS)
+
+
+def _agree(a: Any, b: Any, digits: int, rounded: bool = False) -> bool:
+    """Whether two expressions are equal to so many digits, or to those of an answer that is `rounded`."""
+    from sympy import Rational, expand
+
     if not a.free_symbols and not b.free_symbols:
         left, right = a.evalf(digits), b.evalf(digits)
         if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
@@ -99,7 +129,7 @@ def numbers_equal(a: Any, b: Any, float_rounding: int = DECIMALS, numeric_precis
         error, size = abs(left - right), max(abs(left), abs(right))
         if rounded:
             return bool(error <= SMALL_ERROR * size and _round(left) == _round(right))
-        return bool(error <= size * Rational(1, 10 ** (DIGITS - 10)))
+        return bool(error <= size * Rational(1, 10 ** (digits - 10)))
     # With variables: no term of the difference counts beside the largest term of either side.
     terms = [expand(x).evalf(digits).as_coefficients_dict() for x in (a - b, a, b)]
     left_over, size = (max((abs(c) for d in group for c in d.values()), default=0) for group in (terms[:1], terms[1:]))

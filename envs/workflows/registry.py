@@ -83,7 +83,10 @@ def make_workflow(name: str, team: Team, horizon: int, judge_lines: bool, **opti
     """
     factory = WORKFLOWS.resolve(str(name))
     if isinstance(factory, type) and not issubclass(factory, Workflow):
-        raise ConfigError(f"{name!r} is no workflow; inherit from mafrt.envs.workflows.registry.Workflow")
+        raise ConfigError(
+            f"{name!r} is a {factory.__name__}, which is no workflow; inherit from "
+            "mafrt.envs.workflows.registry.Workflow, and set max_steps"
+        )
     if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
         raise ConfigError(f"horizon must be a whole number of rounds, at least 1, found {horizon!r}")
     for reserved in SPEAKS_AS:

@@ -9,9 +9,11 @@ written (`READERS`):
     keys and values  N<arg_key>K</arg_key><arg_value>V</arg_value>                                        GLM, Hunyuan
     headers          N<separator>{...}                                       DeepSeek V3, Kimi K2, Mistral, Functionary
     braces           call:N{K:<|"|>V<|"|>}                                                                Gemma 3n and 4
+    open and close   <|open|>call tool="N"<|sep|><|open|>argument key="K"<|sep|>V<|close|>argument<|sep|>        Kimi K3
     Python           N(K=V), [N(K=V), ...]                                               Llama 4, Olmo 3, Gemma 3, LFM2
 
-Values in tags are texts; the tool's schema tells their types (`with_types`).
+Values in tags are texts; the tool's schema tells their types (`with_types`). The forms of gpt-oss and Kimi K2 are read
+without their special tokens too, which servers drop.
 
 Sources: the chat templates of the families, and the tool parsers of vLLM and of `renderers`, for the forms.
 """
@@ -76,7 +78,8 @@ TAGS: tuple[tuple[str, str], ...] = (
     (r"<\|tool_call>", r"<tool_call\|>"),
     (r"<\|tool_call\|>", r"<\|/tool_call\|>"),
     (r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
-    (r"<\|tool_calls_section_begin\|>", r"<\|tool_calls_section_end\|>"),
+    (r"<\|tool_calls?_section_begin\|>", r"<\|tool_calls?_section_end\|>"),
+    (r"<\|open\|>tools<\|sep\|>", r"<\|close\|>tools<\|sep\|>"),
     (r"<\|tool_call_begin\|>", r"<\|tool_call_end\|>"),
     (r"<\|tools_prefix\|>", r"<\|tools_suffix\|>"),
     (r"<\|action_start\|>", r"<\|action_end\|>"),
@@ -94,6 +97,9 @@ TAGS: tuple[tuple[str, str], ...] = (
 _BARE = (
     r"<function(?:=|\s+name=)[^>\n]+>",
     r"<(?:[\w｜]+:|｜DSML｜)?invoke\s+name=[^>\n]+>",
+    r"<\|(?:open|close)\|>(?:call|think|response|message)\b[^<\n]{0,200}<\|sep\|>",
+    r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
+    r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
     r"<\|recipient\|>",
     r"^>>>(?!all\b)[\w.\-/]+\n(?=\s*\{)",
     r"^Action:[ \t]*[\w.\-/]+[ \t]*\nAction Input:",
@@ -113,6 +119,11 @@ _HARMONY_CALL = re.compile(
     r"(?:<\|start\|>assistant)?\s*(?:to=(?P<before>[\w.\-]+))?\s*<\|channel\|>\s*(?:analysis|commentary)\s*"
     r"(?:to=(?P<after>[\w.\-]+))?\s*(?:<\|constrain\|>)?\s*(?P<kind>\w*)\s*<\|message\|>"
 )
+_BARE_HARMONY = re.compile(
+    r"(?:assistant)?(?:commentary|analysis)?\s*to=functions\.(?P<name>[\w.\-]+?)(?:commentary|analysis)?\s*(?:json|code)?"
+    r"\s*(?=\{)"
+)
+"""The same where the special tokens were dropped."""
 _HARMONY_END = re.compile(r"<\|(?:call|end|return|start)\|>")
 _FUNCTIONARY = re.compile(
     r"<\|recipient\|>\s*(?P<name>[\w.\-/]+)\s*<\|content\|>|>>>(?P<short>[\w.\-/]+)\n"
@@ -125,6 +136,8 @@ def read_form(text: str, start: int) -> Found | None:
     """The calls behind the opening mark at `start`; None if the mark is only mentioned."""
     if header := _HARMONY_CALL.match(text, start):
         return _harmony(text, header)
+    if header := _BARE_HARMONY.match(text, start):
+        return _to(header["name"], text, header.end())
     if header := _FUNCTIONARY.match(text, start):
         name = header["name"] or header["short"] or header["action"]
         return None if name == "all" else _to(name, text, header.end())
@@ -318,6 +331,32 @@ def _keys_and_values(text: str, place: int, close: Closing) -> Read:
     return [ToolCall(mark["name"], arguments, texts=True)], place
 
 
+_OPEN_CALL = re.compile(r"<\|open\|>call\s[^<\n]*?tool=\"(?P<name>[^\"<\n]+)\"[^<\n]*<\|sep\|>")
+_OPEN_ARGUMENT = re.compile(
+    r"<\|open\|>argument\s+key=\"(?P<key>[^\"<\n]+)\"(?:\s+type=\"(?P<type>[^\"<\n]*)\")?[^<\n]*<\|sep\|>"
+    r"(?P<value>.*?)<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument\s|close\|>call<))",
+    re.DOTALL,
+)
+_CLOSE_CALL = "<|close|>call<|sep|>"
+
+
+def _open_and_close(text: str, place: int, close: Closing) -> Read:
+    """Kimi K3's: values of any type but `string` are JSON."""
+    mark = _OPEN_CALL.match(text, place)
+    if mark is None:
+        return None
+    arguments: dict[str, Any] = {}
+    place = mark.end()
+    while argument := _OPEN_ARGUMENT.match(text, _skip_blanks(text, place)):
+        value = argument["value"]
+        _put(arguments, argument["key"], value if argument["type"] == "string" else _value_or_text(value), mark["name"])
+        place = argument.end()
+    place = _skip_blanks(text, place)
+    if not text.startswith(_CLOSE_CALL, place):
+        raise Unreadable(f"the call of {mark['name']!r} is not closed with {_CLOSE_CALL}")
+    return [ToolCall(mark["name"], arguments)], place + len(_CLOSE_CALL)
+
+
 def _header(text: str, place: int, close: Closing) -> Read:
     mark = _HEADER.match(text, place)
     if mark is None:
@@ -375,6 +414,7 @@ READERS: tuple[Callable[[str, int, Closing], Read], ...] = (
     _json,
     _function,
     _invoke,
+    _open_and_close,
     _braces,
     _keys_and_values,
     _header,

@@ -58,10 +58,17 @@ _MARK = re.compile(
 _CLOSING_FENCE = re.compile(rf"^[ \t]*(```+)[ \t]*(?:$|(?={THOUGHT}))", re.MULTILINE)
 _NO_WORD = re.compile(r"[\s,;]*")
 _QUOTES = "'\"\u201c\u201d\u2018\u2019`"
+_AFTER_WORD = (" ", "\t", "\n", ".", ",", ";", ":", "!", "?", ")", *_QUOTES)
 _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*<\|message\|>"
     r"|<\|(?:end|return)\|>|<\|start\|>assistant"
 )
+_OPEN_CLOSE = re.compile(r"<\|(?:open|close)\|>(?P<channel>think|response|message)\b[^<\n]*<\|sep\|>")
+"""Kimi K3's marks of the parts of a message."""
+_BARE_ANALYSIS = re.compile(
+    r"(?:assistant)?analysis.*?assistant(?:final|(?=commentary|analysis|\s?to=functions\.))", re.DOTALL
+)
+"""Thoughts of gpt-oss at the beginning of a text whose special tokens were dropped."""
 _MOST_TRIES = 1000
 """Marks of a text behind which a call is looked for in vain; more are no accident."""
 
@@ -83,9 +90,10 @@ def visible(text: str, *, opened: bool = False) -> str:
 
     `opened`: the prompt ended with `<think>`, so the text begins inside a thought. A thought that does not end takes
     everything after it along: half a thought is no answer. A lone `</think>` ends a thought that was
-    opened before the text, whether `opened` says so or not. Tags in calls, in code and in quotes are words.
+    opened before the text, whether `opened` says so or not. Tags in calls, in code and in quotes are words, and so is
+    a `<think>` amid a line that nothing ends.
     """
-    if not opened and THINK not in text and THOUGHT not in text and "<|" not in text:
+    if not opened and THINK not in text and THOUGHT not in text and "<|" not in text and not _BARE_ANALYSIS.match(text):
         return text
     parts = list(_parts(text, opened))
     if not opened and not any(part.thought for part in parts):
@@ -127,6 +135,9 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
     if opened:
         place = _end_of_thought(text, 0)
         parts.append(_Part(0, place, thought=True))
+    while not opened and (bare := _BARE_ANALYSIS.match(text, place)):
+        place = bare.end()
+        parts.append(_Part(bare.start(), place, thought=True))
     thoughts, tries = opened, 0
     done = place
     while mark := _MARK.search(text, place):
@@ -140,7 +151,7 @@ def _parts(text: str, opened: bool, fences: bool = True) -> Iterator[_Part]:
                 place = start + len(mark["ticks"])
             continue
         elif mark["think"] or mark["thought"]:
-            if _is_quoted(text, start, place):
+            if _is_quoted(text, start, place) or (mark["think"] and _is_mentioned(text, done, start, place)):
                 continue
             if mark["think"]:
                 part = _Part(start, _end_of_thought(text, place), thought=True)
@@ -173,6 +184,15 @@ def _end_of_thought(text: str, place: int) -> int:
 def _is_quoted(text: str, start: int, end: int) -> bool:
     """Whether a tag stands in quotes by itself: it is spoken of, and not used."""
     return start > 0 and end < len(text) and text[start - 1] in _QUOTES and text[end] in _QUOTES
+
+
+def _is_mentioned(text: str, done: int, start: int, end: int) -> bool:
+    """Whether a `<think>` amid a line is a word among words, not a thought: it is not ended, or only the next one is."""
+    before = text[max(done, text.rfind("\n", 0, start) + 1) : start]
+    if not re.search(r"\w", before) or before[-1:].isalnum() or text[end : end + 1] not in _AFTER_WORD:
+        return False
+    closed, again = text.find(THOUGHT, end), text.find(THINK, end)
+    return closed < 0 or 0 <= again < closed
 
 
 def _block(text: str, mark: re.Match[str], fences: bool) -> _Part:
@@ -225,6 +245,12 @@ def _form(text: str, start: int, end: int) -> _Part | None:
             thought_end = following.start() if following else len(text)
         # The headers of messages are no words either.
         return None if header["channel"] == "commentary" else _Part(start, thought_end, thought=True)
+    if part := _OPEN_CLOSE.match(text, start):
+        thought_end = part.end()
+        if part["channel"] == "think" and part[0].startswith("<|open|>"):
+            closing = re.compile(r"<\|close\|>think<\|sep\|>").search(text, thought_end)
+            thought_end = closing.end() if closing else len(text)
+        return _Part(start, thought_end, thought=True)
     if _is_quoted(text, start, end):
         return None
     found = read_form(text, start)
