@@ -102,7 +102,7 @@ def _decisive_digits(a: Any, b: Any) -> int:
     """Digits by which two exact numbers of this size that are not equal do differ, as the root of 10^40 + 1 and 10^20.
 
     Roots of integers of D digits together that are not equal differ within a few times D digits, by the product of
-    their conjugates; so do powers and functions within the size of what they are taken of.
+    their conjugates; so do powers and functions within the size of their arguments.
     """
     from sympy import Function, Integer, Pow, Rational, preorder_traversal
     from sympy.concrete.expr_with_limits import ExprWithLimits

@@ -1,6 +1,6 @@
 """Runs a program and passes its output on, line by line, until a line is too long: `_bounded_lines.py BYTES COMMAND...`
 
-The client of an MCP server keeps what it has read of a line in memory, however long that is. This process stands
+The client of an MCP server keeps a line in memory until it ends, however long it is. This process stands
 between them. It imports the standard library only, and hands its own standard input on to the program.
 """
 

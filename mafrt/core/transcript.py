@@ -30,7 +30,7 @@ def quoted(text: str, names: Iterable[str] = (), *, headings: Iterable[str] = ()
 
     A text of which no line could be read as the beginning of another part is returned as it is. Otherwise its lines
     begin with `> `. A line could be read so if the words before its colon are one of the names, or if all of it is one
-    of `headings`; what looks like a name is taken for it (`mafrt.core.lookalikes`).
+    of `headings`; looks alone decide (`mafrt.core.lookalikes`).
 
     Args:
         names: `name: words` begins a part.

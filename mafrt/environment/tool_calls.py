@@ -187,7 +187,7 @@ def _is_quoted(text: str, start: int, end: int) -> bool:
 
 
 def _is_mentioned(text: str, done: int, start: int, end: int) -> bool:
-    """Whether a `<think>` amid a line is a word among words, not a thought: it is not ended, or only the next one is."""
+    """Whether a `<think>` amid a line is only a word: nothing ends it, or the end is of the next one."""
     before = text[max(done, text.rfind("\n", 0, start) + 1) : start]
     if not re.search(r"\w", before) or before[-1:].isalnum() or text[end : end + 1] not in _AFTER_WORD:
         return False

@@ -10,7 +10,7 @@ from mafrt.core.errors import ConfigError
 
 
 class StrictParser(argparse.ArgumentParser):
-    """Raises ConfigError for what it does not understand, reads `-1e-4` as a value, and completes no flag."""
+    """Raises ConfigError for words that it does not understand, reads `-1e-4` as a value, and completes no flag."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
