@@ -20,6 +20,7 @@ from bench._plan import PLAN, measure, result_file
 from bench.reproduce._figure import need_matplotlib
 from mafrt.core.atomic_files import write_atomic
 from mafrt.core.errors import ConfigError
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench all", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench all", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--page", type=Path, default=Path("BENCHMARKS.md"), help="the page with marks")
     parser.add_argument("--folder", type=Path, default=Path("docs/benchmarks"), help="of results and charts")
     chosen = parser.add_mutually_exclusive_group()

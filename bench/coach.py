@@ -33,6 +33,7 @@ from mafrt.coach.retry import Breaker, Retry
 from mafrt.coach.rubric import load_rubric
 from mafrt.config.train_config import CoachConfig
 from mafrt.core.types import Scored
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 VERDICT = '{"reason": "as ever", "score": 5}'
 BAR = 1.3
@@ -127,7 +128,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench coach", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench coach", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--latency", type=float, default=1.0, help="seconds that the judge takes for a reply")
     parser.add_argument("--calls", type=positive, default=256, help="turns in the batch")
     parser.add_argument("--concurrency", type=positive, nargs="+", default=[8, 16, 64], help="calls at once")

@@ -32,6 +32,7 @@ from mafrt.environment.session import session_of
 from mafrt.envs.program import ProgramEnv
 from mafrt.rollout.live import Start
 from mafrt.rollout.player import Player
+from mafrt.scripts.cli.strict_parser import StrictParser
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue
 from mafrt.scripts.serving.trained_team import TrainedTeam
@@ -44,7 +45,7 @@ Calls = list[tuple[str, str, int]]
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
     """Print the table; returns ratios by way, and the machine."""
-    parser = argparse.ArgumentParser(prog="mafrt bench endpoint", description=__doc__)
+    parser = StrictParser(prog="mafrt bench endpoint", description=__doc__)
     parser.add_argument("--base", default="teaching-base", help="a model folder, or teaching-base")
     parser.add_argument("--calls", type=positive, default=32, help="calls made at once")
     parser.add_argument("--tokens", type=positive, default=48, help="tokens of each answer")

@@ -14,6 +14,7 @@ from mafrt.core.types import StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session
 from mafrt.environment.workers import guarded
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 
 class Trivial(Env):
@@ -34,7 +35,7 @@ class Trivial(Env):
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
     """Print the table; returns milliseconds per step by way and number of environments, as JSON-able numbers."""
-    parser = argparse.ArgumentParser(prog="mafrt bench environment", description=__doc__)
+    parser = StrictParser(prog="mafrt bench environment", description=__doc__)
     parser.add_argument("--steps", type=positive, default=500, help="steps of each environment")
     parser.add_argument("--envs", type=positive, nargs="+", default=[1, 32], help="environments side by side")
     parser.add_argument("--characters", type=positive, default=1000, help="length of observations and actions")

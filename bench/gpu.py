@@ -18,6 +18,7 @@ from bench import _measure
 from bench._gpu import capacity, models, parity, quickstart, roofline, speed
 from bench._gpu.stages import GpuStage, run_stages
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench gpu", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
     parser.add_argument("--minutes", type=float, default=9.0, help="stages that would not end in time are left out")
     parser.add_argument("--output", type=Path, help="JSON file, written after every stage")

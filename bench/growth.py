@@ -43,6 +43,7 @@ from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.local.kv_cache import KVCache
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.cli.strict_parser import StrictParser
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps
 
 PARTS = ("play", "update")
@@ -110,7 +111,7 @@ def _check_figure(path: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench growth", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench growth", description=(__doc__ or "").split("\n")[0])
     powers = [2**i for i in range(14)]
     parser.add_argument("--agents", type=positive, nargs="+", default=powers[:7], help="numbers of agents K")
     parser.add_argument(

@@ -25,6 +25,7 @@ from bench._training import Training
 from mafrt.config.train_config import EngineConfig
 from mafrt.engines.logprob_check import self_check
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 SHARE = 0.05
 """of an iteration that the hand-over takes at most"""
@@ -51,7 +52,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench handover", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench handover", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4, 16], help="numbers of adapters K")
     parser.add_argument("--model", default="teaching-base", help="name or folder of the base")
     parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")

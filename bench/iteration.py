@@ -37,6 +37,7 @@ from mafrt.models.memory_estimate import shape_of
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 ROLE = "Plan the steps, then calculate."
 LR = 1e-6
@@ -81,7 +82,7 @@ def _bars(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench iteration", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench iteration", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="teaching-base", help="the base, for example smollm2")
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4], help="numbers of agents K")
     parser.add_argument("--prompts", type=positive, default=4, help="prompts per agent")

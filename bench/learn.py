@@ -10,7 +10,6 @@ debate, and all others the Reasoner -> Actor chain.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 if TYPE_CHECKING:
     from mafrt.runners.loop import RunSummary
@@ -189,7 +189,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def run(argv: Sequence[str]) -> dict[str, Any]:
     """The benchmark; `mafrt bench learn --algorithm all` is the whole table."""
-    parser = argparse.ArgumentParser(prog="bench learn", description=__doc__, allow_abbrev=False)
+    parser = StrictParser(prog="mafrt bench learn", description=__doc__)
     parser.add_argument("--algorithm", nargs="+", default=["all"], help="rules by name, or all")
     parser.add_argument("--task", choices=TASKS, help="task of all rules; default: each family's own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -31,6 +31,7 @@ from bench._models import build_base
 from bench._tables import table
 from mafrt.models.logprobs import token_logprobs
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 MIXED_RANKS = (8, 2, 16, 4)
 """of the adapters in turn; one alone has about the mean"""
@@ -75,7 +76,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench memory", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench memory", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4, 16, 64], help="numbers of adapters K")
     parser.add_argument("--rows", type=positive, default=64, help="rows of the update, shared out among the adapters")
     parser.add_argument("--tokens", type=positive, default=32, help="tokens of a row")

@@ -27,6 +27,7 @@ from mafrt.models.shared_base import SharedBase
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.intervals import seed_interval
 from mafrt.runners.on_policy import OnPolicy
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 COMMON: Mapping[str, Any] = {
     "n_rollout_threads": 64,
@@ -271,7 +272,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench parts", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench parts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--iterations", type=positive, help="of training; default: the part's own")

@@ -36,6 +36,7 @@ from bench._tables import table
 from mafrt.core.types import Completion, Request, SamplingParams, Turn
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.cli.strict_parser import StrictParser
 from mafrt.training.batch import collate
 
 AGENT = "agent0"
@@ -90,7 +91,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench prefix", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench prefix", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--answers", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 32], help="answers n to the prompt"
     )

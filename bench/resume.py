@@ -29,6 +29,7 @@ from bench._measure import positive
 from bench._tables import table
 from bench._training import Training
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench resume", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench resume", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 4, 16], help="numbers of adapters K")
     parser.add_argument("--model", default="teaching-base", help="name or folder of the base")
     parser.add_argument("--folder", help="where checkpoints are written; default: the system's folder for such files")

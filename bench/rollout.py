@@ -52,6 +52,7 @@ from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 SHAPE = ("model", "width", "mlp", "layers", "vocab", "rank", "prompt", "tokens", "samples", "dtype")
 
@@ -102,7 +103,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench rollout", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench rollout", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a base such as smollm2; default: a random one of the given shape")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the frozen weights")
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")

@@ -28,6 +28,7 @@ from mafrt.sandbox import bwrap
 from mafrt.sandbox.image import executable
 from mafrt.sandbox.inside import confine
 from mafrt.sandbox.zygote_sandbox import WarmSandbox
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 TABLE = "x,y,t\n" + "".join(f"{i * 7 % 11},{i * 3 % 7},{i % 2}\n" for i in range(200))
 SNIPPETS = {
@@ -72,7 +73,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench sandbox", description=(__doc__ or "").split("\n")[0])
+    parser = StrictParser(prog="mafrt bench sandbox", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 8, 32], help="threads that ask at once")
     parser.add_argument("--calls", type=positive, default=96, help="timed executions per snippet and concurrency")
     parser.add_argument("--fresh_calls", type=int, default=32, help="the same, of fresh interpreters; 0: none")

@@ -27,6 +27,7 @@ from bench._models import build_base
 from mafrt.core.types import Completion, Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models.shared_base import SharedBase
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 SCOPES = ("all", "action")
 INVOCATION = (1, 2, 3)
@@ -74,7 +75,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench turns", description=__doc__.split("\n")[0])
+    parser = StrictParser(prog="mafrt bench turns", description=__doc__.split("\n")[0])
     parser.add_argument("--turns", type=positive, nargs="+", default=[1, 2, 4, 8], help="agents T that speak in turn")
     parser.add_argument("--context", type=positive, nargs="+", default=[256, 1024, 2048], help="transcript c in tokens")
     parser.add_argument("--said", type=positive, default=8, help="tokens of every answer")

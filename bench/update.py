@@ -32,6 +32,7 @@ from bench._models import build_rivals, cast
 from mafrt.core.malloc import keep_freed_memory
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
+from mafrt.scripts.cli.strict_parser import StrictParser
 
 NAMES = "peft_loop", "peft_mixed"
 SHAPE = ("model", "width", "layers", "mlp", "vocab", "rank", "rows", "tokens", "dtype", "entropy_coef")
@@ -78,7 +79,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mafrt bench update", description=__doc__.split("\n")[0])
+    parser = StrictParser(prog="mafrt bench update", description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="a base such as smollm2; default: a random one of the given shape")
     parser.add_argument("--adapters", type=positive, nargs="+", default=[1, 2, 4, 8, 16], help="numbers of adapters K")
     parser.add_argument("--rows", type=positive, default=2, help="mean rows per adapter; they really are 1 to 2*rows-1")

