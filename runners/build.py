@@ -37,7 +37,7 @@ from mafrt.runners.checks import check_window
 from mafrt.storage.load_path import Loadable
 from mafrt.training.critic import Critic
 from mafrt.training.learner import Learner
-from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training.lr_schedule import make_entropy_schedule, make_lr_schedule
 from mafrt.training.mixer_critic import MixerCritic
 from mafrt.training.policy_objective import Objective
 from mafrt.training.several import AnyLearner, SeveralCritics, SeveralLearners
@@ -132,6 +132,7 @@ def _make_learner(
         seed_of(config.run.seed, "learner"),
         temperatures={name: how.temperature for name, how in sampling.items()},
         lr_schedule=make_lr_schedule(config.learn, config.run.iterations),
+        entropy_schedule=make_entropy_schedule(config.learn, config.run.iterations),
     )
 
 

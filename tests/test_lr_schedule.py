@@ -11,7 +11,8 @@ from toy import make, train
 
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError
-from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training import policy_objective
+from mafrt.training.lr_schedule import make_entropy_schedule, make_lr_schedule
 
 
 def rates(run: Path) -> list[float]:
@@ -32,6 +33,22 @@ def test_the_pace_of_each_iteration(schedule, warmup, expected):
     lr_schedule = make_lr_schedule(LearnConfig(lr_schedule=schedule, lr_warmup=warmup), 4)
     assert [lr_schedule(n) for n in range(4)] == pytest.approx(expected)
     assert lr_schedule(9) == (1 if schedule == "constant" else 0)  # a run that goes on beyond its end
+
+
+def test_the_entropy_bonus_falls_to_nothing(monkeypatch, tmp_path):
+    falling = make_entropy_schedule(LearnConfig(entropy_schedule="linear"), 4)
+    assert [falling(n) for n in (0, 1, 3, 4, 9)] == [1, 0.75, 0.25, 0, 0]
+    assert make_entropy_schedule(LearnConfig(), 4)(3) == 1
+    seen = []
+
+    def entropy_loss(entropy, *, coef, denominator):
+        seen.append(coef)
+        return policy_objective_entropy(entropy, coef=coef, denominator=denominator)
+
+    policy_objective_entropy = policy_objective.entropy_loss
+    monkeypatch.setattr(policy_objective, "entropy_loss", entropy_loss)
+    train(tmp_path / "run", iterations=2, entropy_coef=0.5, entropy_schedule="linear")
+    assert set(seen) == {0.5, 0.25}
 
 
 def test_a_scheduled_run_is_logged_and_resumes_exactly(tmp_path):

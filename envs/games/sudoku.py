@@ -57,7 +57,8 @@ class Sudoku(Game):
     Args:
         empty: cells to fill, 1 to 10.
         split: `train` or `test`.
-        brief: observations without instructions and spaces.
+        brief: observations without instructions and spaces, and answers of the digits alone: else an entropy bonus
+            would be earned by words behind them, which change nothing.
     """
 
     agents = ("chooser", "filler")
@@ -106,7 +107,7 @@ class Sudoku(Game):
 
     def step(self, actions: dict[str, str]) -> StepResult:
         if "chooser" in actions:
-            numbers = [int(digit) for digit in _DIGIT.findall(actions["chooser"])[:2]]
+            numbers = self._digits(actions["chooser"], 2)
             self.cell = 4 * (numbers[0] - 1) + numbers[1] - 1 if len(numbers) == 2 else -1
             if self.cell < 0 or self.grid[self.cell]:
                 return self._end("chooser", Scored(0.0, "No empty cell is named."))
@@ -114,21 +115,27 @@ class Sudoku(Game):
             info = scored("chooser", Scored(10.0 / left, f"In this cell {left} digits are possible."))
             asked = "" if self.brief else "\nWhich digit from 1 to 4 stands at the question mark?"
             return StepResult({"filler": self.drawing(self.cell) + asked}, {}, False, False, info)
-        digit = _DIGIT.search(actions["filler"])
+        digit = next(iter(self._digits(actions["filler"], 1)), None)
         if digit is not None:
-            self.filled.append(f"{self.cell}={digit[0]}")
-        if digit is None or int(digit[0]) != self.solution[self.cell]:
-            possible = digit is not None and int(digit[0]) in free(self.grid, self.cell)
+            self.filled.append(f"{self.cell}={digit}")
+        if digit != self.solution[self.cell]:
+            possible = digit in free(self.grid, self.cell)
             why = (
                 "The digit is possible here, and not the solution's." if possible else "The digit is not possible here."
             )
             return self._end("filler", Scored(4.0 if possible else 0.0, why))
-        self.grid = (*self.grid[: self.cell], int(digit[0]), *self.grid[self.cell + 1 :])
+        self.grid = (*self.grid[: self.cell], digit, *self.grid[self.cell + 1 :])
         self.right += 1
         rules = Scored(10.0, "The digit is right.")
         if 0 in self.grid:
             return StepResult(self.start(), {}, False, False, scored("filler", rules))
         return self._end("filler", rules)
+
+    def _digits(self, answer: str, count: int) -> list[int]:
+        """The first digits of an answer; in brief form there must be so many and nothing else."""
+        if self.brief and not re.fullmatch(rf"\s*[1-4]{{{count}}}\s*", answer):
+            return []
+        return [int(digit) for digit in _DIGIT.findall(answer)[:count]]
 
     def _end(self, speaker: str, rules: Scored) -> StepResult:
         solved, outcome = float(self.right == self.empty), self.right / self.empty

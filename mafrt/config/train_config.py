@@ -90,6 +90,8 @@ class LearnConfig:
     """learning-rate schedule of the adapters over the run, constant or decaying to 0; the critic's is constant"""
     lr_warmup: int = 0
     """warm-up iterations of the learning rate"""
+    entropy_schedule: Literal["constant", "linear"] = "constant"
+    """weight of the entropy bonus over the run: constant, or falling to 0, so that the team explores first"""
     lr_follows_signal: bool = True
     """scale each step by the square root of the share of turns with an advantage other than 0"""
     step_kl: float | None = None

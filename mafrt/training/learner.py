@@ -50,6 +50,8 @@ class UpdateContext:
     """weight of the KL to the reference in the loss"""
     weights: Sequence[float] | None = None
     """per turn of the batch: factor on its policy terms (HAPPO's compound ratio)"""
+    entropy_share: float = 1.0
+    """factor on the weight of the entropy bonus"""
 
 
 class Learner:
@@ -66,6 +68,7 @@ class Learner:
             Default: 1.
         loss: loss of a micro-batch; default: the clipped policy loss of `objective`.
         lr_schedule: factor on the learning rates in an iteration.
+        entropy_schedule: factor on the weight of the entropy bonus in an iteration.
     """
 
     def __init__(
@@ -79,12 +82,14 @@ class Learner:
         temperatures: Mapping[str, float] | None = None,
         loss: Loss | None = None,
         lr_schedule: LrSchedule = lambda _: 1.0,
+        entropy_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
         self.base = base
         self.adapter_of = {agent.name: agent.adapter for agent in team.agents}
         self.temperatures = dict.fromkeys(team.names, 1.0) if temperatures is None else temperatures
         adapter_learn = learn_settings(team, learn)
         self.rates, self.lr_schedule = {name: own.lr for name, own in adapter_learn.items()}, lr_schedule
+        self.entropy_schedule = entropy_schedule
         self.learn = learn
         self.objective = objective
         self.seed = seed
@@ -162,6 +167,7 @@ class Learner:
             self.adapter_of if adapter_of is None else adapter_of,
             0.0 if settings.kl_in != "loss" else settings.kl_coef if kl_coef is None else kl_coef,
             weights,
+            self.entropy_schedule(iteration),
         )
         adapters = tuple(dict.fromkeys(context.adapter_of[agent] for agent in agents))
         learning = [
@@ -333,7 +339,11 @@ class Learner:
             return
         owners = [context.adapter_of[turn.agent] for turn in batch.turns]
         weights = None if context.weights is None else [context.weights[row] for row in rows]
-        part = LossBatch(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights, context.kl_coef)
+        part = LossBatch(
+            *(own, rows, batch, owners, logprobs, entropy, denominators, metrics, weights),
+            kl_coef=context.kl_coef,
+            entropy_share=context.entropy_share,
+        )
         self.loss.of(part).backward()
 
     def _logprobs(self, batch: Batch, train: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -28,3 +28,10 @@ def make_lr_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
         return (1.0 + math.cos(math.pi * gone)) / 2.0 if learn.lr_schedule == "cosine" else 1.0
 
     return factor
+
+
+def make_entropy_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
+    """Iterations completed -> factor on the weight of the entropy bonus; `linear` falls in equal steps to 0."""
+    if learn.entropy_schedule == "constant":
+        return lambda _: 1.0
+    return lambda iteration: max(1.0 - iteration / max(iterations, 1), 0.0)

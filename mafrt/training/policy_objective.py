@@ -85,6 +85,8 @@ class LossBatch:
     """per turn: factor on its policy terms (HAPPO's compound ratio)"""
     kl_coef: float
     """weight of the KL to the reference"""
+    entropy_share: float = 1.0
+    """factor on the weight of the entropy bonus (`--entropy_schedule`)"""
 
 
 class Loss(Protocol):
@@ -150,7 +152,8 @@ class PolicyLoss:
             )
             part.metrics.add(name, "policy", stats)
             # Entropy and KL are terms of tokens, at action level too, so their mean is over tokens.
-            extra, stats = entropy_loss(part.entropy[at], coef=settings.entropy_coef, denominator=count.tokens)
+            bonus = settings.entropy_coef * part.entropy_share
+            extra, stats = entropy_loss(part.entropy[at], coef=bonus, denominator=count.tokens)
             part.metrics.add(name, "entropy", stats)
             loss = loss + extra
             if reference is not None and kl_coefs[name]:

@@ -31,6 +31,7 @@ DEPENDENCES = (
         lambda v: v["engine"] != "local",
         "--engine vllm",
     ),
+    Dependence(("entropy_schedule",), lambda v: v["entropy_coef"] is None or v["entropy_coef"] > 0, "--entropy_coef"),
     Dependence(("league_interval",), lambda v: v["league"] > 0, "--league N"),
     Dependence(("max_rollbacks",), lambda v: v["on_collapse"] == "rollback", "--on_collapse rollback"),
     Dependence(
