@@ -81,6 +81,31 @@ SMALL: dict[str, Any] = {
     "decoder_start_token_id": 1,
 }
 
+OWN: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {"intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 8},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "expand": 2, "hidden_size": 64, "n_groups": 1},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
+    "nemotron_h": {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe", "mlp"], "moe_latent_size": None},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_groups": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_groups": 1, "num_local_experts": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8, "n_head": 4},
+    "laguna": {"num_attention_heads_per_layer": [4] * 4},
+    "xlnet": {"d_head": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "layer_types": None, "n_mamba_heads": 4},
+    "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
+    "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16]},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen4_exp_text": {"num_key_value_heads": 2, "num_attention_heads": 4},
+    "rwkv": {"attention_hidden_size": 64},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What single families need beyond it."""
+
 
 def model_types() -> list[str]:
     """Every family that transformers loads as a causal language model."""
@@ -89,42 +114,35 @@ def model_types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def shrink(config: Any, own: dict[str, Any]) -> None:
-    """Write small numbers over those of a configuration and of the ones within it."""
-    for name, value in (SMALL | own).items():
-        if hasattr(config, name) and not isinstance(getattr(type(config), name, None), property):
-            found = getattr(config, name)
-            if isinstance(found, list) and isinstance(value, int):
-                value = [value] * len(found)
-            setattr(config, name, value)
+def small(config: Any) -> dict[str, Any]:
+    """Arguments of a configuration's class that make it small; those of the ones within it are dictionaries."""
+    given = {name: value for name, value in SMALL.items() if _has(config, name)}
+    if "qk_rope_head_dim" in given:
+        given |= {name: value for name, value in (("head_dim", 8), ("num_key_value_heads", 4)) if name in given}
     for name in getattr(config, "sub_configs", {}):
         if getattr(config, name, None) is not None:
-            shrink(getattr(config, name), own)
+            given[name] = small(getattr(config, name))
+    if "num_hidden_layers" in given and config.model_type == "prophetnet":
+        del given["num_hidden_layers"]  # the sum of two others
+    return given | OWN.get(config.model_type, {})
 
 
-def tiny(model_type: str, seed: int = 0, **own: Any) -> Any:
+def _has(config: Any, name: str) -> bool:
+    declared = getattr(type(config), name, None)
+    if isinstance(declared, property) and declared.fset is None:
+        return False
+    try:
+        return hasattr(config, name)
+    except Exception:  # a setting that differs from layer to layer
+        return True
+
+
+def tiny(model_type: str, seed: int = 0) -> Any:
     """A random model of a family, as `AutoModelForCausalLM` builds it from a configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first = AutoConfig.for_model(model_type)
-    shrink(first, own)
-    given = first.to_dict()
-    layers = getattr(first, "num_hidden_layers", 4)
-    for name, value in list(given.items()):
-        # Per layer: made anew from the small numbers.
-        if isinstance(value, list) and name in (
-            "layer_types",
-            "layers_block_type",
-            "mlp_layer_types",
-            "mlp_only_layers",
-        ):
-            given[name] = None
-    config = type(first).from_dict({name: value for name, value in given.items() if value is not None or name in SMALL})
-    shrink(config, own)
-    for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
-        kinds = getattr(config, name, None)
-        if isinstance(kinds, list) and len(kinds) != layers:
-            setattr(config, name, (list(dict.fromkeys(kinds)) * layers)[:layers])
+    config = type(first)(**small(first))
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -145,7 +145,10 @@ class AdaptedModel:
         kinds = {}
         for path, parameter in self.model.named_parameters():
             block, layer = BLOCK.search(path), path.rpartition(".")[0].removesuffix(".base_layer")
-            if block is None or parameter.dim() < 2 or layer in layers or not path.startswith(self._decoder):
+            adapters = ".lora_A." in path or ".lora_B." in path
+            if block is None or parameter.dim() < 2 or layer in layers or adapters:
+                continue
+            if not path.startswith(self._decoder):
                 continue
             kind = path[block.end() :].removesuffix(".weight").removesuffix(".base_layer")
             why = "router" if ROUTER.search(kind) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
@@ -306,4 +309,5 @@ def _decoder_path(model: nn.Module) -> str:
     """Path of the part that reads text, with a dot behind it; empty where that is the whole model."""
     part = getattr(model, "get_decoder", lambda: None)()
     found = next((path for path, module in model.named_modules() if module is part), "")
-    return f"{found}." if found else ""
+    # Some families call their output layer so.
+    return f"{found}." if found and any(BLOCK.search(f".{path}.") for path, _ in part.named_modules()) else ""

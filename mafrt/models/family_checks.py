@@ -108,14 +108,14 @@ def settle(base: Any) -> None:
 
 
 def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
-    """Linear layers that are not called once with every token, so that no adapter can act on them by token: experts of
+    """Linear layers that are not called with every token, so that no adapter can act on them by token: experts of
     which each sees a few, weights that a kernel reads past their module, groups of channels."""
     linears, seen = base.linear_paths(), dict[str, int]()
 
     def hook(path: str) -> Callable[..., None]:
         def note(module: nn.Module, given: tuple[Any, ...]) -> None:
             tokens = given[0].numel() // linears[path][0] if given else 0
-            seen[path] = tokens if path not in seen else -1
+            seen[path] = min(tokens, seen.get(path, tokens))
 
         return note
 

@@ -288,7 +288,8 @@ def _targets(linear_paths: LinearPaths, paths: list[str]) -> list[str]:
     """The layers' last names if these match exactly these layers, else their full paths."""
     short = sorted({path.rsplit(".", 1)[-1] for path in paths})
     meant = {path for path in linear_paths if any(matches(path, target) for target in short)}
-    return short if meant == set(paths) else sorted(paths)
+    # A number is the name of a whole block too, on which PEFT would stumble.
+    return short if meant == set(paths) and not any(name.isdigit() for name in short) else sorted(paths)
 
 
 def _whole(value: float) -> float | int:

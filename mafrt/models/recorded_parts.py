@@ -63,9 +63,9 @@ class _RecordedMlp(_Recorded, nn.Module):
     up_proj: nn.Module
     down_proj: nn.Module
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return super().forward(x)
+    def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
+        if more or words or not torch.is_grad_enabled():
+            return super().forward(x, *more, **words)
         gate, up = self.gate_proj(x), self.up_proj(x)
         records = gate.requires_grad or up.requires_grad
         return self.down_proj(_SwiGlu.apply(gate, up) if records else F.silu(gate) * up)

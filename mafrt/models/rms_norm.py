@@ -69,7 +69,9 @@ class _Recorded(nn.Module):
     eps_of: float
     plus_one: bool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
+        if more or words:  # a gate, where the norm has one
+            return super().forward(x, *more, **words)
         if torch.is_grad_enabled() and x.requires_grad and not self.weight.requires_grad:
             return _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one)
         return super().forward(x)

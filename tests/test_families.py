@@ -1,0 +1,205 @@
+"""Families of models that transformers loads: tiny random ones learn, agree with `generate`, and go home to PEFT.
+
+`python tests/test_families.py` walks all of them and writes the table of docs/models.md (with names: their rows); here
+is a sample.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_families import VOCAB, model_types, tiny
+from helpers_models import tiny_base, tiny_model, tiny_tokenizer
+
+from mafrt.config.agent import LoraSpec
+from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.models import family_checks
+from mafrt.models.shared_base import SharedBase
+
+DOCS = Path(__file__).parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->"
+AGENTS = ("ann", "bob")
+SAMPLE = (
+    "deepseek_v3", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "lfm2", "llama4_text", "mamba", "nemotron_h", "phi3",
+    "qwen3_5_text", "qwen3_next", "stablelm",
+)  # fmt: skip
+
+
+def base_of(model_type: str) -> SharedBase:
+    """A base with two adapters of default settings."""
+    base = SharedBase(tiny(model_type), tiny_tokenizer(), model_type)
+    for seed, name in enumerate(AGENTS):
+        base.add_adapter(name, LoraSpec(), seed=seed)
+    return base
+
+
+def differ(base: SharedBase) -> None:
+    """Give the adapters weights that change the answers."""
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in AGENTS:
+            for _, b in base.adapter_layers(name).values():
+                b.copy_(0.1 * torch.randn(b.shape, generator=draw))
+            base.bump(name)
+
+
+def requests(ids: list[int], temperature: float) -> list[Request]:
+    """Prompts of three lengths, answers that end at different times."""
+    cases = [(length, name) for length in (5, 9, 11) for name in (*AGENTS, None)]
+    return [
+        Request(ids[:length], name, SamplingParams(max_new_tokens=3 + number % 4, temperature=temperature), number)
+        for number, (length, name) in enumerate(cases)
+    ]
+
+
+def walk(model_type: str, folder: Path) -> dict[str, Any]:
+    """What a family can do with default settings. Raises what goes wrong."""
+    base = base_of(model_type)
+    engine = LocalEngine(base, eos_ids=())
+    ids = torch.randint(5, VOCAB, (11,), generator=torch.Generator().manual_seed(0)).tolist()
+    # New adapters change nothing yet: greedy answers are the model's own.
+    plain = tiny(model_type)
+    greedy = requests(ids, 0.0)[-3]
+    [answer] = engine.generate([greedy])
+    with torch.no_grad():
+        logits = plain(input_ids=torch.tensor([[*greedy.prompt_ids, *answer.ids]])).logits[0].float()
+    assert logits[len(greedy.prompt_ids) - 1 : -1].argmax(-1).tolist() == list(answer.ids), "greedy answers differ"
+    differ(base)
+    asked = requests(ids, 1.0)
+    answers = engine.generate(asked)
+    rows = [[*request.prompt_ids, *answer.ids] for request, answer in zip(asked, answers, strict=True)]
+    padded, real = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long), torch.zeros(0)
+    real = torch.zeros_like(padded)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)], real[number, : len(row)] = torch.tensor(row), 1
+    index = torch.tensor([base.adapter_index(request.adapter) for request in asked])
+    states = base.forward(padded, real, index)
+    total, worst = torch.zeros(()), 0.0
+    for number, (request, answer) in enumerate(zip(asked, answers, strict=True)):
+        at = len(request.prompt_ids) - 1
+        found, _ = base.token_logprobs(states[number, at : at + len(answer.ids)], torch.tensor(answer.ids))
+        worst = max(worst, float((found.detach() - torch.tensor(answer.logprobs)).abs().max()))
+        total = total + found.sum()
+    assert worst < 1e-3, f"play and learning differ by {worst:.1e} nats"
+    total.backward()
+    for name in AGENTS:
+        grads = [p.grad for p in base.adapter_parameters(name)]
+        assert any(grad is not None and grad.abs().max() > 0 for grad in grads), "an adapter gets no gradient"
+    home = _at_home(model_type, base, padded[-1:, :11], folder)
+    assert home < 1e-3, f"PEFT computes log-probabilities that differ by {home:.1e} nats"
+    layers = {family_block(path) for path in base.adapter_layers("ann")}
+    return {
+        "play": engine.decoding,
+        "learn": "packed" if base.packs else "padded",
+        "layers": sorted(layers),
+        "left": base.left_out(base.adapter_layers("ann")),
+    }
+
+
+def family_block(path: str) -> str:
+    return path.rsplit(".", 1)[-1]
+
+
+def _at_home(model_type: str, base: SharedBase, ids: torch.Tensor, folder: Path) -> float:
+    """Largest difference of a log-probability in PEFT."""
+    from peft import PeftModel
+
+    base.save_adapter("ann", folder)
+    theirs = PeftModel.from_pretrained(tiny(model_type), folder).eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=ids).logits.float().log_softmax(-1)
+        ours = base.logits(base.forward(ids, None, torch.tensor([0]))).float().log_softmax(-1)
+    return float((expected - ours).abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_a_family_learns_with_default_settings(model_type, tmp_path):
+    found = walk(model_type, tmp_path / "ann")
+    assert found["layers"]
+    again = base_of(model_type)
+    again.load_adapter("ann", tmp_path / "ann")  # our own folders can be read again
+
+
+def test_ways_of_decoding_agree_with_each_other():
+    """Rows that leave at different times, prompts of unequal length, an adapter each."""
+    from mafrt.engines.local.own_cache import OwnPrompts
+
+    base = tiny_base()
+    for seed, name in enumerate(AGENTS):
+        base.add_adapter(name, LoraSpec(), seed=seed)
+    differ(base)
+    asked = requests(list(range(20, 31)), 1.0)
+    expected = LocalEngine(base, eos_ids=()).generate(asked)
+    for cached in (True, False):
+        engine = LocalEngine(base, eos_ids=(), decoding="expanded")
+        engine.transcripts = OwnPrompts(base, cached)
+        assert engine.decoding == ("own cache" if cached else "no cache")
+        found = engine.generate(asked)
+        assert [each.ids for each in found] == [each.ids for each in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_a_model_that_reads_later_tokens_is_refused():
+    import transformers
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=VOCAB, **shape)
+    with pytest.raises(ModelError, match="no causal language model"):
+        SharedBase(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer(), "bert")
+
+
+def test_a_family_that_is_known_is_not_tried(monkeypatch):
+    monkeypatch.setattr(family_checks, "_unrouted", lambda *_: pytest.fail("a pass that costs time"))
+    assert SharedBase(tiny_model("llama"), tiny_tokenizer(), "llama").packs
+
+
+def test_the_docs_name_every_family():
+    shown = DOCS.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+    missing = [name for name in model_types() if f"| `{name}` |" not in shown]
+    assert not missing, "docs/models.md is out of date; run: python tests/test_families.py"
+
+
+def row(name: str, folder: Path) -> str:
+    """The row of a family in the table."""
+    try:
+        tiny(name)
+    except Exception as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return f"| `{name}` | - | - | | no tiny model of it could be made: {_short(said[0])} |"
+    try:
+        found = walk(name, folder / name)
+        cells = (found["play"], found["learn"], ", ".join(found["layers"]), ", ".join(found["left"]))
+    except (ModelError, ConfigError) as error:
+        cells = ("refused", "refused", "", _short(str(error)))
+    except Exception as error:
+        cells = ("fails", "fails", "", _short(f"{type(error).__name__}: {error}"))
+    return f"| `{name}` | {' | '.join(cells)} |"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())[:150]
+
+
+if __name__ == "__main__":  # python tests/test_families.py: an hour of one core
+    import tempfile
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    page = DOCS.read_text(encoding="utf-8")
+    lines = {line.split("`")[1]: line for line in page.split(BEGIN)[1].split(END)[0].splitlines() if "`" in line}
+    with tempfile.TemporaryDirectory() as temporary:
+        for each in sys.argv[1:] or model_types():
+            lines[each] = row(each, Path(temporary))
+            print(lines[each], flush=True)
+    head = "| family | play | learn | layers with adapters | left out, or the reason |\n|---|---|---|---|---|\n"
+    made = head + "".join(f"{lines[each]}\n" for each in sorted(lines))
+    DOCS.write_text(page.split(BEGIN)[0] + BEGIN + made + END + page.split(END)[1], encoding="utf-8")
