@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mafrt.config.agent import LoraSpec
+from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.models.pretrained import load_pretrained
 from mafrt.models.shared_base import SharedBase
 
@@ -54,7 +54,7 @@ def build_rivals(args: argparse.Namespace, count: int, *, window: int, spread: f
     for k in range(count):
         name = f"agent{k}"
         add_spread_adapter(base, k, args.rank, spread)
-        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets))
+        lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=ALL_LINEAR)
         peft = get_peft_model(twin, lora, adapter_name=name) if peft is None else peft
         if name not in peft.peft_config:
             peft.add_adapter(name, lora)

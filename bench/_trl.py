@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench import _measure
-from mafrt.config.agent import LoraSpec
+from mafrt.config.agent import ALL_LINEAR
 from mafrt.core.malloc import keep_freed_memory
 from mafrt.models.shared_base import SharedBase
 
@@ -143,7 +143,7 @@ def _make_trainer(pipe: Connection, work: Work) -> Any:
         reward_funcs=lambda completions, **_: [work.reward(c[0]["content"]) for c in completions],
         args=config,
         train_dataset=Dataset.from_dict({"prompt": [list(each) for each in work.messages]}),
-        peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(LoraSpec().targets)),
+        peft_config=LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=ALL_LINEAR),
         callbacks=[Turnstile()],
     )
     return trainer

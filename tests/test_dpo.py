@@ -320,7 +320,7 @@ PAIR = {"agent": "actor", "prompt": "1+1", "chosen": "\\boxed{2}", "rejected": "
     [
         (None, [], "There is nothing to learn from; name files by --records_path, or runs by --episodes_path"),
         (PAIR, ["--beta", "0"], "beta is 0.0; choose a value above 0"),
-        (PAIR, ["--min_gap", "-1"], "min_gap is -1.0"),
+        (PAIR, ["--min_gap", "1"], "--min_gap has no effect without --episodes_path"),
         (PAIR, ["--batch_size", "0"], "batch_size is 0"),
         (PAIR, ["--reference", "bse"], "choose one of base, initial"),
         (PAIR, ["--episodes_path", "nowhere"], "nowhere holds no episodes.jsonl"),

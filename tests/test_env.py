@@ -515,11 +515,11 @@ def test_super_reset_in_the_manner_of_gymnasium():
 
 def test_register_and_make(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS, "_known", dict(ENVIRONMENTS._known))
-    register_env("debate", Good)
-    register_env("debate", Good)
-    assert isinstance(make_env("debate").unwrapped, Good)
+    register_env("a_debate", Good)
+    register_env("a_debate", Good)
+    assert isinstance(make_env("a_debate").unwrapped, Good)
     with pytest.raises(EnvError, match="registered already"):
-        register_env("debate", Stuck)
+        register_env("a_debate", Stuck)
     with pytest.raises(EnvError, match="without ':'"):
         register_env("a:b", Good)
     with pytest.raises(EnvError, match="class or function"):
