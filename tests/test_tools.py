@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -31,7 +32,7 @@ from mafrt.envs.tools import Failed, Tool, Toolbox, base, make_toolbox, mcp_serv
 from mafrt.envs.tools.calculator import calculator, compute
 from mafrt.envs.tools.checker import Checker
 from mafrt.envs.tools.files import inside
-from mafrt.envs.tools.mcp_servers import read_servers
+from mafrt.envs.tools.mcp_servers import McpServer, ServerSpec, read_servers
 from mafrt.envs.workflows.task_env import TaskEnv
 from mafrt.rollout.prompts import encode_prompt, messages_of
 from mafrt.scripts import train_code
@@ -333,8 +334,20 @@ def test_a_server_from_pypi_over_http(tmp_path):
     finally:
         server.kill()
         server.wait()
-    [said] = answers(toolbox, CONVERT)
-    assert said.startswith("Error: the server time")
+    for _ in range(2):
+        [said] = answers(toolbox, CONVERT)
+        assert said.startswith("Error: the server time")
+
+
+def test_a_connection_whose_loop_ended_by_itself_is_made_again(tmp_path):
+    server = McpServer(ServerSpec("time", "python3", ("-c", "pass"), {}, None, 5.0))
+    gone = asyncio.new_event_loop()
+    gone.close()
+    server._loop, server._client, server._ended, server._process = gone, object(), asyncio.Event(), os.getpid()
+    server.close()
+    server._loop, server._client, server._process = gone, object(), os.getpid()
+    with pytest.raises(Failed, match="the server time"):
+        server.call("anything", {})
 
 
 ENDLESS = """

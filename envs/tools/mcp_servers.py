@@ -11,6 +11,7 @@ A server is connected once in each process and shared by all episodes; it is con
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sys
@@ -87,7 +88,13 @@ class McpServer:
         name, timeout_s = self.spec.name, self.spec.timeout_s
         with self._lock:
             loop, client = self._connected()
-            future = asyncio.run_coroutine_threadsafe(question(client), loop)
+            asked = question(client)
+            try:
+                future = asyncio.run_coroutine_threadsafe(asked, loop)
+            except RuntimeError:  # the loop ended this moment, with its connection
+                asked.close()
+                self._client = self._loop = self._ended = None
+                raise Failed(f"the server {name} failed (its connection ended).") from None
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:
@@ -105,7 +112,8 @@ class McpServer:
 
     def _connected(self) -> tuple[asyncio.AbstractEventLoop, Any]:
         """Loop and client of this process; threads do not survive a fork."""
-        if self._client is None or self._process != os.getpid():
+        # The loop ends by itself when a server over HTTP is gone.
+        if self._client is None or self._loop is None or self._loop.is_closed() or self._process != os.getpid():
             ready: Future[Any] = Future()
             threading.Thread(target=self._serve, args=(ready,), daemon=True, name="mafrt-mcp").start()
             try:
@@ -125,7 +133,8 @@ class McpServer:
 
     def _drop(self) -> None:
         if self._loop is not None and self._ended is not None and self._process == os.getpid():
-            self._loop.call_soon_threadsafe(self._ended.set)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._ended.set)
         self._client = self._loop = self._ended = None
 
     def _serve(self, ready: Future[Any]) -> None:
