@@ -310,4 +310,6 @@ def _decoder_path(model: nn.Module) -> str:
     part = getattr(model, "get_decoder", lambda: None)()
     found = next((path for path, module in model.named_modules() if module is part), "")
     # Some families call their output layer so.
-    return f"{found}." if found and any(BLOCK.search(f".{path}.") for path, _ in part.named_modules()) else ""
+    if part is None or not found:
+        return ""
+    return f"{found}." if any(BLOCK.search(f".{path}.") for path, _ in part.named_modules()) else ""
