@@ -253,8 +253,8 @@ class SharedBase(AdaptedModel):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -steps:]
         if self._packs and past_key_values is None and (flat_mask or attention_mask is None):
             return self._forward_packed(input_ids, attention_mask, index, position_ids, learn, shares=shares)
-        masked = attention_mask is not None and flat_mask and shares and past_key_values is None
-        if masked and attention_mask is not None and bool(attention_mask[:, 0].all()):
+        whole = shares and flat_mask and past_key_values is None
+        if whole and attention_mask is not None and bool(attention_mask[:, 0].all()):
             # Rows that are padded on the right have the positions that the model gives them, which some count from 2.
             position_ids = None
         with self.context.use(self._routing_for(index, rows, steps, learn)):
