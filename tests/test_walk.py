@@ -61,6 +61,7 @@ CHANGES = {
     r"^mafrt serve_team.*": r"\g<0> --port 0",
     r"^mafrt report .*--live": r"\g<0> --port 0",
     r"--agent solver": "--agent actor",
+    r"--iteration 12": "--iteration 2",
     r"runs/(NAME|A)\b": "CHECKOUT/runs/quickstart_math",
     r"runs/B\b": "CHECKOUT/runs/B",
     r"(?<=path )(envs/\S*/word_problems_)?(train|test)\.jsonl": r"CHECKOUT/envs/math/data/word_problems_\2.jsonl",
