@@ -146,9 +146,9 @@ class AdaptedModel:
         for path, parameter in self.model.named_parameters():
             block, layer = BLOCK.search(path), path.rpartition(".")[0].removesuffix(".base_layer")
             adapters = ".lora_A." in path or ".lora_B." in path
-            if block is None or parameter.dim() < 2 or layer in layers or adapters:
+            if block is None or not path.startswith(self._decoder) or adapters:
                 continue
-            if not path.startswith(self._decoder):
+            if parameter.dim() < 2 or layer in layers:
                 continue
             kind = path[block.end() :].removesuffix(".weight").removesuffix(".base_layer")
             why = "router" if ROUTER.search(kind) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
@@ -309,7 +309,7 @@ def _decoder_path(model: nn.Module) -> str:
     """Path of the part that reads text, with a dot behind it; empty where that is the whole model."""
     part = getattr(model, "get_decoder", lambda: None)()
     found = next((path for path, module in model.named_modules() if module is part), "")
-    # Some families call their output layer so.
     if part is None or not found:
         return ""
+    # Without blocks it is the output layer, which some families call so.
     return f"{found}." if any(BLOCK.search(f".{path}.") for path, _ in part.named_modules()) else ""

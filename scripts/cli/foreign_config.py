@@ -420,7 +420,6 @@ VALUES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "bf16": ("dtype", lambda value: "bfloat16" if value else None),
     "device": ("device", lambda value: None if value == "auto" else value),
     "lora_rank": ("lora_rank", lambda value: value or None),
-    "target_modules": ("lora_targets", lambda value: None if value == "all-linear" else value),
     "sft.mode": ("predict", lambda value: _PREDICTED.get(value, value)),
     "mask_truncated_completions": ("mask_cut_turns", bool),
     "use_wandb": ("report_to", lambda value: "wandb" if value else None),
