@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench import _measure
 from mafrt.config.agent import ALL_LINEAR
-from mafrt.core.malloc import keep_freed_memory
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.models.shared_base import SharedBase
 
 

@@ -37,11 +37,11 @@ from bench.memory import MIXED_RANKS
 from bench.reproduce._figure import need_matplotlib
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.reading import is_file_writable
 from mafrt.core.types import Request, SamplingParams
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.local.kv_cache import KVCache
+from mafrt.models.kv_cache import KVCache
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.strict_parser import StrictParser
 from mafrt.training.optimizer_steps import OptimizerSteps, make_optimizer_steps

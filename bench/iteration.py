@@ -25,10 +25,10 @@ from bench._trl import Trl, Work
 from mafrt.config.agent import AgentSpec
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.shipped import SHIPPED
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import StepResult
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.registry import register_engine
 from mafrt.environment.base import Env

@@ -27,9 +27,9 @@ from mafrt.algorithms.presets import C3
 from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError, MafrtError
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.strict_parser import StrictParser

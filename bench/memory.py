@@ -152,7 +152,8 @@ def _measure_adapters(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 def _copies(base: SharedBase) -> int:
     """Bytes of the adapters' weights once more, as the kernels read them."""
-    return _bytes([t for layer in base._layers.values() for t in layer.copies()])
+    groups = {id(kept.siblings): kept.siblings for layer in base.adapted_layers.values() if (kept := layer.faster)}
+    return _bytes([t for siblings in groups.values() for t in siblings.copies()])
 
 
 def _loss(base: SharedBase, ids: Tensor, owner: Tensor) -> Tensor:

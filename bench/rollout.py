@@ -48,8 +48,8 @@ from bench._rollout_rivals import (
     logits_after,
     team_rivals,
 )
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.types import Request, SamplingParams
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 from mafrt.scripts.cli.strict_parser import StrictParser

@@ -29,7 +29,7 @@ from bench import _measure
 from bench._bars import NO_GRAD
 from bench._measure import positive
 from bench._models import build_rivals, cast
-from mafrt.core.malloc import keep_freed_memory
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.loading import work_offline_if_unreachable
 from mafrt.scripts.cli.strict_parser import StrictParser
@@ -92,14 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of the base; parity is checked in float32 first",
     )
     parser.add_argument("--entropy_coef", type=float, default=0.0, help="entropy bonus of the loss, as in training")
-    parser.add_argument("--form", choices=["auto", "wide", "grouped"], default="auto", help="execution form")
     return parser
 
 
 def _measure_one(args: argparse.Namespace, count: int) -> dict[str, Any]:
     models = build_rivals(args, count, window=args.tokens, spread=0.02)
     base, peft = models.base, models.peft
-    base.form = args.form
     batch = _batch(args, count)
     rivals = _rivals(base, peft, batch, count, args.entropy_coef)
     worst = _check(rivals, base, peft, count)

@@ -214,7 +214,7 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
     """
     base.processes, base.zero = processes, zero
     if processes.size > 1:
-        base.packed.beside_others()
+        base.compute.share_machine(base)
     if zero is not None and zero["zero_optimization"]["stage"] == 3:
         base.shard(lambda: Zero3(base.model, base.head, processes.device, zero))
     elif fsdp:

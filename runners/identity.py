@@ -16,7 +16,6 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import TEACHING_BASE, base_folder, shipped
 from mafrt.environment.base import Env
 from mafrt.environment.registry import ENVIRONMENTS
-from mafrt.kernels import library
 from mafrt.storage.load_path import Loadable
 from mafrt.storage.run_record import (
     BaseRecord,
@@ -226,4 +225,4 @@ def _machine(base: SharedBase) -> dict[str, Any]:
         "device": base.device.type,
         "threads": torch.get_num_threads(),
     }
-    return {**machine, "kernels": library.name()} if base.device.type == "cpu" else machine
+    return {**machine, "kernels": base.compute.name} if base.device.type == "cpu" else machine

@@ -48,14 +48,12 @@ def _fitting(base: SharedBase, config: TrainConfig, free: float | None) -> int:
         return asked  # a model whose memory the formula does not know
     if free is None:
         return asked
-    from mafrt.models.row_attention import has_kernel
-
     use = Use(
         rank=config.team.lora_rank,
         targets=tuple(name for name in shape.named(config.team.lora_targets) if name in shape.linears),
         bits=32 if base.model.dtype.itemsize == 4 else 16,
         gradient_checkpointing=config.learn.gradient_checkpointing,
         on_cpu=base.device.type == "cpu",
-        kernels=has_kernel(base.model.dtype),
+        kernels=base.compute.name == "c",
     )
     return fitting_micro_batch(shape, use, free, asked)

@@ -18,7 +18,6 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.extras import extras, install, package_name
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
-from mafrt.kernels.library import expected as kernels_expected
 from mafrt.models.memory_estimate import Use, fitting_micro_batch, footprint, model_shape, table
 from mafrt.runners.micro_batch import free_memory
 from mafrt.scripts.cli.command import Command
@@ -169,12 +168,15 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
     free = free_memory()
     if free is None:
         return ""
+    from mafrt.models.compute import cpu_part
+
+    library = cpu_part("library")
     use = Use(
         rank=settings.lora_rank,
         reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
         on_cpu=True,
-        kernels=kernels_expected(),
+        kernels=library is not None and library.expected(),
     )
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):

@@ -7,7 +7,7 @@ import subprocess
 from functools import cache
 from tempfile import mkdtemp
 
-from mafrt.kernels.library import FLAGS, SOURCE
+from mafrt.cpu.library import FLAGS, SOURCE
 
 
 @cache

@@ -15,9 +15,9 @@ from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Request, SamplingParams, Turn
 from mafrt.engines.checks import check_engine
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.local.kv_cache import prefill
 from mafrt.engines.local.transcript_cache import TranscriptCache
 from mafrt.models.invocation import active_from, invocation_of
+from mafrt.models.kv_cache import prefill
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.scripts import export, train_math
 from mafrt.training.learner import Learner

@@ -12,13 +12,14 @@ from helpers_models import ALL, ATTENTION, add_random_adapter, random_ids, tiny_
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Request, SamplingParams
-from mafrt.engines.local import fast_decoder, kv_cache, lean_model, shared_prefix_attention
+from mafrt.cpu import lean_decoder, lean_model
+from mafrt.cpu.lean_decoder import LeanDecoding, agrees
+from mafrt.cpu.lean_model import LeanModel
+from mafrt.cpu.library import library
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.engines.local.fast_decoder import agrees
-from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.sampler import NonFiniteLogitsError
-from mafrt.kernels.library import library
-from mafrt.models.onednn import supported
+from mafrt.models import kv_cache
+from mafrt.models.decoder import DecodeModel
 from mafrt.models.outside_text import answer_text
 from mafrt.models.shared_base import SharedBase
 
@@ -206,14 +207,14 @@ def test_samples_of_a_prompt_are_prefilled_once(decoding):
 
 
 def test_finished_rows_leave_the_batch(monkeypatch):
-    fed, step = [], fast_decoder.LeanDecoder.step
+    fed, step = [], lean_decoder.LeanDecoder.step
 
     def counting(self, tokens):
         fed.append(len(tokens))
         return step(self, tokens)
 
     engine = LocalEngine(team_base(), decoding="lean", eos_ids=())
-    monkeypatch.setattr(fast_decoder.LeanDecoder, "step", counting)
+    monkeypatch.setattr(lean_decoder.LeanDecoder, "step", counting)
     limits = [2] * 6 + [10] * 2
     found = engine.generate([Request(prompt(5), "coder", SamplingParams(n), seed=n) for n in limits])
     assert [len(c.ids) for c in found] == limits
@@ -412,7 +413,7 @@ def test_states_within_a_window_equal_the_models_own(kind):
     _, kv = kv_cache.prefill(base, [tokens[0, :20].tolist(), tokens[2, :6].tolist()], [-1, -1])
     tokens[1, :20] = tokens[0, :20]
     expected = base.inner(input_ids=tokens, use_cache=False).last_hidden_state
-    decoder = fast_decoder.LeanDecoder(model, kv, owner, [None] * 3, 20)
+    decoder = lean_decoder.LeanDecoder(model, kv, owner, [None] * 3, 20)
     for step in range(20):
         place = torch.tensor([lengths[prompt_of] + step for prompt_of in owner.tolist()])
         found = decoder.step(tokens[torch.arange(3), place])
@@ -501,83 +502,29 @@ def test_the_larger_models_way_without_copied_weights_gives_the_same(monkeypatch
     assert_same(LocalEngine(base, decoding="lean").generate(requests), expected)
 
 
-@pytest.mark.parametrize("counts", [(3,), (3, 3, 3), (1, 1, 1, 1), (4, 1, 2), (9, 1, 1, 1, 1, 1, 1, 1)])
 @torch.no_grad()
-def test_attention_to_shared_prompts_equals_attention_to_copies(counts):
-    torch.manual_seed(0)
-    heads, kv_heads, dim, own = 4, 2, 8, 5
-    lengths = torch.tensor([7 - i % 4 for i in range(len(counts))])
-    keys, values = torch.randn(2, len(counts), kv_heads, 7, dim)
-    owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
-    shared = shared_prefix_attention.SharedPrompts(kv_cache.PromptKV([keys], [values], lengths), owner)
-    q = torch.randn(len(owner), heads, dim)
-    own_k, own_v = torch.randn(2, len(owner), kv_heads, own, dim)
-    for kept in (torch.arange(len(owner)), torch.arange(0, len(owner), 2), torch.tensor([0])):
-        q, own_k, own_v, owner = q[kept], own_k[kept], own_v[kept], owner[kept]
-        shared.keep(kept)
-        for window, row in itertools.product((None, 3, 5, 6, 9, 20), range(len(owner))):
-            found = shared.attend(0, q, own_k, own_v, 0.3, window)
-            prompt_of = int(owner[row])
-            real = int(lengths[prompt_of])
-            first = 0 if window is None else max(0, real + own_k.shape[2] - window)
-            k, v = (
-                torch.cat((theirs[prompt_of, :, :real], mine[row]), 1)[:, first:].repeat_interleave(
-                    heads // kv_heads, 0
-                )
-                for theirs, mine in ((keys, own_k), (values, own_v))
-            )
-            expected = torch.nn.functional.scaled_dot_product_attention(q[row].unsqueeze(1), k, v, scale=0.3)
-            torch.testing.assert_close(found[row], expected.reshape(-1), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("counts", [(2, 2), (1, 1, 1), (3, 1)])
-@torch.no_grad()
-def test_long_prompts_in_bfloat16_are_attended_to_as_short_ones_are(counts, monkeypatch):
-    torch.manual_seed(0)
-    heads, kv_heads, dim, own = 4, 2, 16, 5
-    lengths = torch.tensor([40 - 9 * i for i in range(len(counts))])
-    keys, values = torch.randn(2, len(counts), kv_heads, 40, dim).bfloat16()
-    owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])
-    q = torch.randn(len(owner), heads, dim).bfloat16()
-    own_k, own_v = torch.randn(2, len(owner), kv_heads, own, dim).bfloat16().float()
-
-    def attended(most: int) -> tuple[torch.Tensor, kv_cache.PromptKV]:
-        monkeypatch.setattr(shared_prefix_attention, "_LONGEST_COPY", most)
-        shared = shared_prefix_attention.SharedPrompts(kv_cache.PromptKV([keys], [values], lengths), owner)
-        assert shared.prompts.keys[0].dtype == (torch.float32 if most else torch.bfloat16)
-        layer = kv_cache.KVLayer(dtype=shared.dtype)
-        layer.update(own_k, own_v)
-        return shared.attend(0, q, own_k, own_v, 0.25), shared.extended([layer])
-
-    (short, folded), (long, other) = attended(512), attended(0)
-    assert short.dtype == long.dtype == torch.bfloat16
-    torch.testing.assert_close(long, short, atol=2e-2, rtol=2e-2)
-    for row, prompt in enumerate(owner.tolist()):
-        real = int(lengths[prompt])
-        expected = torch.cat((keys[prompt, :, :real], own_k[row].bfloat16()), 1)
-        for kv in (folded, other):
-            assert torch.equal(kv.keys[0][row, :, : real + own], expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("form", ["wide", "widened"])
-def test_the_forms_of_the_adapters_are_equal(form):
+def test_rows_that_are_taken_up_by_another_decoder_go_on_as_they_were():
     base = team_base()
-    model = LeanModel(base)
-    rows = ["solver", "solver", "coder", "verifier", "verifier", "verifier", None]
-    index = [base.adapter_index(name) for name in rows]
-    _, prompts = kv_cache.prefill(base, [prompt(5)] * len(rows), index)
-    narrow, other = (
-        fast_decoder.LeanDecoder(model, prompts, torch.arange(len(rows)), rows, steps=64, form=form)
-        for form in ("narrow", form)
+    names = ["solver", "solver", "verifier", None]
+    _, prompts = kv_cache.prefill(base, [prompt(9), prompt(4, seed=1), prompt(6, seed=2)], [0, 1, -1])
+    tokens = random_ids(4, 6, seed=8)
+    folded = []
+    for model in (LeanDecoding(base), DecodeModel(base)):
+        decoder = model.decoder(prompts, [0, 0, 1, 2], names, 20)
+        for step in range(3):
+            decoder.step(tokens[:, step])
+        decoder.keep(torch.tensor([0, 2, 3]))
+        folded.append(decoder.folded())
+    # Either goes on from what the other has read.
+    rest = [names[n] for n in (0, 2, 3)]
+    some, other = (
+        model.decoder(kv, [0, 1, 2], rest, 20)
+        for model, kv in zip((DecodeModel(base), LeanDecoding(base)), folded, strict=True)
     )
-    assert (other._columns is not None) == (form == "widened" and supported(torch.float32))
-    tokens = random_ids(1, len(rows))[0]
-    torch.testing.assert_close(other.step(tokens), narrow.step(tokens), atol=1e-5, rtol=1e-4)
-    kept = torch.tensor([1, 2, 6])
-    narrow.keep(kept)
-    other.keep(kept)
-    torch.testing.assert_close(other.step(tokens[kept]), narrow.step(tokens[kept]), atol=1e-5, rtol=1e-4)
+    assert folded[0].lengths.tolist() == folded[1].lengths.tolist() == [12, 7, 9]
+    for step in range(3, 6):
+        given = tokens[[0, 2, 3], step]
+        torch.testing.assert_close(some.step(given), other.step(given), atol=1e-4, rtol=1e-4)
 
 
 def test_bfloat16_samples_with_the_logprobs_of_its_own_forward():
@@ -624,9 +571,8 @@ def test_an_error_in_the_lean_decoder_is_noticed_in_every_precision(monkeypatch,
             qkv = model.blocks[7].qkv
             qkv.weights, qkv.packed = [weight.flip(0) for weight in qkv.weights], None
         elif wrong == "adapter":
-            for name in ("_pairs", "joined"):  # without and with the kernels in C
-                given = getattr(model, name)
-                monkeypatch.setattr(model, name, lambda names, given=given: given([*names[1:], *names[:1]]))
+            given = model.joined
+            monkeypatch.setattr(model, "joined", lambda names: given([*names[1:], *names[:1]]))
         else:
             down = model.blocks[19].feed[1]
             down.weights, down.packed = [-weight for weight in down.weights], None

@@ -13,8 +13,8 @@ import pytest
 from helpers_models import tiny_base
 
 from mafrt.config.team import Team
-from mafrt.kernels import library
-from mafrt.kernels.choice import KernelChoice, choose_kernels
+from mafrt.cpu import library
+from mafrt.cpu.choice import KernelChoice, choose_kernels
 from mafrt.models import load_bases
 from mafrt.runners.identity import describe_run
 from mafrt.scripts import train_math
@@ -80,7 +80,7 @@ def test_a_record_without_them_takes_those_that_are_there(machine, recorded):
 @pytest.mark.parametrize("cached", [False, True])
 def test_torch_can_be_chosen_only_before_the_kernels_are_loaded(cached):
     code = (
-        "import os; from mafrt.kernels import library; "
+        "import os; from mafrt.cpu import library; "
         f"found = library.name() if {cached} else 'nothing yet'; "
         "print(found, library.use_torch(), library.name(), os.environ.get('MAFRT_KERNELS'))"
     )

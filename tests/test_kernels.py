@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.core.shipped import user_cache
-from mafrt.kernels import library as library_module
-from mafrt.kernels import panels
-from mafrt.kernels.decode import DecodeKernels, FarKeys, Heads, NearKeys, decode_kernels
-from mafrt.kernels.library import SWITCH, library
-from mafrt.kernels.panels import Panels
+from mafrt.cpu import library as library_module
+from mafrt.cpu import panels
+from mafrt.cpu.decode import DecodeKernels, FarKeys, Heads, NearKeys, decode_kernels
+from mafrt.cpu.library import SWITCH, library
+from mafrt.cpu.panels import Panels
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -9,10 +9,11 @@ import torch
 from helpers_models import tiny_model
 from torch.nn import functional as F
 
-from mafrt.kernels import learn_attention, learn_rows
-from mafrt.kernels.learn_attention import Rows, rows_attention
-from mafrt.models.logprobs import LogitForm, token_logprobs
-from mafrt.models.recorded_parts import use_recorded_mlps, use_recorded_rotary
+from mafrt.cpu import learn_attention, learn_rows
+from mafrt.cpu.head import CpuHead
+from mafrt.cpu.learn_attention import Rows, rows_attention
+from mafrt.cpu.recorded_parts import use_recorded_mlps, use_recorded_rotary
+from mafrt.models.logprobs import FrozenHead, LogitForm, token_logprobs
 
 pytestmark = pytest.mark.skipif(not learn_attention.serves(torch.float32), reason="needs a C compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -205,15 +206,13 @@ def test_word_softmax(dtype, words):
 
 
 @pytest.mark.parametrize("form", [LogitForm(), LogitForm(0.25)])
-def test_logprobs_equal_those_of_torch(form, monkeypatch):
+def test_logprobs_equal_those_of_torch(form):
     torch.manual_seed(2)
     weight, targets, temperature = torch.randn(101, 16), torch.randint(101, (9,)), torch.rand(9) + 0.5
     found = []
-    for kernel in (True, False):
-        if not kernel:
-            monkeypatch.setattr(learn_rows, "_functions", lambda: None)
+    for head in (CpuHead(weight, None, form), FrozenHead(weight, None, form)):
         hidden = torch.randn(9, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        out = token_logprobs(hidden, targets, weight, temperature=temperature, form=form, chunk=4)
+        out = token_logprobs(hidden, targets, head, temperature=temperature, chunk=4)
         found.append([*out, *torch.autograd.grad(out[0].sum() + 0.3 * out[1].square().sum(), hidden)])
     for own, theirs in zip(*found, strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)

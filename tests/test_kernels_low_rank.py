@@ -12,9 +12,9 @@ from helpers_kernels import without_avx512
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mafrt.kernels import low_rank, panels
-from mafrt.kernels.low_rank import LowRank, Segments, columns_for, join
-from mafrt.kernels.panels import Panels
+from mafrt.cpu import low_rank, panels
+from mafrt.cpu.low_rank import LowRank, Segments, columns_for, join
+from mafrt.cpu.panels import Panels
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16]

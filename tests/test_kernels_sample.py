@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mafrt.core.types import SamplingParams
+from mafrt.cpu import sample as sample_module
+from mafrt.cpu.sample import sample, serves
 from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, draw_uniforms
-from mafrt.kernels import sample as sample_module
-from mafrt.kernels.sample import sample, serves
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -11,7 +11,7 @@ from helpers_models import CHARS, SPECIAL, random_ids, tiny_model, tiny_tokenize
 from torch import Tensor
 
 from mafrt.models.capped_attention import capped_attention
-from mafrt.models.logprobs import PLAIN, LogitForm, token_logprobs
+from mafrt.models.logprobs import PLAIN, FrozenHead, LogitForm, token_logprobs
 from mafrt.models.shared_base import SharedBase
 
 
@@ -82,7 +82,7 @@ def test_gradients_of_every_form(form):
     targets, temperature = torch.tensor([0, 6, 3, 3, 1]), torch.tensor([1.0, 0.7, 1.3, 1.0, 0.5])
 
     def both(h: Tensor) -> tuple[Tensor, Tensor]:
-        return token_logprobs(h, targets, weight, bias, temperature=temperature, chunk=2, form=form)
+        return token_logprobs(h, targets, FrozenHead(weight, bias, form), temperature=temperature, chunk=2)
 
     assert torch.autograd.gradcheck(both, (hidden,))
 

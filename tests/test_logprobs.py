@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mafrt.models.logprobs import chunk_tokens, token_logprobs
+from mafrt.cpu.head import CpuHead
+from mafrt.cpu.library import library
+from mafrt.models.logprobs import FrozenHead, chunk_tokens, token_logprobs
 
 
 def reference(hidden, targets, weight, bias=None, temperature=1.0):
@@ -34,7 +36,9 @@ def problem(n, d, v, *, dtype=torch.float64, bias=True, seed=0):
 def test_two_logits_by_hand():
     """h = [1], W = [[ln 3], [0]] -> p = (3/4, 1/4); at temperature 1/2 the odds are squared: p = (9/10, 1/10)."""
     hidden, weight = torch.ones(2, 1), torch.tensor([[math.log(3)], [0.0]])
-    logprobs, entropy = token_logprobs(hidden, torch.tensor([0, 1]), weight, temperature=torch.tensor([1.0, 0.5]))
+    logprobs, entropy = token_logprobs(
+        hidden, torch.tensor([0, 1]), FrozenHead(weight), temperature=torch.tensor([1.0, 0.5])
+    )
     assert logprobs.tolist() == pytest.approx([math.log(0.75), math.log(0.1)], abs=1e-6)
     # H(3/4, 1/4) = .75 ln(4/3) + .25 ln 4 = .5623; H(.9, .1) = .9 ln(10/9) + .1 ln 10 = .3251
     assert entropy.tolist() == pytest.approx([0.5623351, 0.3250830], abs=1e-6)
@@ -46,11 +50,11 @@ def test_values_and_gradients_equal_log_softmax(n, d, v, chunk, bias):
     hidden, targets, weight, offset, temperature = problem(n, d, v, bias=bias, seed=n)
     weights = torch.linspace(-1, 1, 2 * n, dtype=torch.float64)
     results = []
-    for compute in (
-        lambda: token_logprobs(hidden, targets, weight, offset, temperature=temperature, chunk=chunk),
+    for scored in (
+        lambda: token_logprobs(hidden, targets, FrozenHead(weight, offset), temperature=temperature, chunk=chunk),
         lambda: reference(hidden, targets, weight, offset, temperature),
     ):
-        logprobs, entropy = compute()
+        logprobs, entropy = scored()
         loss = (logprobs * weights[:n]).sum() + (entropy * weights[n:]).sum()
         results.append((logprobs.detach(), entropy.detach(), *torch.autograd.grad(loss, hidden)))
     for ours, theirs in zip(*results, strict=True):
@@ -61,14 +65,14 @@ def test_gradcheck():
     hidden, targets, weight, offset, temperature = problem(5, 3, 7)
 
     def both(h):
-        return token_logprobs(h, targets, weight, offset, temperature=temperature, chunk=2)
+        return token_logprobs(h, targets, FrozenHead(weight, offset), temperature=temperature, chunk=2)
 
     assert torch.autograd.gradcheck(both, (hidden,))
 
 
 def test_only_one_output_may_be_used():
     hidden, targets, weight, *_ = problem(4, 3, 5)
-    logprobs, entropy = token_logprobs(hidden, targets, weight)
+    logprobs, entropy = token_logprobs(hidden, targets, FrozenHead(weight))
     expected = reference(hidden, targets, weight)
     for ours, theirs in ((logprobs, expected[0]), (entropy, expected[1])):
         (grad,) = torch.autograd.grad(ours.sum(), hidden, retain_graph=True)
@@ -78,16 +82,16 @@ def test_only_one_output_may_be_used():
 
 def test_entropy_without_gradient_is_the_same_number():
     hidden, targets, weight, *_ = problem(4, 3, 5)
-    logprobs, entropy = token_logprobs(hidden, targets, weight, entropy_grad=False)
+    logprobs, entropy = token_logprobs(hidden, targets, FrozenHead(weight), entropy_grad=False)
     assert logprobs.requires_grad and not entropy.requires_grad
-    assert torch.equal(entropy, token_logprobs(hidden, targets, weight)[1].detach())
+    assert torch.equal(entropy, token_logprobs(hidden, targets, FrozenHead(weight))[1].detach())
     assert torch.autograd.grad(logprobs.sum(), hidden)[0].abs().sum() > 0
 
 
 def test_the_policy_gradient_of_a_certain_token_is_zero_not_nan():
     """Logits 1e4 apart: p = 1 and 0, log p = 0 and -1e4, entropy 0."""
     hidden = torch.ones(2, 1, requires_grad=True)
-    logprobs, entropy = token_logprobs(hidden, torch.tensor([0, 1]), torch.tensor([[1e4], [0.0]]))
+    logprobs, entropy = token_logprobs(hidden, torch.tensor([0, 1]), FrozenHead(torch.tensor([[1e4], [0.0]])))
     assert logprobs.tolist() == [0.0, -1e4] and entropy.tolist() == [0.0, 0.0]
     (grad,) = torch.autograd.grad((logprobs + entropy).sum(), hidden)
     assert grad.tolist() == [[0.0], [-1e4]]
@@ -97,11 +101,13 @@ def test_the_policy_gradient_of_a_certain_token_is_zero_not_nan():
 def test_a_temperature_that_is_not_above_zero_is_refused(temperature):
     hidden, targets, weight, *_ = problem(2, 3, 5)
     with pytest.raises(ValueError, match="temperature"):
-        token_logprobs(hidden, targets, weight, temperature=temperature)
+        token_logprobs(hidden, targets, FrozenHead(weight), temperature=temperature)
 
 
 def test_no_tokens_at_all():
-    logprobs, entropy = token_logprobs(torch.zeros(0, 3, requires_grad=True), torch.zeros(0).long(), torch.ones(5, 3))
+    logprobs, entropy = token_logprobs(
+        torch.zeros(0, 3, requires_grad=True), torch.zeros(0).long(), FrozenHead(torch.ones(5, 3))
+    )
     (logprobs.sum() + entropy.sum()).backward()
     assert logprobs.shape == entropy.shape == (0,)
 
@@ -119,9 +125,9 @@ def test_the_models_own_head_and_labels():
 
 def test_bfloat16_hidden_states_give_float32_numbers():
     hidden, targets, weight, *_ = problem(6, 16, 20, dtype=torch.float32)
-    exact, exact_entropy = token_logprobs(hidden, targets, weight)
+    exact, exact_entropy = token_logprobs(hidden, targets, FrozenHead(weight))
     half = hidden.detach().bfloat16().requires_grad_()
-    logprobs, entropy = token_logprobs(half, targets, weight.bfloat16())
+    logprobs, entropy = token_logprobs(half, targets, FrozenHead(weight.bfloat16()))
     assert logprobs.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logprobs, exact, atol=0.15, rtol=0.05)
     torch.testing.assert_close(entropy, exact_entropy, atol=0.15, rtol=0.05)
@@ -148,7 +154,7 @@ def test_nothing_as_large_as_tokens_times_vocabulary_ever_exists():
     n, d, v, chunk = 640, 8, 1000, 64
     hidden, targets, weight, *_ = problem(n, d, v, dtype=torch.float32, bias=False)
     with Largest() as seen:
-        logprobs, entropy = token_logprobs(hidden, targets, weight, chunk=chunk)
+        logprobs, entropy = token_logprobs(hidden, targets, FrozenHead(weight), chunk=chunk)
         (logprobs.sum() + entropy.sum()).backward()
     assert seen.elements == chunk * v
     with Largest() as full:
@@ -160,7 +166,7 @@ def test_the_default_chunk_is_bounded_in_elements():
     n, v = 3000, 20_000
     hidden, targets, weight, *_ = problem(n, 2, v, dtype=torch.float32, bias=False)
     with torch.no_grad(), Largest() as seen:
-        token_logprobs(hidden, targets, weight)
+        token_logprobs(hidden, targets, FrozenHead(weight))
     assert seen.elements <= 2**22
 
 
@@ -172,34 +178,34 @@ def test_a_chunk_is_large_enough_for_the_products_and_bounded_in_memory(vocabula
     assert tokens == 16 or vocabulary * tokens <= 2**25
 
 
+@pytest.mark.skipif(library() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("entropy_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_a_chunk_in_blocks_or_at_once_give_the_same_numbers(monkeypatch, dtype):
+def test_the_kernels_and_the_reference_give_the_same_numbers(dtype, entropy_grad):
     hidden, targets, weight, *_ = problem(11, 6, 50, dtype=torch.float32, bias=False)
     hidden, weight = hidden.detach().to(dtype).requires_grad_(), weight.to(dtype)
     found = []
-    for elements in (1, 150, 2**20):  # a row, three rows, all
-        monkeypatch.setattr("mafrt.models.logprobs.BLOCK_ELEMENTS", elements)
-        logprobs, entropy = token_logprobs(hidden, targets, weight, temperature=0.7, chunk=7)
-        found.append((logprobs, entropy, torch.autograd.grad(logprobs.sum() + entropy.sum(), hidden)[0]))
-    for blocks in found[:2]:
-        for ours, whole in zip(blocks, found[2], strict=True):
-            torch.testing.assert_close(ours, whole, atol=1e-6, rtol=1e-5)
+    for head in (CpuHead(weight), FrozenHead(weight)):
+        logprobs, entropy = token_logprobs(hidden, targets, head, temperature=0.7, chunk=7, entropy_grad=entropy_grad)
+        total = logprobs.sum() + (entropy.sum() if entropy_grad else 0)
+        found.append((logprobs, entropy, torch.autograd.grad(total, hidden)[0]))
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.05}
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, **tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_beside_one_chunk_of_products_only_blocks_exist_in_float32(monkeypatch, dtype):
-    """In bytes: the products in the model's precision, and two buffers of a block."""
-    monkeypatch.setattr("mafrt.models.logprobs.BLOCK_ELEMENTS", 4000)
+@pytest.mark.skipif(library() is None, reason="needs a C compiler")
+def test_beside_one_chunk_of_products_the_kernels_hold_nothing_in_float32():
     hidden, targets, weight, *_ = problem(64, 8, 1000, dtype=torch.float32, bias=False)
-    hidden, weight = hidden.detach().to(dtype).requires_grad_(), weight.to(dtype)
+    hidden, weight = hidden.detach().bfloat16().requires_grad_(), weight.bfloat16()
 
     class Widest(Largest):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = super().__torch_dispatch__(func, types, args, kwargs)
-            if isinstance(result, torch.Tensor) and result.dtype == torch.float32 and dtype != torch.float32:
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float32:
                 assert result.numel() <= 4000
             return result
 
     with Widest() as seen:
-        token_logprobs(hidden, targets, weight, chunk=64, entropy_grad=False)[0].sum().backward()
+        token_logprobs(hidden, targets, CpuHead(weight), chunk=64, entropy_grad=False)[0].sum().backward()
     assert seen.elements == 64 * 1000

@@ -9,7 +9,7 @@ from helpers_warm import run_python
 
 CODE = """
 import resource, torch
-from mafrt.core.malloc import keep_freed_memory
+from mafrt.cpu.malloc import keep_freed_memory
 assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -13,7 +13,7 @@ from helpers_models import ALL, tiny_base
 from mafrt.config.agent import LoraSpec
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
-from mafrt.kernels import learn_attention, learn_rows
+from mafrt.cpu import learn_attention, learn_rows
 from mafrt.models.memory_estimate import (
     MODEL_SHAPES,
     ModelShape,

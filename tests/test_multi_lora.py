@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from hypothesis import strategies as st
 
 from mafrt.config.agent import LoraSpec
 from mafrt.core.errors import ConfigError
+from mafrt.models.compute import reference
 
+FORMS = ("reference", "own")
+"""of the formulas: plain torch, and the one made for this device"""
 SPECS = {"solver": (4, 8.0, ALL), "verifier": (2, 16.0, ATTENTION), "coder": (7, 7.0, ("down_proj", "q_proj"))}
 TOLERANCE = 1e-5
+
+
+def computed(form):
+    return reference() if form == "reference" else nullcontext()
 
 
 def team_base(kind="qwen3", **model_settings):
@@ -73,13 +81,13 @@ def clear(base):
             parameter.grad = None
 
 
-def run(base, ids, index, weights, *, form="auto", mask=None, train=None):
+def run(base, ids, index, weights, *, form="own", mask=None, train=None):
     """Logits of all rows and every adapter's gradient of `sum(logits * weights)`."""
-    base.form = form
     clear(base)
-    hidden = base.forward(ids, mask, index, train=train)
-    logits = base.logits(hidden)
-    (logits * weights).sum().backward()
+    with computed(form):
+        hidden = base.forward(ids, mask, index, train=train)
+        logits = base.logits(hidden)
+        (logits * weights).sum().backward()
     return logits.detach(), {name: our_gradients(base, name) for name in base.adapters}
 
 
@@ -117,7 +125,7 @@ def assert_same_gradients(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_mixed_unsorted_unequal_batch_equals_peft(kind, form):
     base, peft = team_base(kind), peft_twin(team_base(kind), kind)
     names = ["coder", "solver", None, "solver", "verifier", "coder", "solver", None, "solver"]
@@ -151,7 +159,7 @@ def test_a_fresh_adapter_changes_nothing():
         )
 
 
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_an_index_per_token_equals_peft_where_a_row_is_one_adapters(form):
     """Constant rows of a `[B, T]` index are the `[B]` index; PEFT has no index per token to compare with."""
     base, peft = team_base(), peft_twin(team_base())
@@ -165,19 +173,18 @@ def test_an_index_per_token_equals_peft_where_a_row_is_one_adapters(form):
     assert_same_gradients(grads, expected_grads)
 
 
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_an_adapter_that_starts_with_the_action_equals_a_cache_filled_without_it(form):
     """No adapter over the prompt, the agent's from its own words on: the same as decoding on the bare base's cache."""
     from transformers import DynamicCache
 
     base = team_base()
-    base.form = form
     ids = random_ids(4, 12)
     agents = torch.tensor([2, 0, 1, 0])
     index = agents[:, None].repeat(1, 12)
     index[:, :7] = -1
     index[3, 7:9] = -1
-    with torch.no_grad():
+    with torch.no_grad(), computed(form):
         whole = base.forward(ids, None, index)
         for row in range(4):
             cut = 9 if row == 3 else 7
@@ -202,16 +209,16 @@ def test_any_grouping_gives_each_row_what_it_gets_alone(data):
     train = set(data.draw(st.sampled_from([list(SPECS), ["solver"], ["coder", "verifier"]])))
     # Without any gradient there is nothing to go backward through.
     index.view(-1)[0] = base.adapter_index(min(train))
-    wide, wide_grads = run(base, ids, index, weights, form="wide", train=train)
-    grouped, grouped_grads = run(base, ids, index, weights, form="grouped", train=train)
-    torch.testing.assert_close(wide, grouped, atol=TOLERANCE, rtol=TOLERANCE)
-    assert_same_gradients(wide_grads, grouped_grads)
+    plain, plain_grads = run(base, ids, index, weights, form="reference", train=train)
+    found, found_grads = run(base, ids, index, weights, form="own", train=train)
+    torch.testing.assert_close(plain, found, atol=TOLERANCE, rtol=TOLERANCE)
+    assert_same_gradients(plain_grads, found_grads)
     present = {name for name, k in base.adapters.items() if (index == k).any()}
-    assert {name for name, g in wide_grads.items() if g} == present & train
+    assert {name for name, g in plain_grads.items() if g} == present & train
     row = data.draw(st.integers(0, rows - 1))
     with torch.no_grad():
         alone = base.logits(base.forward(ids[row : row + 1], None, index[row : row + 1]))
-    torch.testing.assert_close(grouped[row], alone[0], atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(found[row], alone[0], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 _BASE = []
@@ -255,17 +262,17 @@ def digest(tensors):
     return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_training_one_adapter_leaves_the_base_and_all_others_bit_identical(form):
     base = team_base()
-    base.form = form
     frozen = [p for p in base.model.parameters() if not p.requires_grad]
     before = {name: digest(base.adapter_parameters(name)) for name in base.adapters}
     base_before = digest(frozen)
     optimizers = {n: torch.optim.AdamW(base.adapter_parameters(n), lr=0.1, weight_decay=0.1) for n in base.adapters}
     ids, index = random_ids(6, 8), torch.tensor([0, 1, 2, -1, 1, 0])
     for _ in range(3):
-        base.forward(ids, None, index, train={"verifier"}).pow(2).sum().backward()
+        with computed(form):
+            base.forward(ids, None, index, train={"verifier"}).pow(2).sum().backward()
         for optimizer in optimizers.values():
             optimizer.step()
             optimizer.zero_grad()
@@ -288,11 +295,11 @@ def test_frozen_adapters_still_act_and_pass_gradients_through():
     assert_same_gradients({"solver": grads["solver"]}, {"solver": all_grads["solver"]})
 
 
-def test_bump_is_what_makes_a_change_visible_to_cached_weights():
+@pytest.mark.parametrize("form", FORMS)
+def test_bump_is_what_makes_a_change_visible_to_cached_weights(form):
     base = team_base()
-    base.form = "wide"
     ids, index = random_ids(3, 6), torch.tensor([0, 1, 2])
-    with torch.no_grad():
+    with torch.no_grad(), computed(form):
         before = base.forward(ids, None, index)
         for parameter in base.adapter_parameters("solver"):
             parameter.add_(0.3)
@@ -302,7 +309,7 @@ def test_bump_is_what_makes_a_change_visible_to_cached_weights():
     assert torch.equal(after[1:], before[1:])
 
 
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_gradient_checkpointing_gives_the_same_gradients(form):
     base = team_base()
     ids, index = random_ids(5, 8), torch.tensor([0, 2, -1, 1, 0])
@@ -396,7 +403,7 @@ class Halved(torch.nn.Module):
         return torch.nn.functional.linear(x, self.weight * 2, self.bias)
 
 
-@pytest.mark.parametrize("form", ["wide", "grouped"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_base_layer_of_another_kind_is_just_called(form):
     base = team_base()
     plain, grads = run(base, *_bf16_batch(base), form=form)

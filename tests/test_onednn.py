@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mafrt.models import onednn
-from mafrt.models.onednn import few_rows, product, serves
+from mafrt.cpu import onednn
+from mafrt.cpu.onednn import few_rows, product, serves
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 

@@ -10,7 +10,7 @@ import torch
 from helpers_models import ALL, add_random_adapter, random_ids, tiny_base, tiny_model
 from torch import nn
 
-from mafrt.models.rms_norm import use_recorded_norms
+from mafrt.cpu.rms_norm import use_recorded_norms
 
 KINDS = {"llama": 5, "qwen2": 5, "qwen3": 9, "gemma2": 9, "gemma3": 13, "mistral": 5}
 """norms of a model of two layers: of the layers' inputs (and outputs, in Gemma), of queries and keys, and the last"""
@@ -55,7 +55,7 @@ def test_a_pass_that_records_nothing_or_learns_the_weight_is_the_modules_own(mon
     model = tiny_model("qwen3")
     norm, x = norms(model)[-1], torch.randn(3, 32)
     use_recorded_norms(model.requires_grad_(False))
-    monkeypatch.setattr("mafrt.models.rms_norm._RmsNorm.apply", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setattr("mafrt.cpu.rms_norm._RmsNorm.apply", lambda *_: pytest.fail("recorded"))
     with torch.no_grad():
         norm(x.clone().requires_grad_())
     norm(x)

@@ -12,9 +12,9 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
-from mafrt.engines.local.inverse_cdf import BLOCK, MANY, draw, running_sums
+from mafrt.cpu import sample
 from mafrt.engines.local.sampler import NonFiniteLogitsError, Sampler, check_sampling, draw_uniforms, truncate
-from mafrt.kernels import sample
+from mafrt.models.compute import draw
 
 CASES = [
     SamplingParams(),
@@ -181,11 +181,11 @@ def test_parameters_out_of_range_are_one_sentence(params):
         check_sampling(params)
 
 
-def test_blocks_of_a_large_vocabulary_draw_the_tokens_of_one_running_sum():
-    size = MANY + BLOCK // 2  # the last block is not full
+def test_the_running_sum_of_a_large_vocabulary_draws_no_token_without_probability():
+    size = 5000
     probs = torch.rand(6, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    probs[1, : size - 3] = 0.0  # all in the last block
-    probs[2, BLOCK : 2 * BLOCK] = 0.0  # an empty block
+    probs[1, : size - 3] = 0.0  # all at the end
+    probs[2, 128:256] = 0.0
     probs[3, 0], probs[3, 1:] = 1.0, 0.0
     probs[4, ::2] = 0.0
     probs[5] *= 7.0  # not normalised
@@ -193,13 +193,13 @@ def test_blocks_of_a_large_vocabulary_draw_the_tokens_of_one_running_sum():
     for share in (0.0, 0.1, 0.3, 0.5, 0.77, 0.999, 1.0 - 2**-24):
         uniforms = torch.full((6,), share, dtype=torch.float64)
         expected = (cumulative <= (uniforms.unsqueeze(1) * cumulative[:, -1:])).sum(1)
-        found = draw(probs, uniforms, running_sums(probs))
-        assert running_sums(probs).shape[1] == MANY // BLOCK + 1
+        found, logprobs = draw(probs, uniforms)
         assert torch.equal(found, expected)
+        own = probs.gather(1, found.unsqueeze(1)) / probs.sum(1, keepdim=True)
+        torch.testing.assert_close(logprobs, own.log().squeeze(1))
         # In float32 sums are rounded, and a token of probability 0 is not drawn all the same.
-        rounded = probs.float()
-        some = draw(rounded, uniforms.float(), running_sums(rounded))
-        assert (rounded.gather(1, some.unsqueeze(1)) > 0).all()
+        some, _ = draw(probs.float(), uniforms.float())
+        assert (probs.gather(1, some.unsqueeze(1)) > 0).all()
         reached = cumulative.gather(1, some.unsqueeze(1)).squeeze(1) / cumulative[:, -1]
         assert (reached >= share - 1e-5).all()
         assert (reached - probs.gather(1, some.unsqueeze(1)).squeeze(1) / cumulative[:, -1] <= share + 1e-5).all()

@@ -13,7 +13,8 @@ from bench._gpu.models import SMALL, add_adapter, random_base
 from bench._measure import Disagreement, agree
 from mafrt.core.types import Request, SamplingParams
 from mafrt.engines.local.engine import LocalEngine
-from mafrt.models.logprobs import token_logprobs
+from mafrt.models.compute import reference
+from mafrt.models.logprobs import FrozenHead, token_logprobs
 from mafrt.models.shared_base import SharedBase
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
@@ -30,9 +31,9 @@ def check(device: str, dtypes: tuple[torch.dtype, ...]) -> dict[str, float]:
         base, other = _base(device, dtype), _base("cpu", torch.float32)
         _copy(other, base)
         for what, (ours, theirs) in {
-            "update: adapters wide and grouped": (_update(base, "wide"), _update(base, "grouped")),
-            "update: device and CPU float32": (_update(base, "auto"), _update(other, "grouped")),
-            "update: packed and row by row": (_update(base, "auto"), _rows(base)),
+            "update: device's own form and reference": (_update(base), _by_reference(base)),
+            "update: device and CPU float32": (_update(base), _update(other)),
+            "update: packed and row by row": (_update(base), _rows(base)),
         }.items():
             differences[f"{name} {what}"] = _close(f"{name} {what}", ours, theirs, limit)
         differences |= {f"{name} {what}": gap for what, gap in _heads(device, dtype, limit).items()}
@@ -53,9 +54,13 @@ def _copy(target: SharedBase, source: SharedBase) -> None:
         target.bump(name)
 
 
-def _update(base: SharedBase, form: Any, rows: Sequence[int] = range(len(LENGTHS))) -> list[Tensor]:
+def _by_reference(base: SharedBase) -> list[Tensor]:
+    with reference():
+        return _update(base)
+
+
+def _update(base: SharedBase, rows: Sequence[int] = range(len(LENGTHS))) -> list[Tensor]:
     """Log-probabilities of the chosen rows, then the gradient of every adapter parameter, on the CPU in float32."""
-    base.form = form
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, SMALL.vocabulary, (len(LENGTHS), max(LENGTHS)), generator=generator)
     ids[3, :5] = ids[0, :5]  # two rows of one adapter that begin alike
@@ -69,7 +74,6 @@ def _update(base: SharedBase, form: Any, rows: Sequence[int] = range(len(LENGTHS
     real = mask[:, 1:].bool()
     logprobs, _ = base.token_logprobs(hidden[:, :-1][real], ids[:, 1:][real])
     logprobs.sum().backward()
-    base.form = "auto"
     parameters = [p for name in base.adapters for p in base.adapter_parameters(name)]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     return [tensor.detach().float().cpu() for tensor in (logprobs, *grads)]
@@ -77,7 +81,7 @@ def _update(base: SharedBase, form: Any, rows: Sequence[int] = range(len(LENGTHS
 
 def _rows(base: SharedBase) -> list[Tensor]:
     """`_update`, a forward and backward pass for each row."""
-    each = [_update(base, "auto", (row,)) for row in range(len(LENGTHS))]
+    each = [_update(base, (row,)) for row in range(len(LENGTHS))]
     grads = [torch.stack(parts).sum(0) for parts in zip(*(one[1:] for one in each), strict=True)]
     return [torch.cat([one[0] for one in each]), *grads]
 
@@ -99,7 +103,7 @@ def _heads(device: str, dtype: torch.dtype, limit: float) -> dict[str, float]:
     weight = torch.randn(3000, 64, generator=generator).to(device, dtype)
     targets = torch.randint(0, 3000, (40,), generator=generator).to(device)
     mine, other = (hidden.clone().requires_grad_() for _ in range(2))
-    logprobs, entropy = token_logprobs(mine, targets, weight, temperature=0.8, chunk=16)
+    logprobs, entropy = token_logprobs(mine, targets, FrozenHead(weight), temperature=0.8, chunk=16)
     (logprobs.sum() + entropy.sum()).backward()
     table = ((other @ weight.t()).float() / 0.8).log_softmax(1)
     plain = table.gather(1, targets[:, None])[:, 0]

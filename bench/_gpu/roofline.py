@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from bench._measure import synchronize
-from mafrt.models import onednn
+from mafrt.cpu import onednn
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from bench.learn import COMMON, whole_or_nothing
 from bench.reproduce._figure import need_matplotlib
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
 from mafrt.core.signals import StopRequest
+from mafrt.cpu.malloc import keep_freed_memory
 from mafrt.envs.math import MathEnv
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
 from mafrt.runners.loop import Progress

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
-from mafrt.kernels.low_rank import Joined, join
 from mafrt.models import peft_format
 from mafrt.models.adapter_routing import LoraContext
+from mafrt.models.compute import compute_for
 from mafrt.models.invocation import active_from, invocation_of
-from mafrt.models.multi_lora import StackedLoRALinear, link_siblings
+from mafrt.models.multi_lora import StackedLoRALinear
 from mafrt.models.peft_format import AdapterShape, PeftFiles, matches
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,8 @@ class AdaptedModel:
         self.records: dict[str, Adapter] = {}
         self.versions: dict[str, int] = {}
         """adapter -> number of changes of its weights"""
-        self._layers: dict[str, StackedLoRALinear] = {}
+        self.adapted_layers: dict[str, StackedLoRALinear] = {}
+        """the layers that hold adapters, by path"""
         self._files: dict[str, PeftFiles] = {}
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
@@ -161,10 +162,10 @@ class AdaptedModel:
             return self._linear_paths
         features: dict[str, tuple[int, int]] = {}
         for path, module in self.model.named_modules():
-            if path in self._layers:
+            if path in self.adapted_layers:
                 features[path] = (module.in_features, module.out_features)
             # The frozen layer inside a wrapper is skipped, or a second adapter would be put on it.
-            elif path.rpartition(".")[0] not in self._layers and module is not self.head:
+            elif path.rpartition(".")[0] not in self.adapted_layers and module is not self.head:
                 shape = (getattr(module, "in_features", None), getattr(module, "out_features", None))
                 if type(module).__name__ == "Conv1D":  # a linear layer of GPT-2, whose weight is `[in, out]`
                     shape = (module.nx, module.nf)
@@ -196,14 +197,13 @@ class AdaptedModel:
         # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.
         shapes = self.linear_paths()
         for path, (layer_rank, scaling) in layers.items():
-            if path not in self._layers:
+            if path not in self.adapted_layers:
                 parent, _, child = path.rpartition(".")
                 holder = self.model.get_submodule(parent)
-                self._layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
-                setattr(holder, child, self._layers[path])
-            self._layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
-        # Siblings are linked anew at each adapter, since it may have wrapped a layer whose siblings had none before.
-        link_siblings(self._layers)
+                self.adapted_layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
+                setattr(holder, child, self.adapted_layers[path])
+            self.adapted_layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
+        compute_for(self.model.device.type).link(self.adapted_layers)
         self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
         self._changed()
@@ -217,29 +217,7 @@ class AdaptedModel:
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
         record = self._record(name)
-        return {path: self._layers[path].pairs[record.index] for path in record.layers}
-
-    def joined_layers(self, names: Sequence[str], paths: Sequence[str]) -> list[Joined | None]:
-        """Of each adapter its weights in layers that share their input, in the base's number format.
-
-        None for an adapter that targets none of them; kept until an adapter changes, and shared with passes of the
-        model.
-        """
-        layers = [self._layers.get(path) for path in paths]
-        first, dtype = next(filter(None, layers), None), self.model.dtype
-        if first is None:
-            return [None] * len(names)
-        if list(first.siblings) == layers:
-            numbers = [self._record(name).index for name in names]
-            found = first.joined(numbers, dtype)
-            return [found.get(number) for number in numbers]
-        widths = [self.model.get_submodule(path).out_features for path in paths]
-        joined = list[Joined | None]()
-        for name in names:
-            scalings, pairs = self._record(name).layers, self.adapter_layers(name)
-            own = [(*pairs[path], scalings[path][1]) if path in pairs else None for path in paths]
-            joined.append(join(own, widths, dtype) if any(own) else None)
-        return joined
+        return {path: self.adapted_layers[path].pairs[record.index] for path in record.layers}
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
@@ -301,7 +279,7 @@ class AdaptedModel:
 
     def _changed(self) -> None:
         self._changes += 1
-        for layer in self._layers.values():
+        for layer in self.adapted_layers.values():
             layer.drop_cache()
 
 

@@ -86,5 +86,5 @@ def load_bases(team: Team, model: str, **settings: Any) -> Bases:
     if len(parts) == 1:
         return parts[names[0]]
     for part in parts.values():
-        part.packed.beside_others()
+        part.compute.share_machine(part)
     return SeveralBases(parts, {agent.name: models[agent.adapter] for agent in team.agents}, models)

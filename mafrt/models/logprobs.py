@@ -14,24 +14,17 @@ arXiv:2410.10989; here the two derivatives stay per token, since PPO's ratio wei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from mafrt.kernels import learn_rows
 from mafrt.models.exact_dtype import exact_dtype
-from mafrt.models.onednn import product
-from mafrt.models.packed_weights import PackedWeights
 
 CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Logits held at a time, by device type, in the model's precision; on a GPU also in float32, twice."""
-BLOCK_ELEMENTS = 2**19
-"""Logits of a chunk whose softmax is computed at a time on a CPU: 2 MiB in float32. With all of a chunk at once 512
-tokens took 190 and not 168 ms in bfloat16 (V=49,152, d=576), and twice the memory."""
+"""Logits held at a time, by device type, in the model's precision; also in float32, twice."""
 LEAST_TOKENS = 128
 """Tokens in a chunk for which the products with the head run near full speed. With 16 tokens at V=262,144 they took
 1.9 times as long (d=640, one thread), with 64 1.2 times, with 256 as long."""
@@ -74,35 +67,91 @@ class LogitForm:
 PLAIN = LogitForm()
 
 
+class Scores(NamedTuple):
+    """Of a chunk of tokens."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    d_logprobs: Tensor | None
+    """`[tokens, d]`, the gradients with respect to the hidden states; None: not asked for"""
+    d_entropies: Tensor | None
+
+
+@dataclass(frozen=True)
+class FrozenHead:
+    """The output layer and what the model does to its products. Nothing here is recorded for a backward pass."""
+
+    weight: Tensor
+    """`[V, d]`"""
+    bias: Tensor | None = None
+    form: LogitForm = PLAIN
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """`[tokens, d]` -> `[tokens, V]`."""
+        return F.linear(hidden, self.weight, self.bias)
+
+    def back(self, onto: Tensor) -> Tensor:
+        """From a gradient `[tokens, V]` of the products to one of the hidden states."""
+        return onto.to(self.weight.dtype) @ self.weight
+
+    def score(self, hidden: Tensor, targets: Tensor, scale: Tensor, want: bool, want_entropy: bool) -> Scores:
+        """Log-probabilities and entropies of some tokens, with the gradients that are wanted.
+
+        Args:
+            hidden: `[tokens, d]`.
+            targets: `[tokens]`.
+            scale: `[tokens, 1]`: 1 / temperature.
+            want: whether gradients are wanted at all.
+            want_entropy: whether that of the entropies is wanted too.
+        """
+        # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move.
+        logits = self.form(self.products(hidden).to(scale.dtype))
+        slope = self.form.slope(logits) if want else None
+        logp = (logits * scale).log_softmax(1)
+        del logits
+        own, p = logp.gather(1, targets.unsqueeze(1)), logp.exp()
+        # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
+        surprise = logp.clamp_(min=torch.finfo(logp.dtype).min).mul_(p)
+        entropies = -surprise.sum(1, keepdim=True)
+        d_logprobs = d_entropies = None
+        if want:
+            target = self.weight[targets]
+            if slope is not None:
+                p.mul_(slope)
+                surprise.mul_(slope)
+                target = target * slope.gather(1, targets.unsqueeze(1)).to(target.dtype)
+            scale, mean = scale * self.form.factor, self.back(p)
+            d_logprobs = (target - mean) * scale
+            if want_entropy:
+                d_entropies = self.back(surprise).add_(mean * entropies) * -scale
+        return Scores(own.squeeze(1), entropies.squeeze(1), d_logprobs, d_entropies)
+
+
 def token_logprobs(
     hidden: Tensor,
     targets: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    head: FrozenHead,
     *,
     temperature: float | Tensor = 1.0,
     chunk: int | None = None,
     entropy_grad: bool = True,
-    form: LogitForm = PLAIN,
-    packed: PackedWeights | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both `[N]` float32 (in nats).
 
-    `hidden` `[N, d]` after the final norm, `targets` `[N]`, `weight` `[V, d]` and `bias` `[V]` of the frozen head.
+    `hidden` `[N, d]` after the final norm, `targets` `[N]`.
     The distribution is softmax(logits / temperature); `temperature` is a number or `[N]`, all above 0.
     `chunk` is the number of tokens whose logits exist at a time (default: `chunk_tokens`).
     Differentiable with respect to `hidden` only; `entropy_grad=False` saves a third of the time if the entropy is
-    only logged. `form`: from the head's products to logits. `packed`: holds packed copies of the weight.
+    only logged.
     """
     if not isinstance(temperature, Tensor):
         if not temperature > 0:
             raise ValueError(f"found temperature {temperature}, expected a number above 0")
         temperature = torch.tensor(float(temperature), device=hidden.device)
-    temperature = temperature.to(hidden.device).expand(hidden.shape[0])
-    if chunk is None:
-        chunk = chunk_tokens(weight.shape[0], hidden.device.type)
+    scale = temperature.to(hidden.device, exact_dtype(hidden)).reciprocal().expand(len(hidden)).unsqueeze(1)
     want = torch.is_grad_enabled() and hidden.requires_grad
-    return _TokenLogprobs.apply(hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed)
+    chunk = chunk or chunk_tokens(len(head.weight), hidden.device.type)
+    return _TokenLogprobs.apply(hidden, targets, scale, head, chunk, want, entropy_grad)
 
 
 def chunk_tokens(vocabulary: int, device: str) -> int:
@@ -116,95 +165,24 @@ def chunk_tokens(vocabulary: int, device: str) -> int:
     return max(usual, min(LEAST_TOKENS, MOST_ELEMENTS // vocabulary), 16)
 
 
-def _products(
-    weight: Tensor, bias: Tensor | None, packed: PackedWeights | None, want: bool
-) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """`x W^T + b` and `y W`, by packed copies of the weight if there are any; the second only where `want`."""
-    ahead = None if packed is None else packed.of(weight)
-    back = None if packed is None or not want else packed.of(weight, transposed=True)
-    return (
-        partial(product, weight=weight if ahead is None else ahead, bias=bias),
-        partial(product, weight=weight.t() if back is None else back),
-    )
-
-
-def _divide(values: Tensor, total: Tensor, out: Tensor) -> None:
-    """Fill `out` with `values / total`."""
-    if out.dtype == values.dtype:
-        torch.div(values, total, out=out)
-    else:  # a division that rounds on the way is slower than two passes
-        out.copy_(values.div_(total))
-
-
-def _blocks(products: Tensor) -> Iterator[slice]:
-    """Rows whose softmax is computed at a time: all on a GPU; on a CPU so few that it stays in the cache."""
-    size = max(1, BLOCK_ELEMENTS // products.shape[1]) if products.device.type == "cpu" else max(1, len(products))
-    return (slice(start, min(start + size, len(products))) for start in range(0, len(products), size))
-
-
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, targets, weight, bias, temperature, chunk, want, entropy_grad, form, packed):
-        # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move, so float32
-        # at least.
-        exact = exact_dtype(hidden)
-        n = hidden.shape[0]
+    def forward(ctx, hidden, targets, scale, head, chunk, want, entropy_grad):
+        n, exact = len(hidden), exact_dtype(hidden)
         logprobs = torch.empty(n, dtype=exact, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         d_logprob = torch.empty_like(hidden) if want else None
         d_entropy = torch.empty_like(hidden) if want and entropy_grad else None
-        ahead, back = _products(weight, bias, packed, want)
-        # On a GPU the look would wait for it.
-        unscaled = temperature.device.type == "cpu" and bool((temperature == 1.0).all())
         for start in range(0, n, chunk):
+            # The gradients are formed now, while the logits of this chunk exist; otherwise all logits must be kept or
+            # computed again.
             part = slice(start, min(start + chunk, n))
-            products = ahead(hidden[part])
-            scale = temperature[part].to(exact).reciprocal().unsqueeze(1)
-            target = targets[part].unsqueeze(1)
-            own = weight[targets[part]] if want else None
-            surprises = torch.empty_like(products) if d_entropy is not None else None
-            h = torch.empty_like(scale)
-            in_one_pass = form.cap is None and learn_rows.serves(products)
-            if in_one_pass:
-                factors = (scale * form.factor).squeeze(1)
-                found = learn_rows.word_softmax(products, targets[part], factors, want, surprises)
-                logprobs[part], entropy[part], h = found[0], found[1], found[2].unsqueeze(1)
-            for rows in () if in_one_pass else _blocks(products):
-                logits = form(products[rows].to(exact))
-                slope = form.slope(logits) if want else None
-                # Two buffers and one exponential, since each pass over them costs. After the shift the largest is 0, so
-                # that nothing overflows.
-                shifted = logits if unscaled else logits.mul_(scale[rows])
-                shifted.sub_(shifted.amax(1, keepdim=True))
-                p = shifted.exp()
-                total = p.sum(1, keepdim=True)
-                log_total = total.log()
-                place = slice(start + rows.start, start + rows.stop)
-                logprobs[place] = (shifted.gather(1, target[rows]) - log_total).squeeze(1)
-                # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
-                surprise = shifted.clamp_(min=torch.finfo(exact).min).mul_(p)
-                # Of the shifted logits: with p log p = p (shifted - log_total), the entropy is log_total + this.
-                h[rows] = -surprise.sum(1, keepdim=True) / total
-                entropy[place] = (h[rows] + log_total).squeeze(1)
-                if own is None:
-                    continue
-                if slope is not None:
-                    p.mul_(slope)
-                    surprise.mul_(slope)
-                    own[rows] *= slope.gather(1, target[rows]).to(own.dtype)
-                if surprises is not None:
-                    _divide(surprise, total, surprises[rows])
-                _divide(p, total, products[rows])  # which are not needed any more
-            if d_logprob is not None and own is not None:
-                scale = scale * form.factor
-                mean = back(products)
-                # The gradient is formed now, while the logits of this chunk exist; otherwise all logits must be kept or
-                # computed again.
-                d_logprob[part] = (own - mean) * scale
-                if d_entropy is not None and surprises is not None:
-                    d_entropy[part] = back(surprises).add_(mean * h) * -scale
-            # Freed before the next chunk's logits exist beside them.
-            del products, surprises
+            scores = head.score(hidden[part], targets[part], scale[part], want, entropy_grad)
+            logprobs[part], entropy[part] = scores.logprobs, scores.entropies
+            if d_logprob is not None:
+                d_logprob[part] = scores.d_logprobs
+            if d_entropy is not None:
+                d_entropy[part] = scores.d_entropies
         ctx.save_for_backward(d_logprob, d_entropy)
         # Without an entropy bonus its gradient is None and not a tensor of zeros, so no product is computed for it.
         ctx.set_materialize_grads(False)
@@ -221,4 +199,4 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_entropy is not None and d_entropy is not None:
             extra = grad_entropy.unsqueeze(1).to(d_entropy.dtype) * d_entropy
             grad = extra if grad is None else grad.add_(extra)
-        return grad, None, None, None, None, None, None, None, None, None
+        return grad, None, None, None, None, None, None

@@ -27,8 +27,8 @@ from mafrt.core.errors import ConfigError
 HEAD_ELEMENTS = 2**26
 """logits that exist at a time on a GPU (`mafrt.models.logprobs`), in two float32 buffers"""
 PACKED_SHARE, PACKED_ALONE = 1 / 16, 1 / 8
-"""largest models that are packed for a CPU's kernels (`mafrt.models.packed_weights`), as a share of the memory: with a
-copy that holds the adapters, and without it, where no other base and no other process has a part of that memory"""
+"""largest models that are packed for a CPU's kernels (`mafrt/cpu/`), as a share of the memory: where other bases or
+processes have a part of that memory too, and alone"""
 QUANTISED = {8: 1.0, 4: 0.516}
 """bytes a weight; nf4 keeps a scale for 64 weights in 8 bits, and one in 32 bits for 256 of those"""
 
@@ -111,7 +111,7 @@ class Use:
     on_cpu: bool = False
     """on a CPU"""
     kernels: bool = True
-    """whether a CPU has the kernels in C (`mafrt.kernels`); without them attention is float32 whatever the base is"""
+    """whether a CPU has the kernels in C (`mafrt.cpu`); without them attention is float32 whatever the base is"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -166,11 +166,9 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
     # Float32 weights, gradient and last good weights; then moments, the copy that plays ahead, and the sampler's copy,
     # which alone is in the base's precision, since it is multiplied with the base's activations.
     each = 4 + 4 + 4 + moments + (4 if use.async_steps else 0) + (number if use.rows else 0)
-    if copies and use.kernels:
+    if copies:
         # Joined with those of the layer's neighbours, and the same in panels; the sampler has no copy of its own.
         each += 2 * number - (number if use.rows else 0)
-    elif copies:
-        each += 2 * number  # joined for passes that record nothing
     if use.reference == "initial":  # frozen: weights, and their copy in the base's precision where they are multiplied
         each += 4 + (2 * number if copies else number)
     kept = 4 if use.on_cpu else number  # as the CPU's decoder keeps them
@@ -186,14 +184,12 @@ def footprint(shape: ModelShape, use: Use) -> Footprint:
 def packed(base: float, use: Use) -> float:
     """Copies of the weights in the layout of a CPU's kernels, for a base of so many bytes.
 
-    One for play and for the way forward, one for the way back, and of a small base one with the adapters in it, for
-    small batches.
+    One for play and for the way forward, and one for the way back.
     """
-    if not use.on_cpu or use.bits < 16:
+    if not use.on_cpu or not use.kernels or use.bits < 16:
         return 0.0
-    if base <= PACKED_SHARE * memory_bytes():
-        return base * 3
-    return base * 2 if use.processes == 1 and base <= PACKED_ALONE * memory_bytes() else 0.0
+    share = PACKED_ALONE if use.processes == 1 else PACKED_SHARE
+    return base * 2 if base <= share * memory_bytes() else 0.0
 
 
 def memory_bytes() -> int:

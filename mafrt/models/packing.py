@@ -68,6 +68,11 @@ class TokenBlock:
     length: int
     family: Family | None = None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest row, with the beginning."""
+        return self.length if self.family is None else self.family.shared + self.family.rests.shape[1]
+
 
 @dataclass(frozen=True)
 class Packing:

@@ -20,15 +20,12 @@ from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, ModelError
 from mafrt.models import family_checks, logprobs
 from mafrt.models.adapted_model import AdaptedModel
-from mafrt.models.adapter_routing import AdapterRouting, route_adapters
+from mafrt.models.adapter_routing import AdapterRouting
+from mafrt.models.compute import Compute, compute_for
 from mafrt.models.multi_lora import set_checkpointing
-from mafrt.models.onednn import product, serves
 from mafrt.models.packed_attention import use_packed_attention
-from mafrt.models.packed_weights import PackedWeights
 from mafrt.models.packing import Beginnings, Packing, pack
 from mafrt.models.pretrained import load_pretrained
-from mafrt.models.recorded_parts import use_recorded_mlps, use_recorded_rotary
-from mafrt.models.rms_norm import use_recorded_norms
 from mafrt.models.sharding import Sharding
 
 log = logging.getLogger(__name__)
@@ -47,9 +44,7 @@ class SharedBase(AdaptedModel):
         super().__init__(model, tokenizer, name)
         self.config = model.config.get_text_config()
         self.inner = model.base_model
-        self.packed = self.context.packed = PackedWeights(self.model)
         self.logit_form = logprobs.LogitForm.of(self.config)
-        self.form = "auto"
         self.processes: Processes = ALONE
         """processes that train these adapters together"""
         self.sharding: Sharding | None = None
@@ -63,11 +58,9 @@ class SharedBase(AdaptedModel):
         self._cache_name = family_checks.cache_name(self.inner.forward)
         self._unpacked = model.config._attn_implementation
         self._packs = use_packed_attention(model)
-        use_recorded_norms(model)
-        use_recorded_mlps(model)
-        use_recorded_rotary(model)
         self._fingerprint: str | None = None
         self._device: torch.device | None = None
+        self.compute.adopt(self)
         family_checks.settle(self)
 
     @classmethod
@@ -131,6 +124,11 @@ class SharedBase(AdaptedModel):
     def of_adapter(self, adapter: str) -> SharedBase:
         """The base that an adapter belongs to: this one."""
         return self
+
+    @property
+    def compute(self) -> Compute:
+        """How this base's device computes."""
+        return compute_for(self.device.type)
 
     @property
     def sharded(self) -> bool:
@@ -344,6 +342,7 @@ class SharedBase(AdaptedModel):
                         position_ids=positions,
                         use_cache=False,
                         packing=packing,
+                        compute=self.compute,
                     ).last_hidden_state
                 )
             )
@@ -353,7 +352,7 @@ class SharedBase(AdaptedModel):
     def _routing_for(self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None) -> AdapterRouting | None:
         """The routing of the last forward if it still applies (as in decode steps), else a new one."""
         # Decode steps repeat the same routing; building it once per batch saves most of a small step's time.
-        key = (tuple(index.flatten().tolist()), rows, steps, learn, self.form, self._changes)
+        key = (tuple(index.flatten().tolist()), rows, steps, learn, self._changes)
         last = self._routing  # a local reference: another thread may replace it at any moment
         if last is None or last[0] != key:
             self._routing = last = (key, self._make_routing(index, rows, steps, learn))
@@ -362,15 +361,9 @@ class SharedBase(AdaptedModel):
     def _make_routing(
         self, index: Tensor, rows: int, steps: int, learn: frozenset[int] | None
     ) -> AdapterRouting | None:
-        layers = self._layers.values()
-        width = sum(m.in_features + m.out_features for m in layers) / max(1, len(layers))
-        ranks = [record.rank for record in self.records.values()]
-        routing = route_adapters(
-            index, rows, steps, ranks=ranks, width=width, device=self.device, form=self.form, train=learn
-        )
-        # The layers of the bare base have their products by oneDNN as well.
-        faster = self.packed.enabled or serves(self.head.weight)
-        return routing if routing.present or (faster and not torch.is_grad_enabled()) else None
+        routing = AdapterRouting(rows, steps, index, learn)
+        bare = not torch.is_grad_enabled() and self.compute.routes_bare(self)
+        return routing if routing.present or bare else None
 
     def token_logprobs(
         self,
@@ -386,26 +379,20 @@ class SharedBase(AdaptedModel):
         """
         with self.sharding.head() if self.sharding is not None else nullcontext():
             return logprobs.token_logprobs(
-                hidden,
-                targets,
-                self.head.weight,
-                getattr(self.head, "bias", None),
-                temperature=temperature,
-                chunk=chunk,
-                entropy_grad=entropy_grad,
-                form=self.logit_form,
-                packed=None if self.sharded else self.packed,
+                hidden, targets, self._frozen_head(), temperature=temperature, chunk=chunk, entropy_grad=entropy_grad
             )
+
+    def _frozen_head(self) -> logprobs.FrozenHead:
+        # The weight of a sharded head is there for a moment only.
+        packed = None if self.sharded else self.context.packed
+        return self.compute.frozen_head(self.head.weight, getattr(self.head, "bias", None), self.logit_form, packed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head on `[..., d]`: `[..., V]`. For the last positions of a batch only; training uses token_logprobs."""
-        # These products record nothing for a backward pass.
-        if type(self.head) is not nn.Linear or (hidden.requires_grad and torch.is_grad_enabled()):
+        # The products of a frozen head record nothing.
+        if type(self.head) is not nn.Linear or self.sharded or (hidden.requires_grad and torch.is_grad_enabled()):
             return self.logit_form(self.head(hidden))
-        # A sharded head is there for a moment only.
-        packed = None if self.sharded else self.packed.of(self.head.weight)
-        weight = self.head.weight if packed is None else packed
-        products = product(hidden.reshape(-1, hidden.shape[-1]), weight, self.head.bias)
+        products = self._frozen_head().products(hidden.reshape(-1, hidden.shape[-1]))
         return self.logit_form(products.view(*hidden.shape[:-1], -1))
 
 

@@ -19,13 +19,11 @@ from urllib.parse import urlsplit
 from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
-from mafrt.core.malloc import keep_freed_memory
 from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
-from mafrt.kernels.choice import choose_kernels
 from mafrt.models import load_bases
 from mafrt.models.precision import choose_dtype
 from mafrt.scripts.cli.command import Settings
@@ -179,9 +177,12 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
     recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
     print(f"Torch threads: {choice.threads} ({choice.reason}).", flush=True)
-    if _on_cpu(settings):
-        print(choose_kernels(machine.get("kernels")), flush=True)
-    keep_freed_memory()
+    from mafrt.models.compute import cpu_part
+
+    if _on_cpu(settings) and (kernels := cpu_part("choice")) is not None:
+        print(kernels.choose_kernels(machine.get("kernels")), flush=True)
+    if (malloc := cpu_part("malloc")) is not None:
+        malloc.keep_freed_memory()
     bases = load_bases.load_bases(
         recorded_models(team, settings),
         settings["model_name_or_path"],

@@ -10,13 +10,12 @@ import torch
 
 from mafrt.core.errors import ConfigError, PromptTooLongError
 from mafrt.core.types import Completion, Request
-from mafrt.engines.local.fast_decoder import agrees
-from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.own_cache import OwnPrompts, way_of
 from mafrt.engines.local.running_batch import EngineParts, RunningBatch, SamplingGroup, completion_of
 from mafrt.engines.local.sampler import NonFiniteLogitsError, check_sampling
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models.decoder import DecodeModel
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -37,8 +36,9 @@ class LocalEngine:
         base: the model and its adapters.
         max_batch_rows: most rows decoded at once; more requests than that go in several batches.
         eos_ids: tokens that end a generation; None for the base's. Empty: none does, for benchmarks.
-        decoding: "lean" for Llama-like models, "expanded" for any; "auto" takes lean where it is covered and agrees
-            with the model (checked at once). Families that neither covers keep the cache that they make themselves.
+        decoding: "auto" takes the form that is made for the device (`mafrt.models.compute`) where there is one that
+            covers the model and agrees with it (checked at once), "lean" insists on it, and "expanded" takes the
+            model's own forward pass. Families whose cache has a layout of its own keep it as they make it.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class LocalEngine:
         self.transcripts: TranscriptCache | OwnPrompts = TranscriptCache(base)
         self._gathered = 0
         """when the weights of a sharded base were last laid out for the lean decoder"""
-        self._lean = None if decoding == "expanded" or base.sharded else self._make_lean()
-        if self._lean is None and not base.sharded:
+        self._model = DecodeModel(base) if decoding == "expanded" or base.sharded else self._made()
+        if self._model.name == DecodeModel.name and not base.sharded:
             self.transcripts = way_of(base)
 
     @property
@@ -68,21 +68,13 @@ class LocalEngine:
         """ "lean", "expanded", "own cache" or "no cache"."""
         if isinstance(self.transcripts, OwnPrompts):
             return "own cache" if self.transcripts.cached else "no cache"
-        return "expanded" if self._lean is None else "lean"
+        return self._model.name
 
-    def _make_lean(self) -> LeanModel | None:
-        try:
-            with torch.no_grad():
-                lean = LeanModel(self.base)
-                if agrees(lean):
-                    return lean
-                reason = "its results differ from the model's"
-        except ValueError as error:
-            reason = f"it does not cover {error}"
-        if self._decoding == "lean":
-            raise ConfigError(f"found decoding='lean' for {self.base.name}, but {reason}; use decoding='auto'")
-        log.info("decoding %s through its own forward: the lean decoder is not used, %s", self.base.name, reason)
-        return None
+    def _made(self) -> DecodeModel:
+        model: DecodeModel = self.base.compute.decode_model(self.base) or DecodeModel(self.base)
+        if self._decoding == "lean" and model.name != "lean":
+            raise ConfigError(f"found decoding='lean' for {self.base.name}, but {model.reason}; use decoding='auto'")
+        return model
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in their order.
@@ -102,11 +94,11 @@ class LocalEngine:
             if self.base.sharding is not None and self._decoding != "expanded":
                 # Its weights are there for the time of play only, and elsewhere each time.
                 if self._gathered != self.base.sharding.gathered:
-                    self._lean, self._gathered = self._make_lean(), self.base.sharding.gathered
+                    self._model, self._gathered = self._made(), self.base.sharding.gathered
             # A caller may write to the base between two calls; transcripts read with the old weights are then
             # wrong too.
-            elif self._lean is not None and self._lean.stale:
-                self._lean = LeanModel(self.base)
+            elif self._model.stale:
+                self._model = self._made()
                 self.forget()
             numbered = dict(enumerate(requests))
             for batch in _batches(_groups(numbered), self.max_batch_rows):
@@ -139,7 +131,7 @@ class LocalEngine:
     @property
     def joins(self) -> bool:
         """Whether further requests may join a running batch."""
-        return self._lean is not None
+        return not isinstance(self.transcripts, OwnPrompts)
 
     def check(self, request: Request) -> None:
         """Raise PromptTooLongError or ConfigError for a request that cannot be sampled."""
@@ -161,7 +153,7 @@ class LocalEngine:
         return [(row.member, completion_of(row, self.base)) for row in batch.step()]
 
     def _parts(self) -> EngineParts:
-        return EngineParts(self.base, self._lean, self._eos, self._watch, self.transcripts)
+        return EngineParts(self.base, self._model, self._eos, self._watch, self.transcripts)
 
     def _run(
         self, groups: list[SamplingGroup], requests: Mapping[int, Request], completions: dict[int, Completion]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mafrt.engines.local.hf_decoder import ExpandedDecoder
-from mafrt.engines.local.kv_cache import PREFILL_TOKENS
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models.decoder import ExpandedDecoder
 from mafrt.models.family_checks import KNOWN, close
+from mafrt.models.kv_cache import PREFILL_TOKENS
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase

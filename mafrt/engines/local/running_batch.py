@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from mafrt.core.types import Completion, Request, Stop
-from mafrt.engines.local.fast_decoder import LeanDecoder
-from mafrt.engines.local.hf_decoder import ExpandedDecoder
-from mafrt.engines.local.kv_cache import PromptKV, joined
-from mafrt.engines.local.lean_model import LeanModel
 from mafrt.engines.local.own_cache import OwnPrompts
 from mafrt.engines.local.sampler import Sampler
 from mafrt.engines.local.stop_strings import StopStrings
 from mafrt.engines.local.transcript_cache import TranscriptCache
+from mafrt.models.decoder import DecodeModel, FoldingDecoder, RowDecoder
+from mafrt.models.kv_cache import PromptKV, joined
 from mafrt.models.outside_text import answer_text
 
 if TYPE_CHECKING:
@@ -30,14 +28,6 @@ if TYPE_CHECKING:
 COMPACT_AT = 1 / 4
 """Share of finished rows in a batch at which they are taken out of it. Taking out copies the others' own keys and
 values, about the price of one step; leaving them in costs their share of every step."""
-
-
-class Decoder(Protocol):
-    """Decoding of one batch."""
-
-    def step(self, tokens: Tensor) -> Tensor: ...
-
-    def keep(self, rows: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ class EngineParts:
     """What all batches of an engine share."""
 
     base: SharedBase
-    lean: LeanModel | None
+    model: DecodeModel
     eos: frozenset[int]
     watch: Callable[[tuple[str, ...]], StopStrings | None]
     transcripts: TranscriptCache | OwnPrompts
@@ -90,7 +80,7 @@ class RunningBatch:
 
     def __init__(self, parts: EngineParts, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
         self._parts = parts
-        self._decoder: Decoder | None = None
+        self._decoder: RowDecoder | None = None
         self.rows, self._owner, self._prompts, self._logits = self._prefilled(groups, requests)
         self._live = list(range(len(self.rows)))
         self._sampler = self._new_sampler()
@@ -118,14 +108,13 @@ class RunningBatch:
         return ended
 
     def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
-        """Add requests to the batch. The engine must decode with the lean decoder."""
+        """Add requests to the batch, whose keys and values must have the common layout."""
         rows, owner, prompts, logits = self._prefilled(groups, requests)
         decoder = self._decoder = self._decoder or self._new_decoder()
-        assert isinstance(decoder, LeanDecoder), "the expanded decoder takes no further rows"
         if len(self._live) < len(self.rows):
             self._logits = self._logits[self._compact()]
-        assert isinstance(prompts, PromptKV)
-        prompts = joined(decoder.folded(), prompts)
+        assert isinstance(prompts, PromptKV), "a model's own cache takes no further rows"
+        prompts = joined(cast(FoldingDecoder, decoder).folded(), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
         # Sorted anew, since the decoder needs rows of one adapter side by side.
@@ -170,14 +159,11 @@ class RunningBatch:
             begun=[len(row.ids) for row in self.rows],
         )
 
-    def _new_decoder(self) -> Decoder:
-        base, owner = self._parts.base, torch.tensor(self._owner)
-        names = [row.request.adapter for row in self.rows]
+    def _new_decoder(self) -> RowDecoder:
         if isinstance(self._prompts, OwnPrompts):
             return self._prompts.decoder(self._owner)
-        if self._parts.lean is not None:
-            return LeanDecoder(self._parts.lean, self._prompts, owner, names, self._left())
-        return ExpandedDecoder(base, self._prompts, owner, torch.tensor([base.adapter_index(name) for name in names]))
+        names = [row.request.adapter for row in self.rows]
+        return self._parts.model.decoder(self._prompts, self._owner, names, self._left())
 
     def _take(self, ids: list[int], logprobs: list[float]) -> list[SamplingRow]:
         """Give every live row its token; returns the rows that it ended."""

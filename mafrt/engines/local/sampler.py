@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.core.types import SamplingParams
-from mafrt.engines.local.inverse_cdf import draw, running_sums
-from mafrt.kernels import sample
+from mafrt.models.compute import compute_for, draw
 
 
 class NonFiniteLogitsError(MafrtError, ArithmeticError):
@@ -94,13 +93,8 @@ class Sampler:
         self._look()
 
     def _look(self) -> None:
-        """Find out once per composition of the batch which of the slower branches can be left out."""
-        greedy = self.temperature == 0
-        self._all_greedy = bool(greedy.all())
-        self._greedy = greedy if bool(greedy.any()) else None
-        self._plain = bool((self.temperature == 1).all())
-        self._divisor = torch.where(greedy, 1.0, self.temperature).unsqueeze(1)
-        cut = ((self.top_p < 1) | (self.top_k > 0)) & ~greedy
+        """Find out once per composition of the batch which rows top-k or top-p cut."""
+        cut = ((self.top_p < 1) | (self.top_k > 0)) & (self.temperature > 0)
         self._cut = cut.nonzero().squeeze(1) if bool(cut.any()) else None
         if self._cut is not None:
             ks = self.top_k[self._cut]
@@ -126,54 +120,23 @@ class Sampler:
         Raises:
             NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
         """
-        if sample.serves(logits):
-            return self._by_kernel(logits, self.uniforms[step])
-        # Half precisions are too coarse for a cumulative sum over a vocabulary.
-        logits = logits.float()
-        if self._all_greedy:
-            best, ids = logits.max(1)
-            self._check(best)
-            return ids, torch.zeros_like(best)
-        probs = (logits if self._plain else _tempered(logits, self._divisor)).softmax(1)
-        if self._cut is not None:
-            probs[self._cut] = self._truncated(probs[self._cut])
-        running = running_sums(probs)
+        ids, logprobs, totals = compute_for(logits.device.type).sample(logits, self.temperature, self.uniforms[step])
         # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
-        self._check(running[:, -1:])
-        ids, logprobs = _drawn(probs, running, self.uniforms[step])
-        if self._greedy is not None:
-            ids = torch.where(self._greedy, logits.argmax(1), ids)
-            logprobs = logprobs.masked_fill(self._greedy, 0.0)
-        return ids, logprobs
-
-    def _by_kernel(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        ids, logprobs, totals = sample.sample(logits, self.temperature, uniforms)
         self._check(totals)
         if self._cut is not None:
-            # The other rows stay the kernel's: a row's rounding must not depend on its neighbours' settings.
-            probs = self._truncated(_tempered(logits[self._cut].float(), self._divisor[self._cut]).softmax(1))
-            ids[self._cut], logprobs[self._cut] = _drawn(probs, running_sums(probs), uniforms[self._cut])
+            # The other rows stay as they are: a row's rounding must not depend on its neighbours' settings.
+            own = logits[self._cut].float()
+            # Subtracting the maximum first keeps tiny temperatures from overflowing.
+            own = (own - own.amax(1, keepdim=True)).div_(self.temperature[self._cut].unsqueeze(1))
+            probs = truncate(own.softmax(1), self.top_k[self._cut], self.top_p[self._cut], self._widest)
+            ids[self._cut], logprobs[self._cut] = draw(probs, self.uniforms[step][self._cut])
         return ids, logprobs
-
-    def _truncated(self, probs: Tensor) -> Tensor:
-        """The rows that top-k or top-p cut, without the tokens that they cut off."""
-        return truncate(probs, self.top_k[self._cut], self.top_p[self._cut], self._widest)
 
     def _check(self, values: Tensor) -> None:
         finite = values.isfinite()
         if not bool(finite.all()):
             bad = (~finite).reshape(-1).nonzero().squeeze(1).tolist()
             raise NonFiniteLogitsError([self.adapters[i] for i in bad])
-
-
-def _tempered(logits: Tensor, divisor: Tensor) -> Tensor:
-    # Subtracting the maximum first keeps tiny temperatures from overflowing.
-    return (logits - logits.amax(1, keepdim=True)).div_(divisor)
-
-
-def _drawn(probs: Tensor, running: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    ids = draw(probs, uniforms, running)
-    return ids, probs.gather(1, ids.unsqueeze(1)).div_(running[:, -1:]).log_().squeeze(1)
 
 
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mafrt.engines.local.kv_cache import PREFILL_TOKENS, KVCache, KVLayer, PromptKV, chunked, joined, prefill
+from mafrt.models.kv_cache import PREFILL_TOKENS, KVCache, KVLayer, PromptKV, chunked, joined, prefill
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase

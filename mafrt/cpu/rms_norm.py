@@ -5,9 +5,8 @@ copy of a half-precision input. The derivative needs the input and a row's facto
 
     y = x r,   out = w y   =>   d x = r (w g - y mean(w g y))
 
-The forward pass has the operations of transformers, so that its results are equal to the last bit; with the kernels in
-C (`mafrt.kernels.learn_rows`) it is one pass over memory that rounds where transformers does, and only the sum of the
-squares has another order. A pass that records nothing is the module's own.
+By the kernels in C (`mafrt.cpu.learn_rows`) both are one pass over memory that rounds where transformers does; only the
+sum of the squares has another order. A pass that records nothing is the module's own.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mafrt.kernels import learn_rows
+from mafrt.cpu import learn_rows
 
 log = logging.getLogger(__name__)
-
-CHUNK_ELEMENTS = 2**16
-"""of the gradient, computed at a time on a CPU: small enough that what lies between stays in its cache"""
 
 
 def use_recorded_norms(model: nn.Module) -> int:
     """Give the RMS norms of a frozen model a backward pass of their own; returns how many were found.
 
-    A norm is one whose class says so in its name and that computes what `_forward` does, bit by bit, for a random
+    A norm is one whose class says so in its name and that computes what `_norm` does, bit by bit, for a random
     input: both forms of transformers are known, the plain one and Gemma's with 1 + w.
     """
     found = 0
@@ -60,38 +56,35 @@ def _form_of(module: nn.Module) -> tuple[float, bool] | None:
             log.debug("%s has no recorded pass: %s", type(module).__name__, error)
             return None
         for plus_one in (False, True):
-            if torch.equal(_forward(x, weight, eps, plus_one)[0], expected):
+            if torch.equal(_norm(x, weight, eps, plus_one), expected):
                 return eps, plus_one
     return None
 
 
 class _Recorded(nn.Module):
+    weight: Tensor
     eps_of: float
     plus_one: bool
 
     def forward(self, x: Tensor, *more: Any, **words: Any) -> Tensor:
         if more or words:  # a gate, where the norm has one
             return super().forward(x, *more, **words)
-        if torch.is_grad_enabled() and x.requires_grad and not self.weight.requires_grad:
+        records = torch.is_grad_enabled() and x.requires_grad and not self.weight.requires_grad
+        if records and learn_rows.serves(x, self.weight):
             return _RmsNorm.apply(x, self.weight, self.eps_of, self.plus_one)
         return super().forward(x)
 
 
-def _forward(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor, Tensor]:
-    """The norm and the rows' factors r `[..., 1]`, float32."""
+def _norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
     exact = x.float()
-    r = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
-    y = exact * r
-    return (y * (1.0 + weight.float())).type_as(x) if plus_one else weight * y.to(x.dtype), r
+    y = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + eps)
+    return (y * (1.0 + weight.float())).type_as(x) if plus_one else weight * y.to(x.dtype)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-        if learn_rows.serves(x, weight):
-            out, r = learn_rows.norm(x, weight, eps, plus_one)
-        else:
-            out, r = _forward(x, weight, eps, plus_one)
+        out, r = learn_rows.norm(x, weight, eps, plus_one)
         ctx.save_for_backward(x, weight, r)
         ctx.plus_one = plus_one
         return out
@@ -99,15 +92,4 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, r = ctx.saved_tensors
-        if learn_rows.serves(x, weight, grads[0]):
-            return learn_rows.norm_backward(x, weight, r, grads[0], ctx.plus_one), None, None, None
-        width = x.shape[-1]
-        factors = 1.0 + weight.float() if ctx.plus_one else weight.float()
-        grad_x = torch.empty_like(grads[0], dtype=x.dtype, memory_format=torch.contiguous_format)
-        flat = (x.reshape(-1, width), r.view(-1, 1), grads[0].reshape(-1, width), grad_x.view(-1, width))
-        chunk = max(1, CHUNK_ELEMENTS // width) if x.device.type == "cpu" else max(1, len(flat[0]))
-        for part, factor, grad, target in zip(*(t.split(chunk) for t in flat), strict=True):
-            y, onto = part.float() * factor, grad.float() * factors
-            mean = torch.linalg.vecdot(onto, y).unsqueeze(-1).div_(-width)
-            torch.mul(onto.addcmul_(y, mean), factor, out=target)
-        return grad_x, None, None, None
+        return learn_rows.norm_backward(x, weight, r, grads[0].to(x.dtype), ctx.plus_one), None, None, None

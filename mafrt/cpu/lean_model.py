@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mafrt.engines.local.decode_lora import FusedLora, fuse
-from mafrt.engines.local.decoder_block import (
+from mafrt.cpu.decode import Heads, decode_kernels
+from mafrt.cpu.decoder_block import (
     SLIDING,
     DecoderBlock,
     Linear,
@@ -22,10 +22,9 @@ from mafrt.engines.local.decoder_block import (
     norm_factors,
     window_of,
 )
-from mafrt.engines.local.widened_linear import NonFiniteAdapterError, Pairs, WidenedLinear, pays, pays_back, widen
-from mafrt.kernels.decode import Heads
-from mafrt.kernels.low_rank import Joined
-from mafrt.kernels.panels import Panels
+from mafrt.cpu.low_rank import Joined, join
+from mafrt.cpu.panels import Panels
+from mafrt.models.decoder import DecodeModel
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -44,18 +43,23 @@ _FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): 
 """Phi-3 holds these layers as one."""
 
 
-class LeanModel:
+class LeanModel(DecodeModel):
     """The frozen weights of a Llama-like model, laid out for decoding.
 
     Raises ValueError, with the reason, for a model that this code does not cover.
     """
 
+    name = "lean"
+
     def __init__(self, base: SharedBase) -> None:
+        super().__init__(base)
         config, inner = base.config, base.inner
         # Each of these reasons is only logged: the model's own forward decodes it then, slower and with the same
         # results.
         if config.model_type not in MODEL_TYPES or not hasattr(inner, "layers"):
             raise ValueError(f"model type {config.model_type}")
+        if decode_kernels(base.model.dtype, base.device.type) is None:
+            raise ValueError(f"numbers in {base.model.dtype}")
         if getattr(config, "use_bidirectional_attention", False):
             raise ValueError("attention to later tokens")
         if getattr(config, "attn_logit_softcapping", None) is not None and config.model_type != "gemma2":
@@ -67,7 +71,6 @@ class LeanModel:
             # positions.
             if name not in ("default", "linear", "llama3", "yarn"):
                 raise ValueError(f"rotary embedding {name}, which changes with the length")
-        self.base = base
         heads = int(config.num_attention_heads)
         self.shape = Heads(
             heads,
@@ -90,9 +93,7 @@ class LeanModel:
         if any(cos.shape[-1] != self.shape.dim for cos, _ in self.rotary(1).values()):
             raise ValueError("a rotary embedding of a part of each head")
         self._seen = self._stamp()
-        self._lora: tuple[object, list[list[FusedLora | None]]] | None = None
         self._joined: tuple[object, list[list[list[Joined | None]]]] | None = None
-        self._widened: tuple[object, list[list[WidenedLinear | None]]] | None = None
 
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
@@ -150,7 +151,7 @@ class LeanModel:
 
     def _packed(self, weights: Sequence[Tensor]) -> Tensor | Panels | None:
         # The weights of a sharded base are there for the time of play only.
-        return None if self.base.sharded else self.base.packed.of(*weights)
+        return None if self.base.sharded else self.base.context.packed.of(*weights)
 
     def _stamp(self) -> int:
         # Torch counts the writes to a tensor, so that a change shows without a comparison of weights.
@@ -168,8 +169,7 @@ class LeanModel:
         return kept[1]
 
     @property
-    def stale(self) -> bool:
-        """Whether the frozen weights were written to since they were copied."""
+    def stale(self) -> bool:  # type: ignore[override]
         return self._stamp() != self._seen
 
     def rotary(self, positions: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -187,58 +187,29 @@ class LeanModel:
             tables[kind] = (cos[0].unsqueeze(1), signed.unsqueeze(1))
         return tables
 
-    def lora(self, names: Sequence[str], wide: bool) -> list[list[FusedLora | None]]:
-        """Per block the fused adapters of its four linears; kept until one of them changes."""
-        key = (*self._state(names), wide)
-        if self._lora is None or self._lora[0] != key:
-            like, adapters = self._source[0], self._pairs(names)
-            stacks = [
-                [fuse(adapters, linear.paths, linear.widths, like, wide) for linear in block.linears]
-                for block in self.blocks
-            ]
-            self._lora = (key, stacks)
-        return self._lora[1]
-
     def joined(self, names: Sequence[str]) -> list[list[list[Joined | None]]]:
         """Per block and linear the adapters' weights, None where one does not target it; kept until one changes."""
         key = self._state(names)
         if self._joined is None or self._joined[0] != key:
-            joined = self.base.joined_layers
-            blocks = [[joined(names, linear.paths) for linear in block.linears] for block in self.blocks]
+            blocks = [[self._joined_layers(names, linear) for linear in block.linears] for block in self.blocks]
             self._joined = (key, blocks)
         return self._joined[1]
 
-    def widened(self, rows: int, steps: int) -> tuple[list[list[WidenedLinear | None]], list[str]] | None:
-        """Per block its linears with all adapters in them, and these adapters' names; None where that does not pay in
-        so many steps.
-
-        Neither depends on earlier batches, since a resumed run must compute what the whole one did to the last bit:
-        all adapters of the base are among them, and layers that are there already count like those to be made.
-        """
-        if not self.base.packed.with_adapters:
-            return None
-        among = sorted(self.base.records)
-        adapters = self._pairs(among)
-        linears = [linear for block in self.blocks for linear in block.linears]
-        if not pays(adapters, self.blocks[0].linears, rows) or not pays_back(adapters, linears, steps):
-            return None
-        key = self._state(among)
-        if self._widened is None or self._widened[0] != key:
-            self._widened = None  # freed before the next is made
-            try:
-                layers = [[widen(adapters, linear) for linear in block.linears] for block in self.blocks]
-            except NonFiniteAdapterError:
-                return None
-            self._widened = (key, layers)
-        return self._widened[1], among
-
-    def _pairs(self, names: Sequence[str]) -> list[Pairs]:
-        adapters: list[Pairs] = []
-        for name in names:
-            layers = self.base.records[name].layers
-            pairs = self.base.adapter_layers(name).items()
-            adapters.append({path: (a, b, layers[path][1]) for path, (a, b) in pairs})
-        return adapters
+    def _joined_layers(self, names: Sequence[str], linear: Linear) -> list[Joined | None]:
+        """Of each adapter its weights in layers that share their input; None for one that targets none of them."""
+        layers = [self.base.adapted_layers.get(path) for path in linear.paths]
+        first = next(filter(None, layers), None)
+        if first is None:
+            return [None] * len(names)
+        numbers = [self.base.adapter_index(name) for name in names]
+        if list(first.faster.siblings.layers) == layers:  # shared with passes of the model
+            found = first.faster.siblings.joined(numbers, self.dtype)
+            return [found.get(number) for number in numbers]
+        joined = list[Joined | None]()
+        for k in numbers:
+            own = [(*layer.pairs[k], layer.scalings[k]) if layer and k in layer.pairs else None for layer in layers]
+            joined.append(join(own, linear.widths, self.dtype) if any(own) else None)
+        return joined
 
     def _state(self, names: Sequence[str]) -> tuple[object, ...]:
         """Equal as long as none of the adapters has changed."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mafrt.kernels import panels
-from mafrt.kernels.low_rank import LowRank
-from mafrt.kernels.panels import Panels
+from mafrt.cpu import panels
+from mafrt.cpu.low_rank import LowRank
+from mafrt.cpu.panels import Panels
 
 _LEAST_NUMBERS = 2**17
 """numbers in the larger operand of a product of few rows, from which on it takes less time than MKL's"""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mafrt.kernels.library import library
+from mafrt.cpu.library import library
 
 LANES = 16
 """Numbers in a vector of the kernels."""

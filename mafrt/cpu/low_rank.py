@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mafrt.kernels.library import library
-from mafrt.kernels.low_rank_grads import Targets, plan_of
+from mafrt.cpu.library import library
+from mafrt.cpu.low_rank_grads import Targets, plan_of
 
 PANEL = 48
 """outputs in a panel"""

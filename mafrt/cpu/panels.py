@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.kernels.library import library
-from mafrt.kernels.low_rank import LowRank, in_panels
+from mafrt.cpu.library import library
+from mafrt.cpu.low_rank import LowRank, in_panels
 
 _FUNCTIONS = {torch.float32: "gemm_f32", torch.bfloat16: "gemm_bf16"}
 

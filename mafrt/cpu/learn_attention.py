@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mafrt.kernels.library import library
+from mafrt.cpu.library import library
 
 Past = tuple[Tensor, Tensor]
 

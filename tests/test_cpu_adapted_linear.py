@@ -6,7 +6,12 @@ import pytest
 import torch
 from helpers_models import ALL, add_random_adapter, tiny_base
 
-from mafrt.models import adapter_routing, multi_lora
+from mafrt.cpu import adapted_linear
+from mafrt.cpu.library import library
+from mafrt.models import adapter_routing
+from mafrt.models.compute import reference
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 
 def grads(base, train, index):
@@ -24,21 +29,22 @@ def grads(base, train, index):
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])  # with and without biases
 def test_results_are_those_of_the_layers_one_by_one(kind, monkeypatch):
     base = tiny_base(kind)
-    base.form = "grouped"  # so small a batch would take the wide form
     add_random_adapter(base, "all", 3, 5.0, ALL, seed=0)
     add_random_adapter(base, "some", 2, 8.0, ("q_proj", "v_proj", "up_proj"), seed=1)
     add_random_adapter(base, "frozen", 2, 4.0, ALL, seed=2)
     index, train = torch.tensor([0, 1, 2, -1, 0, 1]), ["all", "some"]
     calls = []
-    together = multi_lora.linear_siblings
+    apply = adapted_linear._AdaptedLinear.apply
     monkeypatch.setattr(
-        multi_lora, "linear_siblings", lambda x, layers, *rest: calls.append(len(layers)) or together(x, layers, *rest)
+        adapted_linear._AdaptedLinear,
+        "apply",
+        lambda x, siblings, *rest: calls.append(len(siblings.layers)) or apply(x, siblings, *rest),
     )
     found = grads(base, train, index)
     # Per decoder layer: query, key and value; output; gate and up; down.
     assert sorted(calls) == sorted(2 * [3, 1, 2, 1])
-    monkeypatch.setattr(multi_lora.StackedLoRALinear, "_goes_together", lambda self, routing: False)
-    expected = grads(base, train, index)
+    with reference():
+        expected = grads(base, train, index)
     assert len(calls) == 8
     torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
     for own, theirs in zip(found[1], expected[1], strict=True):
@@ -52,9 +58,7 @@ def test_a_layer_that_gets_another_input_is_computed_for_it():
     add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
     attention = base.inner.layers[0].self_attn
     x, other = torch.randn(4, 32), torch.randn(4, 32)
-    routing = adapter_routing.route_adapters(
-        torch.tensor([0]), 1, 4, ranks=[2], width=64, device=torch.device("cpu"), form="grouped"
-    )
+    routing = adapter_routing.AdapterRouting(1, 4, torch.tensor([0]))
     with base.context.use(routing):
         attention.q_proj(x)
         found = attention.k_proj(other)
@@ -65,7 +69,6 @@ def test_a_layer_that_gets_another_input_is_computed_for_it():
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_a_pass_that_records_nothing_follows_every_change_of_the_weights(kind):
     base = tiny_base(kind)
-    base.form = "grouped"
     add_random_adapter(base, "all", 3, 5.0, ALL, seed=0)
     add_random_adapter(base, "some", 2, 8.0, ("q_proj", "v_proj", "up_proj"), seed=1)
     index, ids = torch.tensor([0, 1, -1, 0]), torch.arange(36).view(4, 9) + 5
@@ -87,7 +90,6 @@ def test_a_pass_that_records_nothing_follows_every_change_of_the_weights(kind):
 @pytest.mark.parametrize("still", ["lora_A", "lora_B"])
 def test_one_half_of_an_adapter_may_be_frozen(still):
     base, index = tiny_base(), torch.tensor([0, 1, 0])
-    base.form = "grouped"
     add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
     add_random_adapter(base, "bob", 3, 4.0, ALL, seed=1)
     _, expected = grads(base, None, index)
@@ -103,7 +105,6 @@ def test_one_half_of_an_adapter_may_be_frozen(still):
 
 def test_adapters_of_another_format_get_gradients_of_theirs():
     base, index = tiny_base(), torch.tensor([0, 0])
-    base.form = "grouped"
     add_random_adapter(base, "ann", 2, 4.0, ALL, seed=0)
     _, exact = grads(base, None, index)
     for parameter in base.adapter_parameters("ann"):
@@ -113,3 +114,16 @@ def test_adapters_of_another_format_get_gradients_of_theirs():
     assert {grad.dtype for grad in found} == {torch.bfloat16}
     for own, theirs in zip(found, exact, strict=True):
         assert torch.cosine_similarity(own.float().flatten(), theirs.flatten(), dim=0) > 0.99
+
+
+def test_weights_too_large_for_a_copy_are_read_layer_by_layer():
+    base = tiny_base("qwen2")
+    add_random_adapter(base, "all", 3, 5.0, ALL, seed=0)
+    add_random_adapter(base, "some", 2, 8.0, ("q_proj", "v_proj", "up_proj"), seed=1)
+    index = torch.tensor([0, 1, -1, 0])
+    expected = grads(base, None, index)
+    base.context.packed.enabled = False
+    found = grads(base, None, index)
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    for own, theirs in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)

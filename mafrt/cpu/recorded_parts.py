@@ -6,8 +6,8 @@ operations that each pass over memory. The derivatives need less:
     y = silu(g) u   =>   d g = u silu'(g) d y,   d u = silu(g) d y
     y = R x         =>   d x = R^T d y
 
-With the kernels in C (`mafrt.kernels.learn_rows`) each is one pass over memory with one rounding; without them torch
-computes what transformers does. A pass that records nothing is the module's own.
+By the kernels in C (`mafrt.cpu.learn_rows`) each is one pass over memory with one rounding. A pass that records nothing
+is the module's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.kernels import learn_rows
+from mafrt.cpu import learn_rows
 
 ROTARY = "apply_rotary_pos_emb"
 """the function that attention modules of transformers call"""
@@ -67,7 +67,7 @@ class _RecordedMlp(_Recorded, nn.Module):
         if more or words or not torch.is_grad_enabled():
             return super().forward(x, *more, **words)
         gate, up = self.gate_proj(x), self.up_proj(x)
-        records = gate.requires_grad or up.requires_grad
+        records = (gate.requires_grad or up.requires_grad) and learn_rows.serves(gate, up)
         return self.down_proj(_SwiGlu.apply(gate, up) if records else F.silu(gate) * up)
 
 
@@ -100,14 +100,12 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return learn_rows.swiglu(gate, up) if learn_rows.serves(gate, up) else F.silu(gate) * up
+        return learn_rows.swiglu(gate, up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         gate, up = ctx.saved_tensors
-        if learn_rows.serves(gate, up, grads[0]):
-            return learn_rows.swiglu_backward(gate, up, grads[0])
-        return torch.ops.aten.silu_backward(grads[0] * up, gate), grads[0] * F.silu(gate)
+        return learn_rows.swiglu_backward(gate, up, grads[0].to(gate.dtype))
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mafrt.kernels import library
+from mafrt.cpu import library
 
 _TITLES = {"c": "C", "torch": "torch"}
 

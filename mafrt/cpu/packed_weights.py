@@ -5,9 +5,9 @@ in decoding, and in float32 also a fifth of one with many rows. The weights are 
 is made once, and all later products read it. Products by oneDNN in bfloat16 are equal bit by bit; those in float32, and
 those of the kernels in C, differ by the order of sums.
 
-A copy takes the memory of the weights again (in learning twice, since gradients go back through another one; and once
-more where decoding has one with the adapters in it), so a model is packed only if it is small for the machine's memory.
-That depends on nothing but the numbers of bases and processes, so a resumed run computes the same.
+A copy takes the memory of the weights again (in learning twice, since gradients go back through another one), so a
+model is packed only if it is small for the machine's memory. That depends on nothing but the numbers of bases and
+processes, so a resumed run computes the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mafrt.kernels.panels import Panels
+from mafrt.cpu.onednn import can_pack, pack
+from mafrt.cpu.panels import Panels
 from mafrt.models.memory_estimate import PACKED_ALONE, PACKED_SHARE, memory_bytes
-from mafrt.models.onednn import can_pack, pack
 
 
 class PackedWeights:
@@ -35,13 +35,11 @@ class PackedWeights:
         self._share = sum(p.numel() * p.element_size() for p in model.parameters()) / (memory or memory_bytes())
         self.enabled = self._share <= PACKED_ALONE
         """whether weights are packed at all"""
-        self.with_adapters = self._share <= PACKED_SHARE
-        """whether decoding may have a copy more, with the adapters in it"""
         self._packed: dict[tuple[object, ...], tuple[int, list[Tensor], Tensor | Panels]] = {}
 
     def beside_others(self) -> None:
         """Further bases, or further processes with this one, take their parts of the machine's memory."""
-        self.enabled = self.enabled and self.with_adapters
+        self.enabled = self.enabled and self._share <= PACKED_SHARE
 
     def of(self, *weights: Tensor, transposed: bool = False) -> Tensor | Panels | None:
         """The weights `[out, in]` one below the other, packed for `onednn.product`; None: use them as they are.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mafrt.kernels.library import library
+from mafrt.cpu.library import library
 
 
 def serves(logits: Tensor) -> bool:

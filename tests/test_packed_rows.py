@@ -6,20 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mafrt.kernels import learn_attention
-from mafrt.models import short_attention
-from mafrt.models.family_attention import family_attention
-from mafrt.models.packed_attention import _within_family
-from mafrt.models.packing import Family
+from mafrt.cpu import learn_attention, packed_rows
+from mafrt.models.packed_attention import PackedRows
+from mafrt.models.packing import Family, Packing, TokenBlock
 
 HEADS, KV_HEADS, DIM, SHARED = 6, 2, 8, 17
-
-
-def use_kernel(kernel, monkeypatch):
-    if not kernel:
-        monkeypatch.setattr(learn_attention, "_function", lambda: None)
-    elif not learn_attention.serves(torch.float32):
-        pytest.skip("needs a C compiler")
 
 
 def attend(q, k, v, mask):
@@ -58,33 +49,40 @@ def result_and_grads(compute, parts, weight):
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), parts)]
 
 
-@pytest.mark.parametrize("kernel", [True, False])
-@pytest.mark.parametrize("keys", [0, 100])  # without the kernel in C: rests by torch's, and as products of their own
+def rows_of(family, sizes, kept):
+    """One family as a packed batch."""
+    tokens = sum(sizes) + (0 if kept else SHARED)
+    places = torch.arange(tokens)
+    packing = Packing(places, places, (TokenBlock(1, tokens, family),), places, places)
+    return PackedRows(packing, attend, 0.3, None, kept, True)
+
+
+def forms():
+    """The reference, and the kernel where there is one."""
+    plain_form = {"reference": lambda q, k, v, rows: rows.attend(q, k, v)}
+    return {**plain_form, "kernel": packed_rows.attend} if learn_attention.serves(torch.float32) else plain_form
+
+
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("sizes", [[5, 5, 5], [1, 9, 4], [7]])
-def test_equal_to_row_by_row(sizes, past, keys, kernel, monkeypatch):
-    use_kernel(kernel, monkeypatch)
-    monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
+def test_equal_to_row_by_row(sizes, past):
     parts, kept, weight = inputs(sizes, past)
     family = Family.of(SHARED, sizes, torch.device("cpu"), torch.arange(SHARED) if past else None)
     expected = result_and_grads(lambda *p: plain(*p, sizes, kept), parts, weight)
-    found = result_and_grads(lambda *p: family_attention(*p, family, 0.3, kept), parts, weight)
-    general = result_and_grads(lambda *p: _within_family(family, p, attend, kept), parts, weight)
-    for name, own, other, theirs in zip(("out", "q", "k", "v"), found, general, expected, strict=True):
-        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
-        torch.testing.assert_close(other, theirs, atol=1e-5, rtol=1e-5)
+    for form, compute in forms().items():
+        found = result_and_grads(lambda *p, f=compute: f(*p, rows_of(family, sizes, kept)), parts, weight)
+        for name, own, theirs in zip(("out", "q", "k", "v"), found, expected, strict=True):
+            torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5, msg=lambda m, n=f"{form} {name}": f"{n}: {m}")
 
 
-@pytest.mark.parametrize("kernel", [True, False])
-@pytest.mark.parametrize("keys", [0, 100])
-def test_in_bfloat16_only_the_result_is_rounded(keys, kernel, monkeypatch):
-    use_kernel(kernel, monkeypatch)
-    monkeypatch.setattr(short_attention, "MOST_KEYS", keys)
-    parts, _, weight = inputs([3, 6], False, torch.bfloat16)
-    family = Family.of(SHARED, [3, 6], torch.device("cpu"))
+@pytest.mark.skipif(not learn_attention.serves(torch.float32), reason="needs a C compiler")
+def test_in_bfloat16_only_the_result_is_rounded():
+    sizes = [3, 6]
+    parts, _, weight = inputs(sizes, False, torch.bfloat16)
+    family = Family.of(SHARED, sizes, torch.device("cpu"))
     exact = [p.detach().float().requires_grad_() for p in parts]
-    expected = result_and_grads(lambda *p: plain(*p, [3, 6]), exact, weight.bfloat16().float())
-    found = result_and_grads(lambda *p: family_attention(*p, family, 0.3), parts, weight.bfloat16())
+    expected = result_and_grads(lambda *p: plain(*p, sizes), exact, weight.bfloat16().float())
+    found = result_and_grads(lambda *p: packed_rows.attend(*p, rows_of(family, sizes, None)), parts, weight.bfloat16())
     for own, theirs in zip(found, expected, strict=True):
         assert own.dtype == torch.bfloat16
         # bfloat16 keeps eight bits, so rounding once is 1 in 256; the gradient passes through two roundings.

@@ -1,11 +1,10 @@
-"""Decoding for Llama-like models (`lean_model.py`), one batch at a time.
+"""Decoding for Llama-like models (`lean_model.py`) by the kernels in C, one batch at a time.
 
 A decode step has dozens of small operations per layer, and on a small model or batch the overhead around them
 dominates. Here query, key and value are one product, as are gate and up; masks are not rebuilt; shared prompts are
-read once (`shared_prefix_attention.py`); adapters act on runs of rows. On a CPU with a C compiler all but the products
-are a few kernels (`block_steps.py`). `agrees` compares the results with
-`SharedBase.forward` when an engine starts; on a mismatch, or for any other model, the engine decodes with Hugging
-Face's forward.
+stored once (`shared_prompts.py`); adapters act on runs of rows, as a part of the frozen product where that is in
+panels; all but the products are a few kernels. `agrees` compares the results with `SharedBase.forward` when an engine
+starts.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mafrt.engines.local.block_steps import KernelSteps, TorchSteps
-from mafrt.engines.local.decode_lora import FusedLora, RowAdapters
-from mafrt.engines.local.decoder_block import Linear
-from mafrt.engines.local.kernel_rows import KernelRows
-from mafrt.engines.local.kv_cache import KVCache, PromptKV, prefill
-from mafrt.engines.local.lean_model import LeanModel
-from mafrt.engines.local.shared_prefix_attention import SharedPrompts
-from mafrt.engines.local.widened_linear import ColumnMasks, WidenedLinear
-from mafrt.kernels.decode import decode_kernels
+from mafrt.cpu.decode import NearKeys, decode_kernels
+from mafrt.cpu.decoder_block import Linear
+from mafrt.cpu.lean_model import LeanModel
+from mafrt.cpu.low_rank import Joined, LowRank, Segments, columns_for
+from mafrt.cpu.panels import Panels
+from mafrt.cpu.shared_prompts import SharedPrompts
+from mafrt.models.decoder import DecodeModel, FoldingDecoder
+from mafrt.models.kv_cache import KVCache, PromptKV, prefill
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -40,50 +38,26 @@ class LeanDecoder:
     Args:
         model: the weights.
         prompts: keys and values of the prompts.
-        owner: `[rows]`, on the host: which prompt each row goes on from; rows of one prompt lie side by side.
+        owner: `[rows]`, which prompt each row goes on from.
         adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
         steps: most tokens that will be fed to a row.
-        form: of the adapters: "widened" (`widened_linear.py`), "narrow" or "wide" (`decode_lora.py`); "auto" is the one
-            for the device and the batch, and takes the kernels in C where there are any.
     """
 
     def __init__(
-        self,
-        model: LeanModel,
-        prompts: PromptKV,
-        owner: Tensor,
-        adapters: Sequence[str | None],
-        steps: int,
-        form: Literal["auto", "widened", "narrow", "wide"] = "auto",
+        self, model: LeanModel, prompts: PromptKV, owner: Tensor, adapters: Sequence[str | None], steps: int
     ) -> None:
         self.model = model
-        device = model.base.device
-        kernels = decode_kernels(model.dtype, device.type) if form == "auto" else None
-        self._prompts = SharedPrompts(prompts, owner, model.shape.cap, for_kernels=kernels is not None)
+        kernels = decode_kernels(model.dtype, "cpu")
+        assert kernels is not None, "a LeanModel is made where there are kernels for its number format"
+        self._kernels = kernels
+        self._prompts = SharedPrompts(prompts, owner)
+        self._near = [NearKeys(len(owner), model.shape, model.dtype) for _ in model.blocks]
+        """of the rows' own tokens, layer by layer"""
         names = [name for name in dict.fromkeys(adapters) if name is not None]
-        wide = form == "wide" or (form == "auto" and device.type != "cpu")
-        self._lora: Sequence[Sequence[FusedLora | WidenedLinear | None]] | None = None
-        self._columns: ColumnMasks | None = None
-        self._rows: RowAdapters | KernelRows | None = None
-        widened = None
-        if names and kernels is None and not wide and form != "narrow":
-            widened = model.widened(len(adapters), steps)
-        if widened is not None:
-            self._lora, names = widened
-        elif names and kernels is None:
-            self._lora = model.lora(names, wide)
         number = {name: k for k, name in enumerate(names)}
         index = torch.tensor([-1 if name is None else number[name] for name in adapters])
-        if widened is not None:
-            self._columns = ColumnMasks(index)
-        elif names and kernels is not None:
-            self._rows = KernelRows(model, names, index)
-        elif names:
-            self._rows = RowAdapters(index, len(names), wide, device, model.dtype)
-        self._steps = (
-            TorchSteps(model, self._prompts) if kernels is None else KernelSteps(model, self._prompts, kernels)
-        )
-        self._position = prompts.lengths[owner].to(device)
+        self._rows = AdapterRows(model, names, index) if names else None
+        self._position = prompts.lengths[owner]
         self._rotary = model.rotary(int(prompts.lengths.max()) + steps)
         self._turn()
 
@@ -93,20 +67,27 @@ class LeanDecoder:
         for number in range(len(self.model.blocks)):
             x = self.block(number, x)
         self.advance()
-        return self._steps.final_norm(x)
+        return self._norm(x, self.model.norm_final)
 
     def block(self, number: int, x: Tensor) -> Tensor:
         """One decoder layer for the present position: `[rows, d]` -> `[rows, d]`."""
-        block, steps = self.model.blocks[number], self._steps
-        qkv = self._product(number, 0, block.qkv, steps.norm(x, block.norm_in))
-        h = steps.attend(number, qkv, self._rotary_now)
+        block = self.model.blocks[number]
+        qkv = self._product(number, 0, block.qkv, self._norm(x, block.norm_in))
+        norms = None if block.head_norm is None else self.model.exact(block.head_norm)
+        rotation, far, near = self._rotary_now[block.rotary], self._prompts.far(number), self._near[number]
+        h = self._kernels.attend(qkv, rotation, norms, self.model.shape, far, near, block.window)
         x = self._added(number, 1, block.out, h, x, block.norm_out)
-        h = steps.norm(x, block.norm_mlp)
+        h = self._norm(x, block.norm_mlp)
         if block.feed is None:  # of the families with experts, none norms their output
             mixed = block.mlp(h.unsqueeze(0))
             return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
         gate_up, down = block.feed
-        h = steps.activated(block, self._product(number, 2, gate_up, h))
+        h = self._product(number, 2, gate_up, h)
+        if block.silu:
+            h = self._kernels.silu_product(h)
+        else:
+            gate, up = h.chunk(2, 1)
+            h = block.act(gate).mul_(up)
         return self._added(number, 3, down, h, x, block.norm_mlp_out)
 
     def advance(self, positions: int = 1) -> None:
@@ -122,35 +103,91 @@ class LeanDecoder:
 
     def folded(self) -> PromptKV:
         """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
-        return self._prompts.extended(self._steps.own)
+        return self._prompts.extended(self._near)
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only the given rows `[kept]`, in order, in the batch."""
+        for layer in self._near:
+            layer.keep(rows)
+        self._position = self._position[rows]
+        self._turn()
+        self._prompts.keep(rows)
+        if self._rows is not None:
+            self._rows.keep(rows)
+
+    def _norm(self, x: Tensor, factors: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, self.model.exact(factors), self.model.shape.eps)
 
     def _added(self, block: int, linear: int, layer: Linear, h: Tensor, x: Tensor, norm: Tensor | None) -> Tensor:
         """`x` plus a linear layer's output for `h`, which is normed first if there is a norm."""
         if norm is None:
             return self._product(block, linear, layer, h, x)
-        return x + self._steps.norm(self._product(block, linear, layer, h), norm)
+        return x + self._norm(self._product(block, linear, layer, h), norm)
 
     def _product(self, block: int, linear: int, layer: Linear, h: Tensor, residual: Tensor | None = None) -> Tensor:
         """A linear layer with its adapters, plus `residual`."""
-        if isinstance(self._rows, KernelRows):
-            return self._rows.product(block, linear, layer, h, residual)
-        lora = None if self._lora is None else self._lora[block][linear]
-        if self._columns is not None and isinstance(lora, WidenedLinear):
-            return self._columns.apply(lora, h, residual)
-        out = layer(h, residual)
-        if self._rows is not None and isinstance(lora, FusedLora):
-            self._rows.add(out, h, lora)
-        return out
+        return layer(h, residual, None if self._rows is None else self._rows.tables[block][linear])
+
+
+class AdapterRows:
+    """Which rows of a batch use which adapters, and the tables of all layers that say so to the kernels.
+
+    Args:
+        model: the weights.
+        names: of the adapters.
+        index: `[rows]`, position among the names, -1 for none; rows of one adapter lie side by side.
+    """
+
+    def __init__(self, model: LeanModel, names: Sequence[str], index: Tensor) -> None:
+        owners, runs = torch.unique_consecutive(index, return_inverse=True)
+        self._runs, layers = runs, model.joined(names)
+        self._segments = Segments(self._stops(len(owners)), owners.tolist())
+        most = max((columns_for(each) for block in layers for each in block), default=0)
+        # One place for all layers, of which each is done with it before the next begins.
+        self._numbers = torch.empty(len(index), most, dtype=model.dtype)
+        self.tables = [
+            [self._table(linear, each) for linear, each in zip(block.linears, adapters, strict=True)]
+            for block, adapters in zip(model.blocks, layers, strict=True)
+        ]
+        """by block and linear; None: no row has an adapter there"""
+
+    def _table(self, linear: Linear, adapters: Sequence[Joined | None]) -> LowRank | None:
+        each = [None if k < 0 else adapters[k] for k in self._segments.owners]
+        if not any(each):
+            return None
+        return LowRank(self._segments, each, linear.widths, self._numbers, panels=isinstance(linear.packed, Panels))
+
+    def _stops(self, count: int) -> list[int]:
+        """The row behind each run; runs may have lost all of their rows."""
+        return torch.bincount(self._runs, minlength=count).cumsum(0).tolist()
 
     def keep(self, rows: Tensor) -> None:
-        """Leave only the given rows `[kept]`, in order, in the batch."""
-        self._steps.keep(rows)
-        self._position = self._position[rows]
-        self._turn()
-        self._prompts.keep(rows.cpu())
-        for each in (self._rows, self._columns):
-            if each is not None:
-                each.keep(rows)
+        """Leave only the given rows `[kept]`, in order."""
+        self._runs = self._runs[rows]
+        self._segments.move(self._stops(len(self._segments.owners)))
+
+
+class LeanDecoding(LeanModel):
+    """A `LeanModel` and its decoders."""
+
+    def decoder(
+        self, prompts: PromptKV, owner: Sequence[int], adapters: Sequence[str | None], steps: int
+    ) -> FoldingDecoder:
+        return LeanDecoder(self, prompts, torch.tensor(owner), adapters, steps)
+
+
+def decode_model(base: SharedBase) -> DecodeModel:
+    """The lean form where it covers a model and agrees with it, else the reference."""
+    try:
+        with torch.no_grad():
+            lean = LeanDecoding(base)
+            if agrees(lean):
+                return lean
+            reason = "its results differ from the model's"
+    except ValueError as error:
+        reason = f"it does not cover {error}"
+    log.info("decoding %s through its own forward: the lean decoder is not used, %s", base.name, reason)
+    return DecodeModel(base, reason)
 
 
 def agrees(model: LeanModel, steps: int = 3) -> bool:

@@ -1,37 +1,29 @@
-"""The rows of a packed batch as the kernel of `mafrt.kernels.learn_attention` takes them, all of them in one call."""
+"""Attention of packed rows by the kernel of `mafrt.cpu.learn_attention`, all of them in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mafrt.kernels.learn_attention import Rows, rows_attention
-from mafrt.kernels.learn_attention import serves as has_kernel
+from mafrt.cpu.learn_attention import Rows, rows_attention
+from mafrt.models.packed_attention import PackedRows
 from mafrt.models.packing import Family, Packing
-
-__all__ = ["PackedRows", "one_family", "packed_rows", "rows_attention", "serves"]
 
 _Family = tuple[int, int, bool, Sequence[tuple[int, int]]]
 
 
-def serves(t: Tensor) -> bool:
-    """Whether the kernel computes the attention of such queries, keys and values."""
-    return t.device.type == "cpu" and has_kernel(t.dtype)
+def attend(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
+    """As `PackedRows.attend`, for plain attention without a window that hides anything."""
+    table, tokens = rows.packing.once(_table)
+    past = None if rows.past is None or tokens is None else (rows.past[0][:, tokens], rows.past[1][:, tokens])
+    return rows_attention(query, key, value, table, rows.scale, past)
 
 
-class PackedRows(NamedTuple):
-    """All rows of a packed batch."""
-
-    rows: Rows
-    past: Tensor | None
-    """the tokens of the pass before this one in which families begin, those of one family after those of another"""
-
-
-def packed_rows(packing: Packing) -> PackedRows:
-    """The rows of a batch; a row without a family is one of its own without a beginning."""
+def _table(packing: Packing) -> tuple[Rows, Tensor | None]:
+    """All rows of a batch, a row without a family as one of its own without a beginning; and the tokens of the pass
+    before this one in which families begin, those of one family after those of another."""
     families, pasts, first, behind = list[_Family](), list[Tensor](), 0, 0
     for block in packing.blocks:
         family = block.family
@@ -44,12 +36,7 @@ def packed_rows(packing: Packing) -> PackedRows:
             pasts.append(family.past)
             behind += family.shared
         first += block.rows * block.length
-    return PackedRows(Rows.of(families), torch.cat(pasts) if pasts else None)
-
-
-def one_family(family: Family, past: bool) -> Rows:
-    """The rows of one family, whose beginning is part of the pass or is given."""
-    return Rows.of([_family(family, 0, 0 if past else family.shared, past)])
+    return Rows.of(families), torch.cat(pasts) if pasts else None
 
 
 def _family(family: Family, beginning: int, rests: int, past: bool) -> _Family:

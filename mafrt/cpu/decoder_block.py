@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mafrt.kernels.low_rank import LowRank
-from mafrt.kernels.panels import Panels
-from mafrt.models.onednn import product
+from mafrt.cpu.low_rank import LowRank
+from mafrt.cpu.onednn import product
+from mafrt.cpu.panels import Panels
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of attention layers, as transformers names them."""
@@ -27,7 +27,7 @@ class Linear:
     widths: list[int]
     """Out features of each layer."""
     packed: Tensor | Panels | None = None
-    """All weights as one, in the layout of the CPU's kernels (`mafrt.models.packed_weights`)."""
+    """All weights as one, in the layout of the CPU's kernels (`mafrt.cpu.packed_weights`)."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, low: LowRank | None = None) -> Tensor:
         """`[rows, in]` -> `[rows, out]`, plus `residual` and what the rows' adapters add."""

@@ -1,0 +1,79 @@
+"""How a CPU computes where its kernels in C are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mafrt.cpu import learn_attention, low_rank, sample
+from mafrt.cpu.adapted_linear import link
+from mafrt.cpu.head import CpuHead
+from mafrt.cpu.lean_decoder import decode_model
+from mafrt.cpu.library import library
+from mafrt.cpu.onednn import serves
+from mafrt.cpu.packed_rows import attend
+from mafrt.cpu.packed_weights import PackedWeights
+from mafrt.cpu.recorded_parts import use_recorded_mlps, use_recorded_rotary
+from mafrt.cpu.rms_norm import use_recorded_norms
+from mafrt.models.compute import Compute, register
+
+if TYPE_CHECKING:
+    from mafrt.models.adapter_routing import AdapterRouting
+    from mafrt.models.decoder import DecodeModel
+    from mafrt.models.logprobs import FrozenHead, LogitForm
+    from mafrt.models.multi_lora import StackedLoRALinear
+    from mafrt.models.packed_attention import PackedRows
+    from mafrt.models.shared_base import SharedBase
+
+
+class CpuCompute(Compute):
+    """In float32 and bfloat16 by the kernels; anything else is the reference's."""
+
+    name = "c"
+
+    def adopt(self, base: SharedBase) -> None:
+        base.context.packed = PackedWeights(base.model)
+        for use in (use_recorded_norms, use_recorded_mlps, use_recorded_rotary):
+            use(base.model)
+
+    def share_machine(self, base: SharedBase) -> None:
+        base.context.packed.beside_others()
+
+    def link(self, layers: Mapping[str, StackedLoRALinear]) -> None:
+        link(layers)
+
+    def routes_bare(self, base: SharedBase) -> bool:
+        # The layers of the bare base have their products by packed weights and oneDNN as well.
+        return base.context.packed.enabled or serves(base.head.weight)
+
+    def adapted_linear(self, layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting) -> Tensor:
+        context = layer.context
+        if context.sharded or context.packed is None or not low_rank.serves(x.dtype, x.device.type):
+            return layer.adapted(x, routing)
+        siblings = layer.faster.siblings
+        if not siblings.serves():
+            return layer.adapted(x, routing)
+        return siblings.output(layer, x, routing, context.packed)
+
+    def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
+        longest = max(block.longest for block in rows.packing.blocks)
+        if not rows.plain or not learn_attention.serves(query.dtype) or rows.hides(longest):
+            return rows.attend(query, key, value)
+        return attend(query, key, value, rows)
+
+    def frozen_head(self, weight: Tensor, bias: Tensor | None, form: LogitForm, packed: Any) -> FrozenHead:
+        return CpuHead(weight, bias, form, packed)
+
+    def decode_model(self, base: SharedBase) -> DecodeModel:
+        return decode_model(base)
+
+    def sample(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not sample.serves(logits):
+            return super().sample(logits, temperatures, uniforms)
+        return sample.sample(logits, temperatures, uniforms)
+
+
+if library() is not None:
+    register("cpu", CpuCompute())

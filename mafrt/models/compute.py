@@ -1,0 +1,149 @@
+"""The seam for speed: the formulas that a processor may compute in a form of its own.
+
+`Compute` is the reference, in plain torch on any device: what it returns is what every other form is tested against.
+`mafrt/cpu` holds everything made for one kind of processor. It registers a subclass when it is imported, and without it
+the reference computes, with equal results up to rounding.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mafrt.models.adapter_routing import AdapterRouting
+from mafrt.models.logprobs import FrozenHead, LogitForm
+from mafrt.models.packed_attention import PackedRows
+
+
+class Compute:
+    """Each formula in plain torch, on any device.
+
+    A `base` is a `SharedBase`, a `layer` a `StackedLoRALinear`; their modules import this one.
+    """
+
+    name = "torch"
+    """in the record of a run"""
+
+    def adopt(self, base: Any) -> None:
+        """Prepare a base that was just made."""
+
+    def share_machine(self, base: Any) -> None:
+        """Further bases or processes take their parts of the machine's memory."""
+
+    def link(self, layers: Mapping[str, Any]) -> None:
+        """Adapters were added; `layers` has all adapted layers by path."""
+
+    def routes_bare(self, base: Any) -> bool:
+        """Whether `adapted_linear` is to be called for passes without any adapter and gradient, too."""
+        return False
+
+    def adapted_linear(self, layer: Any, x: Tensor, routing: AdapterRouting) -> Tensor:
+        """A frozen linear layer plus the adapter of each token: `[..., in]` -> `[..., out]`."""
+        out: Tensor = layer.adapted(x, routing)
+        return out
+
+    def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
+        """Causal attention of packed rows, each to its beginning and itself.
+
+        Args:
+            query: `[heads, N, D]`.
+            key: `[kv heads, N, D]`, and `value` alike.
+            rows: which tokens are rows, and the layer's constants.
+
+        Returns:
+            `[N, heads, D]`.
+        """
+        return rows.attend(query, key, value)
+
+    def frozen_head(self, weight: Tensor, bias: Tensor | None, form: LogitForm, packed: Any) -> FrozenHead:
+        """The output layer, for logits and for log-probabilities of tokens; `packed` as of `LoraContext`."""
+        return FrozenHead(weight, bias, form)
+
+    def decode_model(self, base: Any) -> Any:
+        """The weights laid out for decoding, a `mafrt.models.decoder.DecodeModel`; None: read them as they are."""
+        return None
+
+    def sample(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw one token a row from softmax(logits / temperature).
+
+        Args:
+            logits: `[rows, V]`; -inf bars a token.
+            temperatures: `[rows]` float32; 0 takes the first of the most likely tokens.
+            uniforms: `[rows]` float32 in [0, 1).
+
+        Returns:
+            Token ids, none of probability 0; their log-probabilities, 0.0 in greedy rows; and `[rows]` float32 numbers
+            that are not finite where a row holds NaN or +inf, or nothing but -inf.
+        """
+        # Half precision is too coarse for a cumulative sum over a vocabulary.
+        logits = logits.float()
+        greedy = temperatures == 0
+        # Subtracting the maximum first keeps tiny temperatures from overflowing.
+        shifted = logits - logits.amax(1, keepdim=True)
+        probs = (shifted / torch.where(greedy, 1.0, temperatures).unsqueeze(1)).softmax(1)
+        ids, drawn = draw(probs, uniforms)
+        return torch.where(greedy, logits.argmax(1), ids), drawn.masked_fill(greedy, 0.0), probs.sum(1)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token of each row at which the running sum of its probabilities exceeds its uniform number.
+
+    Args:
+        probs: `[rows, V]`, not negative, not normalised, at least one of a row above 0.
+        uniforms: `[rows]` in [0, 1).
+
+    Returns:
+        Token ids, none of probability 0, and their log-probabilities, `[rows]` each.
+    """
+    running = probs.cumsum(1)
+    total = running[:, -1:]
+    # Rounding may lift u * total to the total, beyond the last token that has a probability.
+    target = torch.minimum(uniforms.unsqueeze(1) * total, torch.nextafter(total, total.new_zeros(())))
+    # From the right: a target on an edge takes the next token, so none without probability is drawn.
+    ids = torch.searchsorted(running, target, right=True).clamp_(max=probs.shape[1] - 1)
+    return ids.squeeze(1), (probs.gather(1, ids) / total).log_().squeeze(1)
+
+
+_registered: dict[str, Compute] = {}
+_reference = Compute()
+
+
+def register(device: str, compute: Compute) -> None:
+    """Have a type of device compute in a form of its own."""
+    _registered[device] = compute
+
+
+def compute_for(device: str) -> Compute:
+    """How a type of device (`cpu`, `cuda`) computes."""
+    if device == "cpu":
+        cpu_part("compute")
+    return _registered.get(device, _reference)
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Within it, all devices compute by the reference: for tests of the other forms."""
+    cpu_part("compute")
+    before = dict(_registered)
+    _registered.clear()
+    try:
+        yield
+    finally:
+        _registered.update(before)
+
+
+@cache
+def cpu_part(name: str) -> Any:
+    """A module of `mafrt/cpu`; None without that folder. `compute` registers itself if this processor has its forms."""
+    try:
+        return importlib.import_module(f"mafrt.cpu.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "mafrt.cpu":
+            raise
+        return None

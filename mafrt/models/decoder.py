@@ -1,0 +1,120 @@
+"""Decoding step by step on a model's own forward pass: the reference, for any device and any Hugging Face causal LM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from mafrt.models.kv_cache import KVCache, KVLayer, PromptKV
+
+if TYPE_CHECKING:
+    from mafrt.models.shared_base import SharedBase
+
+
+class RowDecoder(Protocol):
+    """One batch in the middle of its generation."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it, after the final norm."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only the given rows `[kept]`, in order, in the batch."""
+
+
+class FoldingDecoder(RowDecoder, Protocol):
+    """One whose rows can be taken up by another."""
+
+    def folded(self) -> PromptKV:
+        """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
+
+
+class DecodeModel:
+    """The weights as decoding reads them: as they are."""
+
+    name = "expanded"
+    stale = False
+    """whether the frozen weights were written to since they were copied"""
+
+    def __init__(self, base: SharedBase, reason: str = "this device has none") -> None:
+        self.base = base
+        self.reason = reason
+        """why no faster form decodes"""
+
+    def decoder(
+        self, prompts: PromptKV, owner: Sequence[int], adapters: Sequence[str | None], steps: int
+    ) -> FoldingDecoder:
+        """Decoding of a batch.
+
+        Args:
+            prompts: keys and values of the prompts.
+            owner: which prompt each row goes on from; rows of one prompt lie side by side.
+            adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
+            steps: most tokens that will be fed to a row.
+        """
+        index = torch.tensor([self.base.adapter_index(name) for name in adapters])
+        return ExpandedDecoder(self.base, prompts, torch.tensor(owner), index)
+
+
+class ExpandedDecoder:
+    """One batch in which every row has a copy of its prompt's keys and values.
+
+    Args:
+        base: the model.
+        prompts: keys and values of the prompts.
+        owner: `[rows]`, which prompt each row goes on from.
+        adapters: `[rows]`, adapter index of each row, on the host.
+    """
+
+    def __init__(self, base: SharedBase, prompts: PromptKV, owner: Tensor, adapters: Tensor) -> None:
+        self.base = base
+        self.adapters = adapters
+        device = base.device
+        owner = owner.to(device)
+        lengths = prompts.lengths.to(device)[owner]
+        span = prompts.longest
+        # Prompts end at the same position (padding on the left), so that distances between positions are right for
+        # models with sliding windows too.
+        source = torch.arange(span, device=device) - (span - lengths).unsqueeze(1)
+        self._real = source >= 0
+        self._position = lengths
+        source = source.clamp_(min=0)
+        self._cache = KVCache()
+        for keys, values in zip(prompts.keys, prompts.values, strict=True):
+            layer = KVLayer(span + 32)
+            layer.update(*(t[owner.unsqueeze(1), :, source].transpose(1, 2) for t in (keys, values)))
+            self._cache.layers.append(layer)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token per row `[rows]`; returns the hidden states `[rows, d]` after it."""
+        self._real = torch.cat((self._real, self._real.new_ones(len(tokens), 1)), 1)
+        hidden = self.base.forward(
+            tokens.unsqueeze(1),
+            self._real.long(),
+            self.adapters,
+            position_ids=self._position.unsqueeze(1),
+            past_key_values=self._cache,
+        )
+        self._position = self._position + 1
+        return hidden[:, 0]
+
+    def folded(self) -> PromptKV:
+        """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
+        used, lengths = self._real.shape[1], self._position
+        # From padding on the left to padding on the right, which repeats a row's last token.
+        source = torch.arange(int(lengths.max()), device=lengths.device) + (used - lengths).unsqueeze(1)
+        source = source.clamp_(max=used - 1)
+        rows = torch.arange(len(lengths), device=lengths.device).unsqueeze(1)
+        keys, values = (
+            [getattr(layer, kind)[rows, :, source].transpose(1, 2) for layer in self._cache.layers]
+            for kind in ("keys", "values")
+        )
+        return PromptKV(keys, values, lengths.cpu())
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only the given rows `[kept]` in the batch."""
+        self._cache.keep(rows)
+        self._real, self._position = self._real[rows], self._position[rows]
+        self.adapters = self.adapters[rows.cpu()]
