@@ -13,7 +13,7 @@ from helpers_warm import run_python
 from mafrt.scripts import main as console
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Saved as `(\w+\.py)`")
 
@@ -105,6 +105,33 @@ def test_links_lead_somewhere(document):
             assert anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
 
 
+def test_the_page_of_the_command_line_has_every_command():
+    text = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == console.COMMANDS.keys()
+
+
+def test_every_page_is_in_the_navigation():
+    """Pages of docs/, and those of the root that the site shows."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Tags of mkdocs are left alone."""
+
+    Loader.add_multi_constructor("", lambda loader, suffix, node: None)
+    told = yaml.load((ROOT / "website" / "mkdocs.yml").read_text(encoding="utf-8"), Loader)["nav"]
+
+    def pages(entry):
+        if isinstance(entry, str):
+            return [entry]
+        return [page for inner in (entry.values() if isinstance(entry, dict) else entry) for page in pages(inner)]
+
+    shown = pages(told)
+    results = {f"results_{path.stem}.md" for path in ROOT.glob("bench/results/*.md")}
+    assert {path.name for path in ROOT.glob("docs/*.md")} | results <= set(shown)
+    assert len(shown) == len(set(shown)) and shown[:2] == ["index.md", "tutorial.md"]
+
+
 def test_yaml_snippets_are_settings():
     import yaml
 
@@ -128,7 +155,7 @@ def test_flags_that_the_text_names_exist():
             parser = module.COMMAND.parser() if hasattr(module, "COMMAND") else module.build_parser()
             actions = parser._actions
             known |= {option.removeprefix("--") for action in actions for option in action.option_strings}
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")):
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*.md")):
         if path.name == "coming_from.md":  # names flags of others; test_recipes looks at ours
             continue
         text = FENCE.sub("", path.read_text(encoding="utf-8"))
@@ -150,3 +177,15 @@ def test_the_page_of_the_team_file_lists_every_key(tmp_path):
     (tmp_path / "team.yaml").write_text(example, encoding="utf-8")
     team = Team.load(tmp_path / "team.yaml")
     assert team.names == ("reasoner", "actor", "reviewer") and team.frozen() == ("reviewer",)
+
+
+def test_the_glossary_names_things_that_exist():
+    rows = re.findall(r"^\| .+ \| .+ \| (`.+`) \|$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("mafrt", "envs", "runners", "scripts")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    assert len(rows) > 40
+    for name in sorted({name for row in rows for name in re.findall(r"`(\w+)`", row)}):
+        assert re.search(rf"^(class|def) {name}\b", sources, re.MULTILINE), name

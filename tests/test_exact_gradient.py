@@ -1,6 +1,6 @@
 """Every rule's credit against the exact gradient of what a decision tree pays (`helpers_trees`).
 
-`python tests/test_exact_gradient.py` prints the table of docs/algorithms.md.
+`python tests/test_exact_gradient.py` prints the table of bench/results/algorithms.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from helpers_trees import AGAINST, SAMPLES, TEAM, cosine, equal_totals, exact, e
 from mafrt.algorithms import ALGORITHMS, assign
 from mafrt.core.types import Episode, Turn
 
-PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
+PAGE = Path(__file__).parent.parent / "bench" / "results" / "algorithms.md"
 RULES = [name for name in ALGORITHMS if name not in ("gae", "spin")]  # the same as ppo; pairs and no advantages
 UNSCALED = ["rloo", "ppo", "marft", "mappo", "happo", "cory", "vdn", "qmix"]
 PAPERS = {

@@ -1,6 +1,6 @@
 """Families of models that transformers loads: tiny random ones learn, agree with `generate`, and go home to PEFT.
 
-`python tests/test_families.py` walks all of them and writes the table of docs/models.md (with names: their rows); here
+`python tests/test_families.py` walks all of them and writes the table of bench/results/families.md (with names: their rows); here
 is a sample.
 """
 
@@ -23,7 +23,7 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.models import family_checks
 from mafrt.models.shared_base import SharedBase
 
-DOCS = Path(__file__).parents[1] / "docs" / "models.md"
+DOCS = Path(__file__).parents[1] / "bench" / "results" / "families.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->"
 AGENTS = ("ann", "bob")
 SAMPLE = (
@@ -165,7 +165,7 @@ def test_a_family_that_is_known_is_not_tried(monkeypatch):
 def test_the_docs_name_every_family():
     shown = DOCS.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     missing = [name for name in model_types() if f"| `{name}` |" not in shown]
-    assert not missing, "docs/models.md is out of date; run: python tests/test_families.py"
+    assert not missing, "bench/results/families.md is out of date; run: python tests/test_families.py"
 
 
 def row(name: str, folder: Path) -> str:

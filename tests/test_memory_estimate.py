@@ -153,7 +153,7 @@ def test_numbers_that_nobody_can_have_are_refused(flag, value, low, capsys):
 
 
 def test_the_table_of_the_document_is_computed():
-    text = (Path(__file__).parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "bench" / "results" / "scale.md").read_text(encoding="utf-8")
     for model in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B"):
         assert memory(model, InfoSettings(agents=(4,))) in text, f"run `mafrt info --memory {model} --agents 4`"
 

@@ -1,6 +1,6 @@
 """Our rules against frozen outputs of the authors' own code (tests/parity, made by bench/reproduce/parity_tables.py).
 
-Known deviations are asserted too, so that they are as docs/algorithms.md states them.
+Known deviations are asserted too, so that they are as bench/results/algorithms.md states them.
 """
 
 from __future__ import annotations

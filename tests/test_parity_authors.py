@@ -1,4 +1,4 @@
-"""Multi-agent rules against frozen outputs of their authors' code. As a script: renews the list in docs/algorithms.md.
+"""Multi-agent rules against frozen outputs of their authors' code. As a script: renews the list in bench/results/algorithms.md.
 
 The tables are made by bench/reproduce/parity_authors.py; deviations that the list states are asserted here too.
 """
@@ -18,7 +18,7 @@ from mafrt.algorithms.happo import CompoundRatio
 from mafrt.core.types import Audit, Episode, Turn
 
 FOLDER = Path(__file__).parent / "parity"
-DOCS = Path(__file__).parents[1] / "docs" / "algorithms.md"
+DOCS = Path(__file__).parents[1] / "bench" / "results" / "algorithms.md"
 BEGIN, END = "<!-- parity -->\n", "<!-- end of parity -->"
 COMPARISONS = json.loads((FOLDER / "comparisons.json").read_text(encoding="utf-8"))
 TABLES = {name: json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in COMPARISONS}

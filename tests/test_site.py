@@ -18,6 +18,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
     assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= pages.keys()
+    assert {f"results_{path.stem}.html" for path in (ROOT / "bench" / "results").glob("*.md")} <= pages.keys()
+    assert 'href="results_games.html' in pages["games.html"] and 'href="games.html' in pages["results_games.html"]
     assert "lora_rank" in pages["settings.html"] and "<code>--algorithm grpo</code>" in pages["settings.html"]
     assert 'id="mafrt.runners.on_policy.OnPolicy"' in pages["api.html"]
     assert 'id="mafrt.environment.base.Env.step"' in pages["api.html"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "BENCHMARKS.md", "CHANGELOG.md")
+ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "BENCHMARKS.md", "CHANGELOG.md", "SECURITY.md")
+RESULTS = {f"results_{path.stem}.md": path for path in sorted((ROOT / "bench" / "results").glob("*.md"))}
+PLACES = {
+    "README.md": "index.md",
+    **{name: name for name in ROOT_PAGES},
+    **{str(path.relative_to(ROOT)): name for name, path in RESULTS.items()},
+}
+"""File of the checkout -> its page; the pages of docs/ keep their names."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -56,30 +64,26 @@ def on_files(files: Files, config: Any) -> Files:
         "settings.md": settings,
         "api.md": api,
         **{name: (ROOT / name).read_text for name in ROOT_PAGES},
+        **{name: path.read_text for name, path in RESULTS.items()},
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text()))
     return files
 
 
-def on_config(config: Any) -> Any:
-    """List a page that is optional."""
-    if (ROOT / "docs" / "coming_from.md").is_file():
-        config.nav.insert(-1, {"Coming from others": "coming_from.md"})
-    return config
-
-
 def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
     """Lead links to where the pages are on the site; a link to a file that is no page is shown as its text."""
     known = {file.src_uri for file in files}
+    files_of = {name: Path(file) for file, name in PLACES.items()}
+    folder = files_of.get(page.file.src_uri, Path("docs") / page.file.src_uri).parent
 
     def led(match: re.Match[str]) -> str:
         mark, label, target = match.groups()
         if target.startswith(("http://", "https://", "#")):
             return match[0]
         path, hash_, anchor = target.partition("#")
-        place = path.removeprefix("../").removeprefix("docs/")
-        place = "index.md" if place == "README.md" else place
+        file = os.path.normpath(folder / path)
+        place = PLACES.get(file, file.removeprefix("docs/"))
         return f"{mark}[{label}]({place}{hash_}{anchor})" if place in known else label
 
     parts = FENCED.split(text)  # fenced code is left as it is
