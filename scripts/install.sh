@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv in the checkout and installs into it what requirements.txt pins, and mafrt itself, editable.
+# Makes .venv in the checkout and installs into it what requirements.txt and constraints.txt pin, and mafrt, editable.
 # Does nothing when that is already so. quickstart.sh, test.sh and .ci/run begin with it.
 #
 #   PYTHON=python3.12 bash scripts/install.sh      choose the interpreter
@@ -47,7 +47,7 @@ torch=$(grep -E '^torch==' requirements.txt)
 if [ -n "$(nvidia-smi -L 2>/dev/null || true)" ]; then build=cuda; else build=cpu; fi
 
 # What the installation depends on; a moved checkout counts, since both .venv and the editable install hold its path.
-stamp=$({ pwd && echo "$build" && cat requirements.txt setup.cfg pyproject.toml; } |
+stamp=$({ pwd && echo "$build" && cat requirements.txt constraints.txt setup.cfg pyproject.toml; } |
   "$venv" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
 if [ "$(cat .venv/mafrt.stamp 2>/dev/null || true)" = "$stamp" ]; then
   exit 0
@@ -69,7 +69,7 @@ case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/n
     ;;
 esac
 echo "Installing transformers, peft, accelerate and the rest ..."
-pip -r requirements.txt
+pip -c constraints.txt -r requirements.txt
 echo "Installing mafrt itself ..."
 pip --no-deps --editable .
 echo "$stamp" >.venv/mafrt.stamp

@@ -1,7 +1,7 @@
 """Families of models that transformers loads: tiny random ones learn, agree with `generate`, and go home to PEFT.
 
-`python tests/test_families.py` walks all of them and writes the table of bench/results/families.md (with names: their rows); here
-is a sample.
+`python tests/test_families.py` walks all of them and writes the table of bench/results/families.md (with names: their
+rows); here is a sample.
 """
 
 from __future__ import annotations

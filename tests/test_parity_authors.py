@@ -1,4 +1,6 @@
-"""Multi-agent rules against frozen outputs of their authors' code. As a script: renews the list in bench/results/algorithms.md.
+"""Multi-agent rules against frozen outputs of their authors' code.
+
+As a script it renews the list in bench/results/algorithms.md.
 
 The tables are made by bench/reproduce/parity_authors.py; deviations that the list states are asserted here too.
 """
