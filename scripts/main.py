@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mafrt import __version__
 from mafrt.config.schema import unknown
 from mafrt.core.errors import ConfigError
-from mafrt.scripts.cli.command_names import COMMANDS
+from mafrt.scripts.cli.command_names import COMMANDS, GROUPS
 from mafrt.scripts.cli.run_main import run_main
 
 ELSEWHERE = {
@@ -27,10 +27,10 @@ ELSEWHERE = {
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        ["usage: mafrt COMMAND [--flag value ...]", "", *lines, "", "mafrt COMMAND --help lists its flags."]
-    )
+    lines = ["usage: mafrt COMMAND [--flag value ...]", ""]
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name.ljust(width)}  {what}" for name, what in commands.items()), ""]
+    return "\n".join([*lines, "mafrt COMMAND --help explains the flags that matter, --help all lists every one."])
 
 
 def dispatch(argv: Sequence[str]) -> int:

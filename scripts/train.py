@@ -43,6 +43,11 @@ COMMAND = Command(
     "train",
     "Train a team of agents, each with its own LoRA adapter on one frozen base, by playing an environment.",
     (EnvSettings, ModelSettings, PlaceSettings, ScaleSettings, *TRAIN),
+    elsewhere={
+        "dataset_path": "file or folder of problems, with --reward or --env math|code|search|dsbench",
+        "reward": "function that scores an answer, such as my_reward.py:score (mafrt train_tasks --help)",
+        "workflow": "who speaks next and sees what, over the tasks of --reward or of --env math|code|search|dsbench",
+    },
 )
 
 

@@ -205,13 +205,23 @@ def test_every_setting_survives_args_yaml(tmp_path):
 
 def test_help_lists_every_flag_with_its_default(capsys):
     with pytest.raises(SystemExit) as left:
-        train_math.main(["--help"])
+        train_math.main(["--help", "all"])
     said = " ".join(capsys.readouterr().out.split())
     assert left.value.code == 0
     for name, setting in train_math.COMMAND.settings().items():
         assert f"--{name} " in said or f"--{name}, " in said
         assert " ".join(setting.help.partition("; default: ")[0].split()) in said
     assert "(default: profiles/quickstart_math.json)" in said and "(default: 0.0001)" in said
+
+
+def test_help_shows_the_flags_that_matter_and_how_to_see_the_others(capsys):
+    for command, flags in ((train_math, 12), (train, 14)):
+        with pytest.raises(SystemExit):
+            command.main(["--help"])
+        said = capsys.readouterr().out
+        assert len(re.findall(r"^  --\w+ ", said, re.M)) == flags and "--help all" in said
+        assert len(said.splitlines()) < 50
+    assert all(f"--{name} " in said for name in ("env", "dataset_path", "reward", "workflow"))  # of train
 
 
 def test_flags_of_marft_keep_their_names():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from itertools import pairwise
@@ -36,6 +37,14 @@ T = TypeVar("T")
 
 DEBUG_HELP = "show the traceback of an error, not only its sentence"
 TRUST_HELP = "let a run's files name modules inside the run, commands and other machines"
+HELP_HELP = "show the flags that matter, or with `all` every one, and leave"
+FEW = 30
+"""A command with at most so many flags shows all of them in its help."""
+COMMON = (
+    *("env", "dataset_path", "reward", "workflow", "model_name_or_path", "profile_path", "algorithm", "coach"),
+    *("iterations", "n_rollout_threads", "n_samples", "lr", "run_dir", "load_path", "config"),
+)
+"""Flags of a short help, of those that a command has."""
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
 ALTERNATIVES = (("iterations", "epochs"), ("env", "program", "command"), ("load_in_4bit", "load_in_8bit"))
 """Settings that answer the same question. One of them, given as a flag, sets aside the others of a file or a run."""
@@ -84,6 +93,8 @@ class Command:
     """flags of similar commands that this one lacks, each with the reason"""
     words: str | None = None
     """setting that the words before the first flag belong to, as in `mafrt report runs/A runs/B`"""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """flags that this command takes and hands to another one, with their help"""
 
     def settings(self, algorithm: str | None = None) -> dict[str, Setting]:
         """All settings by name; those of `algorithm` (`package.module:Class`) too, in a command that has algorithms."""
@@ -94,7 +105,7 @@ class Command:
         value = self.defaults.get(setting.name, setting.default)
         return () if value is MISSING else value
 
-    def parser(self, algorithm: str | None = None) -> argparse.ArgumentParser:
+    def parser(self, algorithm: str | None = None) -> StrictParser:
         """An argparse parser that returns only the given flags (no defaults), all values as text."""
         parser = StrictParser(
             prog=f"mafrt {self.name}" + (f" {self.words.upper()}" if self.words else ""),
@@ -113,8 +124,28 @@ class Command:
         general.add_argument("--config", metavar="FILE", action="append", default=[], help=CONFIG_HELP)
         general.add_argument("--trust_run", action="store_true", help=TRUST_HELP)
         general.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-        general.add_argument("-h", "--help", action="help", help="show this help and leave")
+        general.add_argument("-h", "--help", action=_ShowHelp, nargs="?", choices=["all"], help=HELP_HELP)
+        parser.brief = lambda: self._brief(parser)
         return parser
+
+    def _brief(self, parser: argparse.ArgumentParser) -> str:
+        """The help with the flags that matter most; all of a command that has few."""
+        actions = {action.dest: action for action in parser._actions}
+        if len(actions) <= FEW:
+            return parser.format_help()
+        brief = StrictParser(prog=parser.prog, description=self.summary, add_help=False, formatter_class=_Help)
+        group = brief.add_argument_group("The flags that matter")
+        for name in COMMON:
+            if name in self.elsewhere:
+                group.add_argument(f"--{name}", metavar="TEXT", help=self.elsewhere[name])
+            elif name in actions:
+                group._add_action(actions[name])
+        more = "\n  ".join(textwrap.wrap("; ".join(_title(kind).partition(" (")[0].partition(",")[0] for kind in self.groups), 110))
+        brief.epilog = (
+            f"--help all lists all {len(actions)} flags, in these groups:\n  {more}\n"
+            "Any of them may stand in a YAML file (--config FILE)." + (f"\n\n{self.epilog}" if self.epilog else "")
+        )
+        return brief.format_help()
 
     def read(
         self, argv: Sequence[str], below: Mapping[str, Any] | None = None, record: RunRecord | None = None
@@ -266,7 +297,14 @@ def _refuse_demands(
     permission.refuse_demands(asked, f"the run {run}" if run is not None else "the run's args.yaml")
 
 
-class _Help(argparse.HelpFormatter):
+class _ShowHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        assert isinstance(parser, StrictParser)
+        print(parser.format_help() if values == "all" else parser.brief())
+        parser.exit()
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=120)
 

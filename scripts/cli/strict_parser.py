@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mafrt.core.errors import ConfigError
@@ -14,7 +15,9 @@ class StrictParser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
+        self.brief: Callable[[], str] = self.format_help
+        """the help that `--help` shows without another word"""
         self._negative_number_matcher = re.compile(r"^-\.?\d")
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:].rstrip('.')}; `{self.prog} --help` lists the flags.")
+        raise ConfigError(f"{message[0].upper()}{message[1:].rstrip('.')}; `{self.prog} --help all` lists the flags.")

@@ -87,7 +87,7 @@ def refuse_unknown(
         if item.startswith(_DASHES) and not re.match(r"-\.?\d", item) and len(item.lstrip("".join(_DASHES))) > 1:
             named = item.lstrip("".join(_DASHES)).split("=")[0].replace("-", "_")
             right = f", as in --{named}" if named in known else ""
-            raise ConfigError(f"{item!r} is no flag: flags begin with two hyphens{right}; `--help` lists them.")
+            raise ConfigError(f"{item!r} is no flag: flags begin with two hyphens{right}; `--help all` lists them.")
         if item.startswith("-") and (said := advice(item.lstrip("-"), known)) is not None:
             raise ConfigError(f"There is no flag {item!r}; {said}.")
     if rest:
