@@ -282,3 +282,21 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     assert base.left_out(base.match_targets("a", ("all-linear",))) == []
     assert base.match_targets("a", ("all-linear",)) == base.match_targets("a", ALL) == list(base.linear_paths())
     assert base.match_targets("a", (r"model\.layers\.1\..*_proj",)) == base.match_targets("a", ALL)[7:]
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["^([a-z0-9._]+)+!$", r"(.*)*x", ".*" * 20 + "x", "(.|.)" * 25 + "!", r"(\w+\.?)+!", "((.{1,9}){1,9}){1,99}x", "x" * 1001,
+     "(" * 400 + "a", "a{99999999999999999999}"],
+)  # fmt: skip
+def test_a_target_that_takes_for_ever_or_is_none_is_refused(target):
+    """A run's args.yaml and a team file may come from anybody."""
+    base = tiny_base()
+    with pytest.raises(ConfigError, match="name the layers, as q_proj") as caught:
+        base.match_targets("a", ("q_proj", target))
+    assert len(str(caught.value)) < 500
+
+
+def test_an_expression_may_have_choices():
+    base = tiny_base()
+    assert base.match_targets("a", ("(.*)(q|v)_proj",)) == base.match_targets("a", ("q_proj", "v_proj"))

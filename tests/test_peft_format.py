@@ -114,8 +114,11 @@ def plain(tmp_path_factory):
         ({"layers_to_transform": []}, "layers_to_transform"),
         ({"layers_pattern": "blocks"}, "layers_pattern"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"rank_pattern": {"(a+)+$": 4}}, "pattern"),
+        ({"rank_pattern": {"([a-z0-9._]+)+!": 4}}, "pattern"),
+        ({"rank_pattern": {"(.|.)" * 25 + "!": 4}}, "pattern"),
+        ({"rank_pattern": {".*" * 20 + "x": 4}}, "pattern"),
         ({"alpha_pattern": {"x" * 2000: 4}}, "pattern"),
+        ({"alpha_pattern": {"q_proj(": 4}}, "pattern"),
     ],
 )
 def test_settings_that_do_not_fit_the_weights_are_refused(plain, tmp_path, change, words):

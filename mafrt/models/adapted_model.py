@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from mafrt.config.agent import ALL_LINEAR, LoraSpec
 from mafrt.core.errors import ConfigError
+from mafrt.core.patterns import PatternError, full_matches
+from mafrt.core.text import shortened
 from mafrt.models import peft_format
 from mafrt.models.adapter_routing import LoraContext
 from mafrt.models.compute import compute_for
@@ -110,7 +113,12 @@ class AdaptedModel:
         linears = self.linear_paths()
         chosen = set[str]()
         for target in targets:
-            found = self._named(target)
+            try:
+                found = self._named(target)
+            except PatternError as error:
+                raise ConfigError(
+                    f"adapter {name!r}: found target {shortened(repr(target))}, and {error}; name the layers, as q_proj"
+                ) from error
             if not found:
                 # The last part of a path is shown, since a user writes targets that way: q_proj, not model.layers.0...
                 kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
@@ -126,11 +134,11 @@ class AdaptedModel:
         linears = self.linear_paths()
         if target == ALL_LINEAR:
             return [path for path in linears if self._adaptable(path)]
-        try:
-            expression = re.compile(target)
-        except re.error:
-            expression = re.compile(re.escape(target))
-        return [path for path in linears if matches(path, target)] or list(filter(expression.fullmatch, linears))
+        if named := [path for path in linears if matches(path, target)]:
+            return named
+        # A run's args.yaml and a team file may come from anybody, with an expression that takes for ever.
+        [row] = full_matches([target], [*linears])
+        return list(compress(linears, row))
 
     def _adaptable(self, path: str) -> bool:
         """Whether `all-linear` means a layer: one of a decoder block, and no router of experts."""

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 from mafrt.core.errors import CheckpointError
+from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.reading import parse_json, read_file, read_text
 from mafrt.core.text import shortened
 
@@ -403,14 +404,21 @@ def _layers(
             )
     if not paths:
         raise CheckpointError(f"{where}: found no LoRA weights, expected at least one pair; {hint}")
+    adapted = [path for path in shapes if path in paths]
+    try:
+        ranks = _by_pattern(config.get("rank_pattern"), adapted, config["r"])
+        alphas = _by_pattern(config.get("alpha_pattern"), adapted, config["lora_alpha"])
+    except PatternError as error:
+        raise CheckpointError(
+            f"{folder / CONFIG}: found a pattern of which {error}, expected the names of layers; write them out"
+        ) from error
     layers = {}
-    for path in (p for p in shapes if p in paths):
+    for path, rank_of, alpha_of in zip(adapted, ranks, alphas, strict=True):
         key_a, key_b = keys(path)
         if key_a not in tensors or key_b not in tensors:
             lacking = key_a if key_a not in tensors else key_b
             raise CheckpointError(f"{where}: found no {lacking}, expected it; take the checkpoint before it, or {hint}")
-        rank = int(_by_pattern(config.get("rank_pattern"), path, config["r"]))
-        alpha = float(_by_pattern(config.get("alpha_pattern"), path, config["lora_alpha"]))
+        rank, alpha = int(rank_of), float(alpha_of)
         for key, expected in ((key_a, [rank, shapes[path][0]]), (key_b, [shapes[path][1], rank])):
             if list(tensors[key].shape) != expected:
                 raise CheckpointError(
@@ -434,15 +442,11 @@ def _foreign_key(key: str, shapes: LinearPaths, of_lora: re.Pattern[str]) -> str
     return None
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
-    """PEFT's rule: the first pattern that matches the path or a dotted end of it."""
-    for pattern, value in (patterns or {}).items():
-        # A repeated group can take for ever, and the names of layers need none.
-        if len(pattern) > 1000 or re.search(r"\)[*+{]", pattern):
-            raise CheckpointError(f"found the pattern {shortened(pattern)}, expected the name of a layer; write it out")
-        if re.match(rf"(.*\.)?({pattern})$", path):
-            return value
-    return default
+def _by_pattern(patterns: Mapping[str, Any] | None, paths: Sequence[str], default: Any) -> list[Any]:
+    """PEFT's rule for each path: the first pattern that matches it or a dotted end of it. Raises PatternError."""
+    values = list((patterns or {}).values())
+    rows = full_matches([rf"(.*\.)?({pattern})" for pattern in patterns or {}], paths)
+    return [next((v for v, row in zip(values, rows, strict=True) if row[n]), default) for n in range(len(paths))]
 
 
 def refuse_other_shape(own: AdapterShape, loaded: PeftFolder, *, name: str) -> None:
