@@ -286,8 +286,8 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
 
 @pytest.mark.parametrize(
     "target",
-    ["^([a-z0-9._]+)+!$", r"(.*)*x", ".*" * 20 + "x", "(.|.)" * 25 + "!", r"(\w+\.?)+!", "((.{1,9}){1,9}){1,99}x", "x" * 1001,
-     "(" * 400 + "a", "a{99999999999999999999}"],
+    ["^([a-z0-9._]+)+!$", r"(.*)*x", ".*" * 20 + "x", "(.|.)" * 25 + "!", r"(\w+\.?)+!", "((.{1,9}){1,9}){1,99}x",
+     "x" * 1001, "(" * 400 + "a", "a{99999999999999999999}"],
 )  # fmt: skip
 def test_a_target_that_takes_for_ever_or_is_none_is_refused(target):
     """A run's args.yaml and a team file may come from anybody."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers_flags import later_wins
 from helpers_warm import run_python, start_python
 
 from mafrt.algorithms import ALGORITHMS
@@ -128,7 +129,6 @@ def test_a_command_has_defaults_of_its_own_below_the_yaml(tmp_path):
         (["--target_kl", "0.5"], "target_kl", 0.5),
         (["--entropy_coef", "1e-3"], "entropy_coef", 1e-3),
         (["--reward_weight", "-1e-3"], "reward_weight", -1e-3),
-        (["--seed", "1", "--seed", "2"], "seed", 2),
         (["--bootstrap", "none"], "bootstrap", "none"),
     ],
 )
@@ -390,7 +390,7 @@ def test_bad_environments(capsys, workdir):
 def test_an_environment_that_raises_while_training(capsys, workdir):
     """Unchecked, it still ends in one sentence (after the library's warnings), and with no adapter written."""
     Path("my_game.py").write_text(GOOD_ENV)
-    argv = ["--env", "my_game:Raising", "--no-check_env", "--run_dir", "run", *SHORT, "--eval_episodes", "2"]
+    argv = later_wins("--env", "my_game:Raising", "--no-check_env", "--run_dir", "run", *SHORT, "--eval_episodes", "2")
     assert train.main(argv) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ") and "a mistake of its own" in last
@@ -437,7 +437,7 @@ def test_evaluate_refuses_what_it_cannot_do(capsys, workdir):
 def run(tmp_path_factory):
     """A run of two short iterations on the shipped base."""
     run_dir = tmp_path_factory.mktemp("cli") / "run"
-    argv = [*SHORT, "--iterations", "2", "--run_dir", str(run_dir), "--save_interval", "1", "--lr", "1e-3"]
+    argv = [*SHORT[2:], "--iterations", "2", "--run_dir", str(run_dir), "--save_interval", "1", "--lr", "1e-3"]
     assert train_math.main(argv) == 0
     return run_dir
 
@@ -540,7 +540,7 @@ def test_set_aside_keeps_the_earlier_run(capsys, workdir):
     # Refused settings move nothing.
     refused(capsys, train_math.main, "--run_dir", "run", "--set_aside", "--profile_path", "none.json")
     assert Path("run/notes.txt").exists()
-    assert train_math.main(["--run_dir", "run", "--set_aside", *SHORT, "--iterations", "0"]) == 0
+    assert train_math.main(["--run_dir", "run", "--set_aside", *SHORT[2:], "--iterations", "0"]) == 0
     assert Path("run.1/notes.txt").read_text() == "mine" and Path("run/args.yaml").is_file()
 
 
@@ -581,7 +581,8 @@ def test_evaluate_the_untrained_base_and_single_adapters(capsys, workdir, run):
 
 def test_train_and_evaluate_ones_own_environment(capsys, workdir):
     Path("my_game.py").write_text(GOOD_ENV)
-    argv = ["--env", "my_game:Echo", "--env_kwargs", "word=no", *SHORT, "--eval_episodes", "2", "--eval_samples", "1"]
+    argv = ["--env", "my_game:Echo", "--env_kwargs", "word=no"]
+    argv += later_wins(*SHORT, "--eval_episodes", "2", "--eval_samples", "1")
     assert train.main([*argv, "--eval_env_kwargs", "word=a"]) == 0
     (run_dir,) = Path("runs").iterdir()
     assert run_dir.name.startswith("Echo-20")
@@ -616,7 +617,7 @@ def test_held_out_problems_are_the_end_of_ones_own_file(tmp_path):
 
 def test_problems_shared_by_training_and_evaluation_are_reported(capsys, workdir):
     Path("data.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n{"problem": "2 + 2", "answer": "4"}\n')
-    argv = ["--dataset_path", "data.jsonl", "--eval_dataset_path", "data.jsonl", *SHORT, "--iterations", "0"]
+    argv = ["--dataset_path", "data.jsonl", "--eval_dataset_path", "data.jsonl", *SHORT[2:], "--iterations", "0"]
     assert train_math.main(argv) == 0
     assert "2 of 2 evaluation problems" in capsys.readouterr().out
 
@@ -741,7 +742,7 @@ def test_the_line_that_goes_on_names_a_command_that_can(monkeypatch, typed, word
 def test_a_stopped_run_says_how_to_go_on(tmp_path):
     """SIGTERM: a checkpoint, exit code 0, and words that resume it when typed."""
     script = str(ROOT / "scripts" / "train_math.py")
-    argv = [script, *SHORT, "--iterations", "100000", "--run_dir", "run", "--no-log_episodes"]
+    argv = [script, *SHORT[2:], "--iterations", "100000", "--run_dir", "run", "--no-log_episodes"]
     process = start_python(*argv, cwd=tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from helpers_flags import later_wins
 from test_cli import fingerprint, refused
 
 from mafrt.sandbox import factory, shared_sandbox
@@ -56,7 +57,8 @@ def test_the_base_trains_on_programs_and_is_evaluated(workdir, capsys, monkeypat
 
 def test_a_team_of_three_votes_on_programs_stops_and_goes_on(workdir):
     words = ["--env", "code", "--workflow", "vote", "--profile_path", "profiles/math_trio.json", "--coach", "rules"]
-    assert train.main([*words, *SHORT, "--run_dir", "run", "--iterations", "1", "--n_rollout_threads", "2"]) == 0
+    words += later_wins(*SHORT, "--run_dir", "run", "--iterations", "1", "--n_rollout_threads", "2")
+    assert train.main(words) == 0
     assert train.main(["--load_path", "run", "--iterations", "2"]) == 0
     found = episodes(workdir / "run")
     assert len(found) == 4 and all(len(e["turns"]) == 3 and "agreement" in e["info"]["measures"] for e in found)
@@ -66,14 +68,14 @@ def test_a_team_of_three_votes_on_programs_stops_and_goes_on(workdir):
 
 def test_a_run_without_programs_names_no_sandbox(workdir, monkeypatch):
     monkeypatch.setattr(factory, "_shared", {})  # other tests of this process have opened sandboxes
-    assert train_math.main([*SHORT, "--run_dir", "run", "--iterations", "1"]) == 0
+    assert train_math.main(later_wins(*SHORT, "--run_dir", "run", "--iterations", "1")) == 0
     assert [manifest["sandbox_tier"] for manifest in manifests(workdir / "run")] == [None]
 
 
 def test_mathchat_resumes_exactly(workdir):
     words = ["--workflow", "mathchat", "--profile_path", "profiles/mathchat.json", "--coach", "rules", *SHORT]
     assert train_math.main([*words, "--run_dir", "whole"]) == 0
-    assert train_math.main([*words, "--run_dir", "part", "--iterations", "1"]) == 0
+    assert train_math.main(later_wins(*words, "--run_dir", "part", "--iterations", "1")) == 0
     assert train_math.main(["--load_path", "part", "--iterations", "2"]) == 0
     for name in ("episodes.jsonl", "metrics.jsonl"):
         assert (workdir / "part" / name).read_bytes() == (workdir / "whole" / name).read_bytes()

@@ -100,10 +100,7 @@ def test_a_file_for_another_command_says_which(tmp_path):
         ({"eval_envs": [{"env_type": "debate"}]}, {"workflow": "pro_con", "verdict": "rules"}),
         ({"eval_envs": [{"env_type": "tool", "max_turns": 5}]}, {"workflow": "tools", "tool_turns": 5}),
         ({"eval_envs": [{"env_type": "math", "max_turns": 5}]}, {"horizon": 5}),
-        (
-            {"eval_envs": [{"env_type": "math"}, {"env_type": "code", "max_attempts": 2}]},
-            {"env": "math,code", "env_kwargs": ('{"code": {"turns": 2}}',)},
-        ),
+        ({"eval_envs": [{"env_type": "code", "max_attempts": 2}] * 2}, {"coder_turns": 2}),
         (
             {"eval_envs": [{"env_type": "custom", "custom_class": "a.b.Game", "custom_kwargs": {"n": 1}}]},
             {"env": "a.b:Game", "env_kwargs": ('{"n": 1}',)},
@@ -166,6 +163,10 @@ def test_more_keys_of_marti(tmp_path):
     ("stored", "match"),
     [
         (mrlm(training={"learnig_rate": 1}), "training.learnig_rate.*learning_rate"),
+        (mrlm(eval_envs=[{"env_type": "math"}, {"env_type": "code"}]), r"--env math,code .*coming_from\.md"),
+        (mrlm(eval_envs=[{"env_type": "math", "max_turns": n} for n in (1, 2)]), "2 environments"),
+        (mrlm(eval_envs=[{"env_type": "math"}, {"env_type": "math", "server_address": "h:1"}]), "2 environments"),
+        (mrlm(eval_envs=[{"env_type": "debate"}, {"env_type": "custom", "custom_class": "a.B"}]), "debate, custom"),
         (mrlm(eval_envs=[{"env_type": "chess"}]), "eval_envs holds 'chess'; known are code"),
         (mrlm(eval_envs=[{"env_type": "math", "max_turn": 3}]), "'max_turn'; did you mean 'max_turns'"),
         ({"workflow_func_path": "x/moa.py"}, "'moa'.*docs/workflows.md"),
@@ -193,5 +194,5 @@ def test_rules_name_settings_that_exist():
         for name in import_module(f"mafrt.scripts.{command}").COMMAND.settings()
     }
     named = {setting for setting, _ in VALUES.values()}
-    named |= {name for task in TASKS.values() for name in (*task.settings, *(flag for flag, _ in task.flags.values()))}
+    named |= {name for task in TASKS.values() for name in (*task.settings, *task.flags.values())}
     assert named <= known and not VALUES.keys() & RULES.keys()

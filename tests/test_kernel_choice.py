@@ -117,7 +117,7 @@ def test_a_run_of_torch_that_goes_on_equals_the_uninterrupted_one(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    train("--run_dir", "whole", *SHORT, "--iterations", 2, **{library.SWITCH: "torch"})
+    train("--run_dir", "whole", *SHORT[2:], "--iterations", 2, **{library.SWITCH: "torch"})
     train("--run_dir", "run", *SHORT, **{library.SWITCH: "torch"})
     record = tmp_path / "run" / "run.json"
     assert json.loads(record.read_text())["machine"]["kernels"] == "torch"

@@ -27,6 +27,7 @@ from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
 from mafrt.rollout.distributed_rollout import own_slots
 from mafrt.rollout.task_stream import TaskStream, shuffled_passes
 from mafrt.runners.checks import check_processes
+from mafrt.storage.load_path import resolve
 
 SCRIPT = Path(__file__).with_name("toy_processes.py")
 # Adam divides by the gradient's size: a larger epsilon keeps the rounding of gradients near zero from being magnified.
@@ -189,6 +190,42 @@ def test_every_layout_learns_what_one_process_learns_and_goes_on_with_another_nu
         assert max(moments) < 0.52 * sum(moments), "each process has half of the moments"
     else:
         assert moments[0] == moments[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", pytest.param("zero2", marks=NEED_DEEPSPEED)])
+def test_processes_keep_the_adapters_near_those_that_the_run_started_from(tmp_path, layout):
+    train(tmp_path / "before", iterations=3, eval_episodes=0)
+    adapted, learnt = tmp_path / "adapters", load_all(resolve(tmp_path / "before").path)
+    shutil.copytree(resolve(tmp_path / "before").path, adapted, ignore=lambda _, names: {*names} - LEARNT)
+    of = {"eval_episodes": 0, "save_interval": 1, "opti_eps": 1e-5, "reference": "initial", "kl_coef": 0.2}
+    of |= {"ppo_epoch": 1, "num_mini_batch": 1}  # so that nothing has moved when the first batch is learnt from
+    rules = {"loss": of, "reward": {**of, "algorithm": "dr_mas", "n_samples": 4, "kl_in": "reward"}}
+    runs = []
+    for name, rule in rules.items():
+        where = str(tmp_path / f"two_{name}")
+        half = {
+            "name": f"{name}_half",
+            "run_dir": where,
+            "load_path": str(adapted),
+            "settings": {**rule, "iterations": 2},
+        }
+        runs += [half, {**half, "name": name, "load_path": where, "settings": {**rule, "iterations": 3}}]
+    run(tmp_path / "out", layout, runs)
+    for name, rule in rules.items():
+        train(tmp_path / f"one_{name}", adapted, **{**rule, "iterations": 3})
+        expected = load_all(resolve(tmp_path / f"one_{name}").path)
+        mine, other = (load_file(tmp_path / "out" / f"{name}_3.{rank}.safetensors") for rank in (0, 1))
+        assert gap(mine, other) == 0.0
+        assert gap(mine, flat(expected)) < ROUNDING < 1e-3 < gap(flat(learnt), flat(expected))
+        kls = [
+            [line["ref_kl/first"] for line in map(json.loads, (tmp_path / run / "metrics.jsonl").open())]
+            for run in (f"two_{name}", f"one_{name}")
+        ]
+        assert kls[0] == pytest.approx(kls[1], rel=1e-2, abs=1e-6) and abs(kls[0][0]) < 1e-5 < abs(kls[0][2])
+
+
+LEARNT = {"first", "second", "adapter_config.json", "adapter_model.safetensors"}
 
 
 def load_all(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,31 @@ def test_resume_is_exact(tmp_path):
     assert heads[0] == heads[1]
     record = json.loads((tmp_path / "whole/run.json").read_text())
     assert record["bases"]["llama"]["fingerprint"] != record["base"]["fingerprint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [{}, {"algorithm": "dr_mas", "n_samples": 4, "kl_in": "reward"}])
+def test_adapters_of_each_base_are_kept_near_those_that_the_run_started_from(rule, tmp_path):
+    make(tmp_path / "before").run()
+    (tmp_path / "adapters").mkdir()
+    for name in TEAM.adapters:
+        shutil.copytree(resolve(tmp_path / "before").path / name, tmp_path / "adapters" / name)
+    kept = {"reference": "initial", "kl_coef": 0.2, "ppo_epoch": 1, "num_mini_batch": 1, **rule}
+    whole = make(tmp_path / "whole", tmp_path / "adapters", **kept)
+    start = weights(whole)
+    whole.run()
+    make(tmp_path / "cut", tmp_path / "adapters", **{**kept, "iterations": 2}).run()
+    resumed = make(tmp_path / "cut", tmp_path / "cut", **kept)
+    resumed.run()
+    assert weights(resumed) == weights(whole) != start
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").open()]
+    for name in TEAM.adapters:
+        assert abs(lines[0][f"ref_kl/{name}"]) < 1e-5 < abs(lines[2][f"ref_kl/{name}"])
+    near = make(tmp_path / "base", tmp_path / "adapters", **{**kept, "reference": "base", "iterations": 1})
+    near.run()
+    [line] = [json.loads(line) for line in (tmp_path / "base/metrics.jsonl").open()]
+    assert max(abs(line[f"ref_kl/{name}"]) for name in TEAM.adapters) > 1e-3
 
 
 def test_async_rollout_keeps_a_copy_on_the_same_base():

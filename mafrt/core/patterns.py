@@ -1,4 +1,4 @@
-"""Regular expressions that come from a user or a file, on short texts: an expression that takes for ever is an error."""
+"""Regular expressions of a user or of a file, on short texts: one that takes for ever is an error."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.cli.dependent_flags import refuse_ineffective
 from mafrt.scripts.cli.foreign_config import library_of, read_foreign
 from mafrt.scripts.cli.recorded_run import with_recorded_files
-from mafrt.scripts.cli.strict_parser import StrictParser
+from mafrt.scripts.cli.strict_parser import OnOrOff, StrictParser
 from mafrt.scripts.cli.unknown_flags import answer, refuse_unknown, refuse_values_of_switches, refuse_with_reason
 from mafrt.scripts.cli.values import convert, read_yaml
 from mafrt.storage.run_record import RECORD, RunRecord, load_record
@@ -331,7 +331,7 @@ def _add(group: Any, setting: Setting, default: Any) -> None:
     shown = setting.help if elsewhere and default in (None, ()) else f"{told} (default: {_show(default)})"
     shown = shown.replace("%", "%%")
     if setting.kind is bool:
-        group.add_argument(f"--{setting.name}", action=argparse.BooleanOptionalAction, help=shown)
+        group.add_argument(f"--{setting.name}", action=OnOrOff, help=shown)
         return
     metavar = "|".join(setting.choices) if setting.choices else setting.kind.__name__.upper().replace("STR", "TEXT")
     if setting.many:

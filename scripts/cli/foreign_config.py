@@ -80,23 +80,23 @@ class Task(NamedTuple):
 
     command: str
     settings: Mapping[str, Any]
-    flags: Mapping[str, tuple[str, str]]
-    """key there -> (setting of the command, argument of the environment)"""
+    flags: Mapping[str, str]
+    """key there -> setting of the command"""
 
 
 _SOLVER = {"profile_path": "profiles/math_single.json"}
-_ROUNDS = dict.fromkeys(("max_turns", "max_attempts"), ("horizon", "horizon"))
-_CODER = dict.fromkeys(("max_turns", "max_attempts"), ("coder_turns", "turns"))
-_DATA = {"dataset": ("dataset_path", "dataset_path")}
+_ROUNDS = dict.fromkeys(("max_turns", "max_attempts"), "horizon")
+_CODER = dict.fromkeys(("max_turns", "max_attempts"), "coder_turns")
+_DATA = {"dataset": "dataset_path"}
 _DEBATE = {"dataset_path": "arithmetic:train:claims=1", "profile_path": "profiles/pro_con.json", "verdict": "rules"}
 TASKS = {
-    "code": Task("train_code", {}, {**_DATA, **_CODER, "timeout": ("program_timeout", "timeout_s")}),
+    "code": Task("train_code", {}, {**_DATA, **_CODER, "timeout": "program_timeout"}),
     "math": Task("train_math", _SOLVER, {**_DATA, **_ROUNDS}),
     "debate": Task("train_math", {"workflow": "pro_con", **_DEBATE}, _DATA),
     "tool": Task(
         "train_math",
         {"workflow": "tools", **_SOLVER},
-        {**_DATA, **dict.fromkeys(("max_turns", "max_attempts"), ("tool_turns", "tool_turns"))},
+        {**_DATA, **dict.fromkeys(("max_turns", "max_attempts"), "tool_turns")},
     ),
 }
 WORKFLOWS = {
@@ -272,35 +272,29 @@ def _environments(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read_environments(value: Any, file: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of one environment of MRLM, or `env` and `env_kwargs` of several."""
+    """Settings of the environment of MRLM."""
     envs = _environments(file)
-    kinds = {env["env_type"]: env for env in envs}
-    single = next(iter(kinds)) if len(kinds) == 1 else None
-    if single in TASKS and not envs[0].get("server_address"):
-        task = TASKS[single]
-        return {**task.settings, **{flag: given for (flag, _), given in _arguments(envs[0], task)}}
-    names, arguments = [], {}
-    for kind, env in kinds.items():
-        if env.get("server_address"):
-            names.append(f"grpc://{env['server_address']}/{kind}")
-        elif kind == "custom":
-            module, _, name = str(env["custom_class"]).rpartition(".")
-            names.append(str(env["custom_class"]) if ":" in str(env["custom_class"]) else f"{module}:{name}")
-            arguments[name or kind] = dict(env.get("custom_kwargs") or {})
-        else:
-            names.append(kind)
-            arguments[kind] = {name: given for (_, name), given in _arguments(env, TASKS[kind])}
-    arguments = {name: given for name, given in arguments.items() if given}
-    if len(names) == 1:
-        arguments = next(iter(arguments.values()), {})
-    team = {"profile_path": "profiles/code_single.json"} if "code" in kinds else {}
-    given = {"env_kwargs": (json.dumps(arguments),)} if arguments else {}
-    return {"env": ",".join(names), **(team if len(names) > 1 else {}), **given}
-
-
-def _arguments(env: Mapping[str, Any], task: Task) -> list[tuple[tuple[str, str], Any]]:
-    """((setting, argument), value) of the keys of an environment."""
-    return [(task.flags[name], value) for name, value in env.items() if value is not None and name in task.flags]
+    if not envs:
+        return {}
+    if len(envs) > 1:
+        kinds = list(dict.fromkeys(str(env["env_type"]) for env in envs))
+        raise ConfigError(
+            f"eval_envs holds {len(envs)} environments ({', '.join(kinds)}), each with a prompt of its own there, and "
+            "an agent has one role prompt here; take eval_envs out of the file, write a team file whose prompt fits "
+            f"all of them, and type --env {','.join(kinds)} --profile_path TEAM.json ({PAGE}#mrlm)."
+        )
+    [env] = envs
+    kind = env["env_type"]
+    if env.get("server_address"):
+        return {"env": f"grpc://{env['server_address']}/{kind}"}
+    if kind == "custom":
+        module, _, name = str(env["custom_class"]).rpartition(".")
+        given = dict(env.get("custom_kwargs") or {})
+        named = str(env["custom_class"]) if ":" in str(env["custom_class"]) else f"{module}:{name}"
+        return {"env": named, **({"env_kwargs": (json.dumps(given),)} if given else {})}
+    task = TASKS[kind]
+    settings = {task.flags[name]: given for name, given in env.items() if name in task.flags and given is not None}
+    return {**task.settings, **settings}
 
 
 def _unread(env: Mapping[str, Any]) -> list[str]:
