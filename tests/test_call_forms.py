@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -169,6 +170,11 @@ TWO = {
 }
 WORDS = {
     "kimi3": r"The mark <|open|>call<|sep|> opens a call. \boxed{7}",
+    "kimi3 bare": r"A call tool=x, and an argument key=y. \boxed{7}",
+    "kimi3 name": r"The attribute call tool=\"f\" names the tool. \boxed{7}",
+    "harmony python": r"The path leads to=python of the analysis. \boxed{7}",
+    "name and braces": r"The set S{\"a\"} holds a. \boxed{7}",
+    "result": 'Result\n{"a": 1}',
     "harmony bare": r"The commentary goes to=functions.add of the channel. \boxed{7}",
     "functions": r"I call functions.add:0 first. \boxed{7}",
     "think": r"I use the <think> tag to think. \boxed{7}",
@@ -196,6 +202,13 @@ WRONG = {
     + '<|open|>argument key="x"<|sep|>1<|close|>argument<|sep|>' * 2
     + "<|close|>call<|sep|>",
     "kimi bare": 'functions.f:0{"a": }',
+    "kimi3 bare": 'toolscall tool="f" index="1"argument key="x" type="string"1',
+    "kimi3 bare twice": 'call tool="f"' + 'argument key="x" type="number"1argument' * 2 + "call",
+    "mistral bare": 'f{"a": }',
+    "gemma bare": "call:f{a:some words}",
+    "harmony bare empty": "commentary to=functions.f json",
+    "harmony bare words": "commentary to=functions.f code print(3)",
+    "ds v3 bare": 'functionf\n```json\n{"a": }\n```',
     "harmony bare": 'commentary to=functions.f json{"a": }',
     "broken": '<tool_call>{"name": "a", "arguments": {"x": }}</tool_call>',
     "extra brace": '<tool_call>{"name": "a", "arguments": {}}}</tool_call>',
@@ -243,6 +256,39 @@ def test_two_calls_are_two(form):
     assert find_calls(TWO[form]) == [ToolCall("calculator", A)] * 2
 
 
+SPECIAL = re.compile(
+    r"<\|[^<>]*?\|?>|<\w+\|>|<｜[^｜]*｜>|\[TOOL_CALLS\]|\[ARGS\]|<(?:start|end)_function_call>|<escape>"
+)
+DROPPED = {
+    f"{name} {number}": (SPECIAL.sub("", text), number)
+    for number, forms in ((1, RIGHT), (2, TWO))
+    for name, text in forms.items()
+    # That is an answer in JSON as well; there the id becomes a part of the name.
+    if SPECIAL.search(text) and name not in ("apertus", "mistral callid")
+}
+
+
+@pytest.mark.parametrize("form", DROPPED)
+def test_a_call_whose_special_tokens_were_dropped_in_decoding_is_read_or_reported(form):
+    text, number = DROPPED[form]
+    if "call:calculator" in text:  # nothing tells where a text ends
+        assert [type(call) for call in find_calls(text)] == [BadCall]
+    else:
+        assert find_calls(text) == [ToolCall("calculator", A)] * number
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["analysis to=python code", "assistantanalysis to=python code", "analysisSo.assistantanalysis to=python code",
+     "commentary to=python code", "assistant to=pythonanalysis code", "analysis to=python", " to=pythonanalysis code",
+     "<|channel|>analysis to=python code<|message|>", "<|start|>assistant<|channel|>analysis to=python <|message|>"],
+)  # fmt: skip
+def test_a_program_of_harmonys_python_is_read_with_special_tokens_or_without(head):
+    code = "import math\nx = {'a': 1}\nprint(math.pi)"
+    assert find_calls(head + code) == [ToolCall("python", {"code": code})]
+    assert find_code(head + code) == code
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_tags_that_are_mentioned_are_words(words):
     assert find_calls(WORDS[words]) == [] and visible(WORDS[words]).strip() == WORDS[words].strip()
@@ -268,6 +314,8 @@ HOLDERS = {
     "kimi": lambda text: f'<|tool_call_begin|>functions.w:0<|tool_call_argument_begin|>{json.dumps({"x": text})}<|tool_call_end|>',
     "harmony": lambda text: f'<|channel|>commentary to=functions.w <|constrain|>json<|message|>{json.dumps({"x": text})}<|call|>',
     "kimi3": lambda text: f'<|open|>call tool="w"<|sep|><|open|>argument key="x" type="string"<|sep|>{text}<|close|>argument<|sep|><|close|>call<|sep|>',
+    "kimi3 dropped": lambda text: f'toolscall tool="w" index="1"argument key="x" type="string"{text}argumentcalltools',
+    "mistral dropped": lambda text: f'w{json.dumps({"x": text})}',
     "kimi bare": lambda text: f"functions.w:0{json.dumps({'x': text})}",
     "harmony bare": lambda text: f"commentary to=functions.w json{json.dumps({'x': text})}",
     "python": lambda text: f"<function_calls>w(x={text!r})</function_calls>",

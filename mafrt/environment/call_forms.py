@@ -100,6 +100,12 @@ _BARE = (
     r"<\|(?:open|close)\|>(?:call|think|response|message)\b[^<\n]{0,200}<\|sep\|>",
     r"(?<![\w.])functions\.[\w.\-/]+:\d+\s{0,3}(?=\{)",
     r"(?:assistant)?(?:commentary|analysis)?\s{0,2}to=functions\.[\w.\-]+\s{0,3}(?:json|code)?\s{0,3}(?=\{)",
+    r"(?:^|assistant|(?<=assistant))(?:(?:commentary|analysis)\s?to=|\s?to=[\w.]+?(?:commentary|analysis))",
+    r"(?:response)?(?:tools)?call\s+tool=\"[^\"<\n]+\"(?:\s+\w+=\"[^\"<\n]*\")*\s*(?=argument\s+key=|call)",
+    r"^[A-Za-z_][\w.\-/]*(?=\{\s*\"[^\"\n]*\"\s*:|\{\}\s*$)",
+    r"^assistant\n[A-Za-z_][\w.\-/]*\n(?=\{)",
+    r"^function[A-Za-z_][\w.\-/]*\n```json\n(?=\{)",
+    r"^call:[\w.\-/]+(?=\{)",
     r"<\|recipient\|>",
     r"^>>>(?!all\b)[\w.\-/]+\n(?=\s*\{)",
     r"^Action:[ \t]*[\w.\-/]+[ \t]*\nAction Input:",
@@ -122,9 +128,12 @@ _HARMONY_CALL = re.compile(
 _BARE_HARMONY = re.compile(
     r"(?:assistant)?(?:commentary|analysis)?\s*to=functions\.(?P<name>[\w.\-]+?)(?:commentary|analysis)?\s*(?:json|code)?"
     r"\s*(?=\{)"
+    r"|(?:assistant)?(?:(?:commentary|analysis)\s?to=(?P<tool>python|[\w.\-]+)|\s?to=(?P<other>[\w.\-]+?)(?:commentary|analysis))"
+    r"\s?(?:json|code)?"
 )
 """The same where the special tokens were dropped."""
 _HARMONY_END = re.compile(r"<\|(?:call|end|return|start)\|>")
+_BARE_HARMONY_END = re.compile(r"assistant(?=\s?(?:final|commentary|analysis|to=))")
 _FUNCTIONARY = re.compile(
     r"<\|recipient\|>\s*(?P<name>[\w.\-/]+)\s*<\|content\|>|>>>(?P<short>[\w.\-/]+)\n"
     r"|Action:[ \t]*(?P<action>[\w.\-/]+)[ \t]*\nAction Input:",
@@ -135,9 +144,9 @@ _FUNCTIONARY = re.compile(
 def read_form(text: str, start: int) -> Found | None:
     """The calls behind the opening mark at `start`; None if the mark is only mentioned."""
     if header := _HARMONY_CALL.match(text, start):
-        return _harmony(text, header)
+        return _harmony(text, header, header["after"] or header["before"])
     if header := _BARE_HARMONY.match(text, start):
-        return _to(header["name"], text, header.end())
+        return _harmony(text, header, header["name"] or header["tool"] or header["other"], _BARE_HARMONY_END)
     if header := _FUNCTIONARY.match(text, start):
         name = header["name"] or header["short"] or header["action"]
         return None if name == "all" else _to(name, text, header.end())
@@ -236,7 +245,7 @@ _ARG = re.compile(
 _GLM = re.compile(r"(?P<name>[\w.\-/:]+)(?:\s*<tool_sep(?::[\w.-]+)?>)?\s*(?=<(?:\w*\|)?arg_key)")
 _NAME = re.compile(r"(?P<name>[A-Za-z_][\w.\-/]*)")
 _HEADER = re.compile(
-    r"(?:function<｜tool[▁_]sep｜>)?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
+    r"(?:assistant\n|function(?:<｜tool[▁_]sep｜>|(?=[\w.\-/]+\n```)))?(?:functions\.)?(?P<name>[A-Za-z_][\w.\-/]*)(?::\d+)?"
     r"(?:\[CALL_ID\][^\[\s]*)?"
     r"(?:\s|<｜tool[▁_]sep｜>|<tool_sep(?::[\w.-]+)?>|<\|tool_call_argument_begin\|>|\[ARGS\]|```(?:json)?)*(?=\{)"
 )
@@ -331,17 +340,21 @@ def _keys_and_values(text: str, place: int, close: Closing) -> Read:
     return [ToolCall(mark["name"], arguments, texts=True)], place
 
 
-_OPEN_CALL = re.compile(r"<\|open\|>call\s[^<\n]*?tool=\"(?P<name>[^\"<\n]+)\"[^<\n]*<\|sep\|>")
+_OPEN_CALL = re.compile(
+    r"(?P<marked><\|open\|>)?(?:(?:response)?(?:tools)?(?=call))?call\s+tool=\"(?P<name>[^\"<\n]+)\"(?:\s+\w+=\"[^\"<\n]*\")*"
+    r"(?(marked)[^<\n]*<\|sep\|>|\s*(?=argument\s+key=|call))"
+)
 _OPEN_ARGUMENT = re.compile(
-    r"<\|open\|>argument\s+key=\"(?P<key>[^\"<\n]+)\"(?:\s+type=\"(?P<type>[^\"<\n]*)\")?[^<\n]*<\|sep\|>"
-    r"(?P<value>.*?)<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument\s|close\|>call<))",
+    r"(?P<marked><\|open\|>)?argument\s+key=\"(?P<key>[^\"<\n]+)\"(?:\s+type=\"(?P<type>[^\"<\n]*)\")?"
+    r"(?(marked)[^<\n]*<\|sep\|>)(?P<value>.*?)(?(marked)<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument\s|close\|>call<))"
+    r"|argument(?=\s*argument\s+key=|\s*call(?:\s|tools|message|call\s+tool=|\Z)))",
     re.DOTALL,
 )
-_CLOSE_CALL = "<|close|>call<|sep|>"
+_CLOSE_CALL = re.compile(r"<\|close\|>call<\|sep\|>|call(?=\s|tools|message|call\s+tool=|\Z)(?:tools)?(?:message)?")
 
 
 def _open_and_close(text: str, place: int, close: Closing) -> Read:
-    """Kimi K3's: values of any type but `string` are JSON."""
+    """Kimi K3's, with its special tokens or without: values of any type but `string` are JSON."""
     mark = _OPEN_CALL.match(text, place)
     if mark is None:
         return None
@@ -351,10 +364,10 @@ def _open_and_close(text: str, place: int, close: Closing) -> Read:
         value = argument["value"]
         _put(arguments, argument["key"], value if argument["type"] == "string" else _value_or_text(value), mark["name"])
         place = argument.end()
-    place = _skip_blanks(text, place)
-    if not text.startswith(_CLOSE_CALL, place):
-        raise Unreadable(f"the call of {mark['name']!r} is not closed with {_CLOSE_CALL}")
-    return [ToolCall(mark["name"], arguments)], place + len(_CLOSE_CALL)
+    closed = _CLOSE_CALL.match(text, _skip_blanks(text, place))
+    if closed is None:
+        raise Unreadable(f"the call of {mark['name']!r} is not closed with <|close|>call<|sep|>")
+    return [ToolCall(mark["name"], arguments)], closed.end()
 
 
 def _header(text: str, place: int, close: Closing) -> Read:
@@ -392,7 +405,12 @@ def _braces(text: str, place: int, close: Closing) -> Read:
             depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(part["sign"] or "", 0)
             if not depth and part["sign"]:
                 break
-    value, _ = _value("".join(pieces), 0)
+    try:
+        value = _DECODER.decode("".join(pieces))
+    except (ValueError, RecursionError):
+        raise Unreadable(
+            f"the arguments of {mark['name']!r} cannot be read ({_brief(text[mark.end() : end])})"
+        ) from None
     return [ToolCall(mark["name"], value)], end
 
 
@@ -422,17 +440,14 @@ READERS: tuple[Callable[[str, int, Closing], Read], ...] = (
 )
 
 
-def _harmony(text: str, header: re.Match[str]) -> Found | None:
+def _harmony(text: str, header: re.Match[str], name: str | None, ends: re.Pattern[str] | None = None) -> Found | None:
     """A message to a tool, as gpt-oss writes it."""
-    name = header["after"] or header["before"]
-    if name is None or name == "user":
-        return None
-    return _to(name, text, header.end())
+    return None if name is None or name == "user" else _to(name, text, header.end(), ends)
 
 
-def _to(name: str, text: str, place: int) -> Found:
+def _to(name: str, text: str, place: int, ends: re.Pattern[str] | None = None) -> Found:
     """A message to the tool `name`: arguments in JSON, or a program."""
-    ended = _HARMONY_END.search(text, place)
+    ended = (ends or _HARMONY_END).search(text, place)
     name = name.removeprefix("functions.")
     start = _skip_blanks(text, place)
     end = ended.end() if ended and ended[0] == "<|call|>" else ended.start() if ended else len(text)
@@ -516,11 +531,11 @@ def _is_schema(entry: Mapping[str, Any]) -> bool:
 
 
 def bare_list(text: str, *, code: bool = False) -> list[Call] | None:
-    """The calls of a text that is nothing but a list of Python calls with named arguments, as `[f(x=1)]`.
+    """The calls of a text that is nothing but Python calls with named arguments, as `[f(x=1)]` or `f.call(x=1)`.
 
     `code`: calls need no brackets, and `print(f(x=1))` is one, as Gemma writes them in a block of `tool_code`.
     """
-    if not text or not (code or (text.startswith("[") and _PYTHONIC.match(text))):
+    if not text or not (code or re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(|[A-Za-z_]\w*\.call\(", text)):
         return None
     calls: list[Call] = []
     place = 0

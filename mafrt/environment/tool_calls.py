@@ -66,9 +66,11 @@ _HARMONY = re.compile(
 _OPEN_CLOSE = re.compile(r"<\|(?:open|close)\|>(?P<channel>think|response|message)\b[^<\n]*<\|sep\|>")
 """Kimi K3's marks of the parts of a message."""
 _BARE_ANALYSIS = re.compile(
-    r"(?:assistant)?analysis.*?assistant(?:final|(?=commentary|analysis|\s?to=functions\.))", re.DOTALL
+    r"(?:assistant)?analysis(?!\s?to=).*?assistant(?:final|(?=commentary|analysis|\s?to=))"
+    r"|think(?=\S).*?think(?:response(?=\S)|(?=(?:tools)?call\s+tool=))",
+    re.DOTALL,
 )
-"""Thoughts of gpt-oss at the beginning of a text whose special tokens were dropped."""
+"""Thoughts of gpt-oss and Kimi K3 at the beginning of a text whose special tokens were dropped."""
 _MOST_TRIES = 1000
 """Marks of a text behind which a call is looked for in vain; more are no accident."""
 
