@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mafrt.environment.call_forms import with_types
+from mafrt.environment.bare_calls import with_types
 from mafrt.environment.tool_calls import BadCall, ToolCall, find_call, find_calls, find_code, split_calls, visible
 
 A = {"expression": "3 + 4"}

@@ -19,17 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mafrt.core.types import Message
-from mafrt.environment.call_forms import (
-    BAD,
-    OPENING,
-    BadCall,
-    Call,
-    ToolCall,
-    bare_json,
-    bare_list,
-    read_form,
-    with_types,
-)
+from mafrt.environment.bare_calls import BAD, BadCall, Call, ToolCall, bare_json, bare_list, with_types
+from mafrt.environment.call_forms import OPENING, read_form
 
 __all__ = ["OWN_MARKUP", "PYTHON", "THINK", "THOUGHT", "BadCall", "ToolCall", "code_of", "find_call", "find_calls",
            "find_code", "shorten", "split_calls", "tool_message", "visible", "with_types"]  # fmt: skip

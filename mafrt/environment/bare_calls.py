@@ -1,0 +1,239 @@
+"""Tool calls without tags: in JSON, with a name and arguments under the usual keys, and in Python's notation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from mafrt.environment.call_values import (
+    DECODER,
+    LONGEST,
+    Unreadable,
+    balanced,
+    constant,
+    read_value,
+    skip_blanks,
+    value_or_text,
+)
+
+BAD = "Nothing was run: "
+FORM = 'a tool call is {"name": ..., "arguments": {...}}'
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool that is to be used."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    texts: bool = field(default=False, compare=False)
+    """Whether the form writes all values as texts, so that only the tool's schema knows their types."""
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A call that cannot be made; `why` is one sentence for the agent."""
+
+    why: str
+
+
+Call: TypeAlias = "ToolCall | BadCall"
+
+
+_NAMES = ("name", "tool_name", "function_name", "tool", "function", "action")
+_ARGUMENTS = ("arguments", "parameters", "args", "input", "params", "kwargs", "tool_input", "action_input", "inputs",
+              "tool_args", "tool_arguments", "function_arguments", "function_args")  # fmt: skip
+_HOLDERS = ("function", "function_call", "tool_call")
+_BESIDE = frozenset(
+    ("id", "call_id", "tool_call_id", "type", "index", "thought", "thoughts", "reasoning", "description")
+)
+_LOOKS = re.compile(
+    rf"(?:\[\s*)?\{{\s*['\"](?:{'|'.join(_NAMES)}|type|id|tool_call_id)['\"]\s*:[\s\S]{{0,2000}}?"
+    rf"['\"](?:{'|'.join(_ARGUMENTS)})['\"]\s*:"
+)
+
+
+def bare_json(text: str, start: int) -> tuple[tuple[Call, ...], int] | None:
+    """The calls of a JSON value at `start` that stands in no tags, and its end; None if it makes none.
+
+    A value makes calls if each of its entries has a name and arguments under the usual keys.
+    """
+    try:
+        value, end = DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        if not _LOOKS.match(text, start):
+            return None
+        try:
+            value, end = read_value(text, start)
+        except Unreadable as error:
+            return (BadCall(f"{BAD}{error}."),), len(text)
+    entries = value if isinstance(value, list) else [value]
+    if entries and all(map(_meant, entries)):
+        return tuple(calls_of(value, tagged=False)), end
+    # Not a call, and nothing in it is one.
+    return (), end
+
+
+def _meant(entry: Any) -> bool:
+    """Whether a JSON value without tags is a call: a name and arguments, and not the schema of a tool."""
+    if not isinstance(entry, dict):
+        return False
+    if isinstance(entry.get("tool_calls"), list) and entry["tool_calls"]:
+        return all(map(_meant, entry["tool_calls"]))
+    if inner := _inner(entry):
+        return _meant(inner)
+    named = any(isinstance(entry.get(key), str) for key in _NAMES)
+    return named and any(isinstance(entry.get(key), (dict, str)) for key in _ARGUMENTS) and not _is_schema(entry)
+
+
+def _inner(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call within an object that holds it under a key of its own."""
+    return next((entry[key] for key in _HOLDERS if isinstance(entry.get(key), dict) and entry[key]), None)
+
+
+def _is_schema(entry: Mapping[str, Any]) -> bool:
+    inner = entry.get("parameters")
+    return isinstance(inner, dict) and (
+        "arguments" not in entry and (isinstance(inner.get("properties"), dict) or "description" in entry)
+    )
+
+
+def bare_list(text: str, *, code: bool = False) -> list[Call] | None:
+    """The calls of a text that is nothing but Python calls with named arguments, as `[f(x=1)]` or `f.call(x=1)`.
+
+    `code`: calls need no brackets, and `print(f(x=1))` is one, as Gemma writes them in a block of `tool_code`.
+    """
+    if not text or not (code or re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(|[A-Za-z_]\w*\.call\(", text)):
+        return None
+    calls: list[Call] = []
+    place = 0
+    while place < len(text):
+        end = balanced(text, place) if PYTHONIC.match(text, place) else None
+        found = python_calls(text[place:end]) if end is not None else None
+        if found is None or (not code and any(isinstance(call, BadCall) for call in found)):
+            return [BadCall(f"{BAD}the block is no call with named arguments.")] if code else None
+        calls += found
+        place = skip_blanks(text, end or len(text))
+    return calls
+
+
+def calls_of(value: Any, *, tagged: bool) -> list[Call]:
+    """The calls of a JSON value. `tagged`: it stands in the tags of a call, so that it is meant as one."""
+    if isinstance(value, list):
+        if not value:
+            return [BadCall(f"{BAD}{FORM}, found something else (an empty list).")]
+        return [call for entry in value for call in calls_of(entry, tagged=tagged)]
+    return [_call(value, tagged=tagged)] if not _is_list(value) else calls_of(value["tool_calls"], tagged=tagged)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("tool_calls"), list)
+
+
+def _call(said: Any, *, tagged: bool) -> Call:
+    wrong = BadCall(f"{BAD}{FORM}, found something else.")
+    if not isinstance(said, dict):
+        return wrong
+    if inner := _inner(said):
+        return _call(inner, tagged=tagged)
+    key = next((key for key in _NAMES if isinstance(said.get(key), str) and said[key].strip()), None)
+    if key is None:
+        # Apertus writes {NAME: {...}}.
+        [(name, arguments), *more] = list(said.items()) or [("", None)]
+        good = tagged and name and name not in (*_NAMES, *_ARGUMENTS) and isinstance(arguments, dict) and not more
+        return ToolCall(name, arguments) if good else wrong
+    name = said[key].strip()
+    if _is_schema(said):
+        return BadCall(f"{BAD}the schema of {name!r} stands where its arguments belong; {FORM}.")
+    given = {other: said[other] for other in _ARGUMENTS if other in said and other != key}
+    others = [other for other in said if other not in given and other != key and other not in _BESIDE]
+    filled = {other: value for other, value in given.items() if value not in (None, "", {})}
+    if len(filled) > 1 or (not filled and others):
+        return BadCall(
+            f"{BAD}the arguments of {name!r} must be one object under 'arguments', found "
+            f"{', '.join(map(repr, [*filled, *others]))} beside the name."
+        )
+    [arguments] = filled.values() or [{}]
+    if isinstance(arguments, str):  # some models write the arguments as a JSON text of its own
+        try:
+            arguments = read_value(arguments.strip(), 0)[0]
+        except Unreadable as error:
+            return BadCall(f"{BAD}the arguments of {name!r} are a text ({brief_line(arguments)}): {error}.")
+    if not isinstance(arguments, dict):
+        return BadCall(f"{BAD}the arguments of {name!r} must be an object, found a {type(arguments).__name__}.")
+    return ToolCall(name.removeprefix("functions."), arguments)
+
+
+def with_types(call: ToolCall, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments of a call whose form writes them as texts, in the types of the tool's schema.
+
+    A text stays one where the schema allows a text, or where it is not the JSON of another type that it allows.
+    """
+    properties = schema.get("properties")
+    if not call.texts or not isinstance(properties, dict):
+        return call.arguments
+    return {key: _typed(value, properties.get(key)) for key, value in call.arguments.items()}
+
+
+def _typed(value: Any, schema: Any) -> Any:
+    if not isinstance(value, str) or "string" in _types(schema):
+        return value
+    told = value.strip()
+    read = value_or_text({"True": "true", "False": "false", "None": "null"}.get(told, told))
+    return value if isinstance(read, str) and not _types(schema) else read
+
+
+def _types(schema: Any) -> set[str]:
+    """Types that a schema names; none: the value may be of any, and stays a text."""
+    if not isinstance(schema, dict):
+        return {"string"}
+    named = schema.get("type")
+    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            types |= {kind for inner in schema[key] for kind in _types(inner)}
+    if isinstance(schema.get("enum"), list):
+        types |= {"string"} if any(isinstance(entry, str) for entry in schema["enum"]) else {"any"}
+    return types or {"string"}
+
+
+# ------------------------------------------------------------------------------------------------------------- Python
+
+PYTHONIC = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
+
+
+def python_calls(text: str) -> list[Call] | None:
+    """The calls of `f(x=1)` or `[f(x=1), ...]`; None if the text is neither."""
+    if len(text) > LONGEST:
+        return None
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+    if not nodes or not all(isinstance(node, ast.Call) for node in nodes):
+        return None
+    return [_python_call(node) for node in nodes if isinstance(node, ast.Call)]
+
+
+def _python_call(node: ast.Call) -> Call:
+    try:
+        name = ast.unparse(node.func)
+        if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
+            return _python_call(node.args[0])
+        name = re.sub(r"^(?:default_api|functions|tools)\.|\.call$", "", name)
+        if node.args or any(keyword.arg is None for keyword in node.keywords):
+            return BadCall(
+                f"{BAD}the call of {name!r} is not JSON, and has arguments without names ({name}(key=value))."
+            )
+        return ToolCall(name, {keyword.arg or "": constant(keyword.value) for keyword in node.keywords})
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return BadCall(f"{BAD}the arguments of a call in Python's notation must be constants.")
+
+
+def brief_line(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 60 else f"{line[:57]}...")
