@@ -126,7 +126,7 @@ def test_plain_numbers_need_no_worker(verifier):
         False,
         True,
     ]
-    assert verifier._process is None
+    assert verifier.worker.process is None
     assert verifier.stats.quick == 3 and verifier.stats.no_answer == 1
 
 
@@ -288,7 +288,7 @@ sys.exit(0 if refused == len(tries) else f"only {{refused}} of {{len(tries)}} re
 def test_the_worker_has_no_keys_and_limits(verifier, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     verifier.verify_many([("\\boxed{x}", "y")])
-    pid = verifier._process.pid
+    pid = verifier.worker.process.pid
     assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     limits = {line[:25].strip(): line[26:].split()[0] for line in lines}
@@ -299,7 +299,7 @@ def test_the_worker_has_no_keys_and_limits(verifier, monkeypatch):
 
 def test_a_long_answer_is_not_parsed(verifier):
     assert verifier.verify_many([(f"\\boxed{{{'x' * (MAX_ANSWER_CHARS + 1)}}}", "x")]) == [False]
-    assert verifier.stats.too_long == 1 and verifier._process is None
+    assert verifier.stats.too_long == 1 and verifier.worker.process is None
 
 
 def test_expensive_answers_time_out_are_counted_and_do_no_harm(verifier):
@@ -310,39 +310,39 @@ def test_expensive_answers_time_out_are_counted_and_do_no_harm(verifier):
 def test_a_busy_machine_makes_no_right_answer_wrong(verifier):
     """Time is the worker's processor time: stopped for longer than it is allowed, it still gets to its verdict."""
     verifier.verify_many([("\\boxed{x}", "y+1")])
-    pid = verifier._process.pid
+    pid = verifier.worker.process.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
     assert verifier.verify_many([("\\boxed{\\sqrt{12}}", "2\\sqrt{3}")]) == [True]
-    assert verifier.stats.timeouts == 0 and verifier._process.pid == pid
+    assert verifier.stats.timeouts == 0 and verifier.worker.process.pid == pid
 
 
 def test_a_computation_that_holds_the_signal_up_ends_by_the_limit(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     # As the kernel does it: the answer gets no second worker.
-    threading.Timer(0.3, os.kill, (verifier._process.pid, signal.SIGXCPU)).start()
+    threading.Timer(0.3, os.kill, (verifier.worker.process.pid, signal.SIGXCPU)).start()
     assert verifier.verify_many([("\\boxed{9^{9^{9^{9}}}}", "x+3")]) == [False]
     assert (verifier.stats.timeouts, verifier.stats.crashes, verifier.stats.restarts) == (1, 0, 1)
 
 
 def test_a_question_that_was_broken_off_does_not_shift_the_replies(verifier, monkeypatch):
     verifier.verify_many([("\\boxed{x}", "y+1")])
-    read = verifier._read
+    read = verifier.worker.read
 
     def interrupted(deadline_s):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verifier, "_read", interrupted)
+    monkeypatch.setattr(verifier.worker, "read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         verifier.verify_many([("\\boxed{\\frac12}", "0.5")])
-    monkeypatch.setattr(verifier, "_read", read)
+    monkeypatch.setattr(verifier.worker, "read", read)
     assert verifier.verify_many([("\\boxed{\\frac12}", "0.7"), ("\\boxed{\\frac12}", "0.5")]) == [False, True]
 
 
 def test_a_worker_that_hangs_is_replaced(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
     verifier.deadline_s = 0.3
-    os.kill(verifier._process.pid, signal.SIGSTOP)  # as in a computation that no signal interrupts
+    os.kill(verifier.worker.process.pid, signal.SIGSTOP)  # as in a computation that no signal interrupts
     assert verifier.verify_many([("\\boxed{x}", "y+2")]) == [False]
     assert (verifier.stats.timeouts, verifier.stats.restarts) == (1, 1)
     verifier.deadline_s = 60.0
@@ -351,35 +351,35 @@ def test_a_worker_that_hangs_is_replaced(verifier):
 
 def test_a_worker_that_was_killed_is_replaced_and_the_answer_not_blamed(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
-    os.kill(verifier._process.pid, signal.SIGKILL)
+    os.kill(verifier.worker.process.pid, signal.SIGKILL)
     assert verifier.verify_many([("\\boxed{\\frac12}", "0.5")]) == [True]
     assert (verifier.stats.restarts, verifier.stats.crashes) == (1, 0)
 
 
 def test_a_worker_killed_in_the_middle_of_an_answer(verifier):
     verifier.verify_many([("\\boxed{x}", "y+1")])
-    pid = verifier._process.pid
+    pid = verifier.worker.process.pid
     killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
     killer.start()
     # Takes math-verify two seconds; asked a second time of a second worker, it is still not right.
     assert verifier.verify_many([("\\boxed{9^{9^{9^{9}}}}", "x+2"), ("\\boxed{\\frac12}", "0.5")]) == [False, True]
     assert verifier.stats.restarts == 1 and verifier.stats.crashes == 0
-    assert verifier._process.pid != pid
+    assert verifier.worker.process.pid != pid
 
 
 def test_an_answer_that_kills_every_worker_is_counted(verifier):
-    ask, ensure = verifier._read, verifier._ensure_worker
+    ask, ensure = verifier.worker.read, verifier.worker.ensure
 
     def held():
         ensure()
-        os.kill(verifier._process.pid, signal.SIGSTOP)  # or it may have answered before it dies
+        os.kill(verifier.worker.process.pid, signal.SIGSTOP)  # or it may have answered before it dies
 
     def deadly(deadline_s):
         if deadline_s == verifier.deadline_s:
-            verifier._process.kill()
+            verifier.worker.process.kill()
         return ask(deadline_s)
 
-    verifier._ensure_worker, verifier._read = held, deadly
+    verifier.worker.ensure, verifier.worker.read = held, deadly
     assert verifier.verify_many([("\\boxed{x}", "y+1")]) == [False]
     assert (verifier.stats.crashes, verifier.stats.restarts) == (1, 2)
 
@@ -421,7 +421,7 @@ def test_a_forked_process_gets_its_own_worker(verifier):
 def test_the_worker_ends_with_the_program_however_it_ends():
     program = (
         "import os, sys, time; from mafrt.envs.math import verify; from mafrt.envs.math import verifier as v\n"
-        "verify('\\\\boxed{x}', 'y+1'); print(v._SHARED._process.pid, flush=True)\n"
+        "verify('\\\\boxed{x}', 'y+1'); print(v._SHARED.worker.process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9) if sys.argv[1] == 'killed' else None"
     )
     for how in ("leaves", "killed"):

@@ -204,13 +204,9 @@ def test_processes_keep_the_adapters_near_those_that_the_run_started_from(tmp_pa
     runs = []
     for name, rule in rules.items():
         where = str(tmp_path / f"two_{name}")
-        half = {
-            "name": f"{name}_half",
-            "run_dir": where,
-            "load_path": str(adapted),
-            "settings": {**rule, "iterations": 2},
-        }
-        runs += [half, {**half, "name": name, "load_path": where, "settings": {**rule, "iterations": 3}}]
+        for done, begin in ((2, str(adapted)), (3, where)):  # and goes on
+            wanted = {**rule, "iterations": done}
+            runs.append({"name": f"{name}_{done}", "run_dir": where, "load_path": begin, "settings": wanted})
     run(tmp_path / "out", layout, runs)
     for name, rule in rules.items():
         train(tmp_path / f"one_{name}", adapted, **{**rule, "iterations": 3})

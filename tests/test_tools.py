@@ -513,7 +513,7 @@ def test_a_long_line_with_a_fence_is_read_at_once():
 def test_the_checking_process_is_started_again():
     checker = Checker()
     assert checker.compute("1 + 1") == 2
-    checker._process.kill()
+    checker.worker.process.kill()
     assert checker.compute("1 + 2") == 3
     checker.close()
 

@@ -160,7 +160,7 @@ def main() -> None:
             raise ImportError("its module grader has no sympy_numeric_eq; mafrt is tested with 0.9.0")
         grader.sympy_numeric_eq = numbers_equal
     except ImportError as error:
-        reply({"error": str(error)})
+        reply({"missing": f"checking answers needs math-verify ({error}): pip install math-verify"})
         return
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     late = False

@@ -9,21 +9,13 @@ cannot be started at all is an error, never a verdict.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from mafrt.core.errors import EnvError, MissingExtraError
+from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.envs.math.answers import MAX_ANSWER_CHARS, boxed, comparable, extract_answer, quick_verdict, same_bases, tidy
 from mafrt.envs.math.notation import latex
 
@@ -54,17 +46,15 @@ class Verifier:
     """Checks answers with one worker process; safe to share among threads.
 
     `deadline_s` is how long a reply may take by the clock. It is generous: the worker itself bounds the processor time
-    of a pair, and a busy machine must make no right answer wrong. `start_s` is the time for starting the worker.
+    of a pair, and a busy machine must make no right answer wrong.
     """
 
-    def __init__(self, *, deadline_s: float = 60.0, start_s: float = 120.0, cache_size: int = 20_000) -> None:
-        self.deadline_s, self.start_s, self.cache_size = deadline_s, start_s, cache_size
+    def __init__(self, *, deadline_s: float = 60.0, cache_size: int = 20_000) -> None:
+        self.deadline_s, self.cache_size = deadline_s, cache_size
         self.stats = VerifyStats()
         self._lock = threading.RLock()
         self._cache: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner, self._sent = 0, 0
-        self._unread = b""
+        self.worker = AskedProcess("mafrt.envs.math._worker", "the answer verifier")
 
     def verify_many(self, pairs: Iterable[tuple[str, str]], *, last_number: bool = False) -> list[bool]:
         """Whether each text gives its reference answer, in the order of the pairs."""
@@ -72,17 +62,7 @@ class Verifier:
 
     def close(self) -> None:
         """End the worker; the next answer that needs it starts another."""
-        with self._lock:
-            process, self._process, self._unread = self._process, None, b""
-            if process is None or self._owner != os.getpid():
-                return
-            with contextlib.suppress(OSError):
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+        self.worker.close()
 
     def _one(self, text: str, reference: str, last_number: bool) -> bool:
         given = extract_answer(text, last_number=last_number)
@@ -135,93 +115,22 @@ class Verifier:
     def _ask(self, given: str, reference: str) -> bool | None:
         """math-verify's verdict, or None if it could not be had (which is counted)."""
         for last_try in (False, True):
-            self._ensure_worker()
-            assert self._process is not None and self._process.stdin is not None
             try:
-                self._sent += 1
-                request = {"id": self._sent, "given": given, "reference": reference}
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
-                said = self._read(self.deadline_s)
-                while said["id"] != self._sent:  # the reply to a question that Ctrl-C broke off
-                    said = self._read(self.deadline_s)
+                said = self.worker.ask({"given": given, "reference": reference}, self.deadline_s)
                 self.stats.timeouts += bool(said["timeout"])
                 return bool(said["equal"])
             except TimeoutError:
                 self.stats.timeouts += 1
-                self._restart()
                 return None
-            except OSError:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=1)
-                out_of_time = self._process.returncode == -signal.SIGXCPU
-                self._restart()
-                if out_of_time:
+            except EndedError as error:
+                if error.returncode == -signal.SIGXCPU:  # out of processor time
                     self.stats.timeouts += 1
                     return None
                 # It may have been killed from outside, so the answer gets a second worker before it is blamed.
-                if last_try:
-                    self.stats.crashes += 1
+                self.stats.crashes += last_try
+            finally:
+                self.stats.restarts = self.worker.restarts
         return None
-
-    def _restart(self) -> None:
-        self.stats.restarts += 1
-        self.close()
-
-    def _ensure_worker(self) -> None:
-        if self._process is not None and self._owner != os.getpid():
-            self._process, self._unread = None, b""  # a fork: the worker belongs to the parent
-        if self._process is not None and self._process.poll() is None:
-            return
-        if self._process is not None:
-            self._restart()
-        # A clean environment: no keys for the worker to read, and the very packages that this process has.
-        paths = [os.path.abspath(p) for p in sys.path]
-        environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mafrt.envs.math._worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the trainer
-            )
-        except OSError as error:
-            raise EnvError(f"the answer verifier's process cannot be started: {error}") from error
-        self._owner, self._unread = os.getpid(), b""
-        try:
-            hello = self._read(self.start_s)
-        except OSError as error:
-            self.close()
-            raise EnvError(
-                f"the answer verifier's process did not come up ({error or 'it ended'}); try: "
-                f"{sys.executable} -c 'import math_verify'"
-            ) from error
-        if "ready" not in hello:
-            self.close()
-            raise MissingExtraError(
-                f"checking answers needs math-verify ({hello.get('error')}): pip install math-verify"
-            )
-
-    def _read(self, deadline_s: float) -> dict[str, Any]:
-        """One reply; TimeoutError past the deadline, OSError if the worker is gone or talks nonsense."""
-        assert self._process is not None and self._process.stdout is not None
-        pipe, until = self._process.stdout.fileno(), time.monotonic() + deadline_s
-        while b"\n" not in self._unread:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError(f"no reply within {deadline_s:g} s")
-            chunk = os.read(pipe, 65536)
-            if not chunk:
-                raise OSError("the process ended")
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            return json.loads(line)
-        except json.JSONDecodeError as error:
-            raise OSError(f"the process sent {line[:80]!r}") from error
 
 
 _SHARED = Verifier()

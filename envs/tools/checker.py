@@ -1,27 +1,19 @@
 """The trainer's side of the process that checks arguments against schemas and computes expressions.
 
-One process serves all threads. It is started when first needed, and again when it died or did not reply in time.
+One process serves all threads.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
-import os
-import select
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from mafrt.core.errors import EnvError
+from mafrt.core.asked_process import AskedProcess, EndedError
 from mafrt.core.text import brief, clean_text
 from mafrt.envs.tools.failed import Failed
 
-START_S = 120.0
 REPLY_S = 30.0
 """By the clock; the process itself bounds the processor time, so that a busy machine fails no call."""
 MOST_ASKED_KIB = 24 * 1024
@@ -31,13 +23,11 @@ DEEPEST = 200
 
 
 class Checker:
-    """Asks one process. Safe to share among threads; a fork starts a process of its own."""
+    """Asks one process. Safe to share among threads."""
 
     def __init__(self, reply_s: float = REPLY_S) -> None:
         self.reply_s = reply_s
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner, self._asked, self._unread = 0, 0, b""
+        self.worker = AskedProcess("mafrt.envs.tools._checker", "the calls of tools")
 
     def compute(self, expression: str) -> int | float:
         """The value of an arithmetic expression. Raises Failed."""
@@ -67,16 +57,7 @@ class Checker:
 
     def close(self) -> None:
         """End the process; the next question starts another."""
-        process, self._process, self._unread = self._process, None, b""
-        if process is None or self._owner != os.getpid():
-            return
-        with contextlib.suppress(OSError):
-            process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self.worker.close()
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -88,72 +69,18 @@ class Checker:
         if _deeper(question, DEEPEST):
             raise Failed(f"schema or arguments are nested deeper than {DEEPEST} levels.")
         late = Failed("the call took too long to check, so it was not made.")
-        with self._lock:
-            for last in (False, True):
-                self._ensure()
-                self._asked += 1
-                try:
-                    self._send(json.dumps({**question, "id": self._asked}).encode() + b"\n")
-                    said = self._read(self.reply_s)
-                    while said.get("id") != self._asked:  # the reply to a question that Ctrl-C broke off
-                        said = self._read(self.reply_s)
-                except TimeoutError:
-                    self.close()
-                    raise late from None
-                except OSError:
-                    # It may have been ended from outside, so that the question is put once more.
-                    self.close()
-                    if last:
-                        raise late from None
-                    continue
-                if said.get("late"):
-                    raise late
-                return said
-        raise AssertionError("unreachable")
-
-    def _ensure(self) -> None:
-        if self._process is not None and self._owner != os.getpid():
-            self._process, self._unread = None, b""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        # A clean environment: no keys to read, and the very packages that this process has.
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mafrt.envs.tools._checker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the trainer
-            )
-            self._owner = os.getpid()
-            self._read(START_S)
-        except OSError as error:
-            self.close()
-            raise EnvError(f"the process that checks the calls of tools cannot be started: {error}") from error
-
-    def _send(self, data: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-
-    def _read(self, within_s: float) -> dict[str, Any]:
-        """One reply; TimeoutError past the deadline, OSError if the process is gone."""
-        assert self._process is not None and self._process.stdout is not None
-        pipe, until = self._process.stdout.fileno(), time.monotonic() + within_s
-        while b"\n" not in self._unread:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError(f"no reply within {within_s:g} s")
-            if not (part := os.read(pipe, 65536)):
-                raise OSError("it ended")
-            self._unread += part
-        line, _, self._unread = self._unread.partition(b"\n")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        # A process that died may have been ended from outside, so that the question is put once more.
+        for _ in range(2):
+            try:
+                said = self.worker.ask(question, self.reply_s)
+            except TimeoutError:
+                break
+            except EndedError:
+                continue
+            if said.get("late"):
+                break
+            return said
+        raise late
 
 
 def _deeper(value: Any, levels: int) -> bool:
