@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
     NO_FORM,
+    ROLES,
     ApiError,
     ChatCall,
     ChatReply,
     Events,
     Fields,
     Past,
+    functions_of,
     is_text_form,
     parts_of,
     read_tools,
-    shown_logprob,
+    role_of,
+    shown_logprobs,
     text_of,
-    token_bytes,
     with_tools,
     written_call,
 )
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_ROLES |= {"tool": "tool", "function": "tool"}
+_ROLES = {**ROLES, "tool": "tool", "function": "tool"}
 
 _READ = {
     *("model", "messages", "stream", "stream_options", "stop", "tools", "tool_choice", "parallel_tool_calls"),
@@ -71,7 +72,7 @@ class Completions:
         if options is not None and not isinstance(options, dict):
             raise ApiError(400, f"'stream_options' must be an object, found {brief(options)}")
         one = not fields.flag("parallel_tool_calls", True)
-        tools = read_tools(_functions(body.get("tools")), body.get("tool_choice"), one=one)
+        tools = read_tools(functions_of(body.get("tools"), nested=True), body.get("tool_choice"), one=one)
         most = fields.number("max_completion_tokens", int, 1)
         return ChatCall(
             model=model,
@@ -114,9 +115,7 @@ def _messages(given: Any) -> list[Message]:
     messages: list[Message] = []
     for number, message in enumerate(given):
         where = f"messages[{number}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in _ROLES:
-            raise ApiError(400, f"{where} must be an object whose 'role' is one of {', '.join(_ROLES)}")
+        role = role_of(message, _ROLES, where)
         text = text_of(message.get("content"), where)
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
@@ -130,26 +129,8 @@ def _messages(given: Any) -> list[Message]:
             if not isinstance(function, dict):
                 raise ApiError(400, f"{where}: each of 'tool_calls' must have a 'function' with a 'name'")
             text = f"{text}\n{written_call(function.get('name'), function.get('arguments'), where)}".strip()
-        messages.append({"role": _ROLES[role], "content": text})
+        messages.append({"role": role, "content": text})
     return messages
-
-
-def _functions(given: Any) -> list[Mapping[str, Any]]:
-    if given is None:
-        return []
-    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise ApiError(400, f"'tools' must be a list of objects, found {brief(given)}")
-    functions: list[Mapping[str, Any]] = []
-    for number, tool in enumerate(given):
-        function = tool.get("function", tool)
-        if tool.get("type", "function") != "function" or not isinstance(function, dict):
-            raise ApiError(400, f"tools[{number}] must be of type function, found {brief(tool.get('type'))}")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise ApiError(
-                400, f"tools[{number}] must have a 'name' that is a text, found {brief(function.get('name'))}"
-            )
-        functions.append(function)
-    return functions
 
 
 def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str, Any]], str]:
@@ -169,13 +150,7 @@ def _parts(call: ChatCall, reply: ChatReply) -> tuple[str | None, list[dict[str,
 
 
 def _logprobs(call: ChatCall, reply: ChatReply) -> dict[str, Any] | None:
-    if not call.logprobs:
-        return None
-    content = [
-        {"token": token.text, "logprob": shown_logprob(token), "bytes": token_bytes(token), "top_logprobs": []}
-        for token in reply.tokens
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": shown_logprobs(reply.tokens), "refusal": None} if call.logprobs else None
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:

@@ -120,6 +120,10 @@ class Api(Protocol):
 # ---------------------------------------------------------------------------------------------------- reading requests
 
 
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Role there -> role here."""
+
+
 class Fields:
     """Reads the fields of a request. Each field of the API is read, known to change nothing, or refused."""
 
@@ -251,6 +255,29 @@ def read_tools(functions: list[Mapping[str, Any]], choice: Any, *, one: bool) ->
     return Tools(tuple(function for function in functions if function["name"] == name), must=name, one=one)
 
 
+def functions_of(given: Any, *, nested: bool) -> list[Mapping[str, Any]]:
+    """The functions that `tools` offers. `nested`: each may stand under `function`. Raises ApiError (400)."""
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise ApiError(400, f"'tools' must be a list of objects, found {brief(given)}")
+    functions: list[Mapping[str, Any]] = []
+    for number, tool in enumerate(given):
+        function = tool.get("function", tool) if nested else tool
+        if tool.get("type", "function" if nested else None) != "function" or not isinstance(function, dict):
+            raise ApiError(
+                400,
+                f"tools[{number}] must be of type function, found {brief(tool.get('type'))}; only tools that the "
+                "client runs itself are supported",
+            )
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, f"tools[{number}] must have a 'name' that is a text, found {brief(name)}")
+        shown = ("name", "description", "parameters")
+        functions.append(function if nested else {key: function[key] for key in shown if function.get(key)})
+    return functions
+
+
 def named(choice: Any) -> str | None:
     """The name of a function in `{"type": "function", "name": N}` or `{..., "function": {"name": N}}`."""
     if not isinstance(choice, dict) or choice.get("type", "function") != "function":
@@ -350,14 +377,26 @@ def tokens_of(
     return tuple(tokens)
 
 
-def token_bytes(token: Token) -> list[int] | None:
-    """The bytes of a token; None for a part of a character, which has no text of its own."""
-    return None if "\ufffd" in token.text else list(token.text.encode())
+def shown_logprobs(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """The tokens of an answer with their log-probabilities. A part of a character has no text, and so no bytes."""
+    # JSON has no infinity; OpenAI's own API says -9999 for a token that is next to impossible.
+    return [
+        {
+            "token": token.text,
+            "logprob": max(token.logprob, -9999.0),
+            "bytes": [] if "\ufffd" in token.text else list(token.text.encode()),
+            "top_logprobs": [],
+        }
+        for token in tokens
+    ]
 
 
-def shown_logprob(token: Token) -> float:
-    """JSON has no infinity; OpenAI's own API says -9999 for a token that is next to impossible."""
-    return max(token.logprob, -9999.0)
+def role_of(message: Any, roles: Mapping[str, str], where: str) -> str:
+    """The role of a message here. Raises ApiError (400)."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in roles:
+        raise ApiError(400, f"{where} must be an object whose 'role' is one of {', '.join(roles)}")
+    return roles[role]
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:

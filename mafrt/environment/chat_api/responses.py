@@ -19,24 +19,24 @@ from mafrt.core.text import brief
 from mafrt.core.types import Message
 from mafrt.environment.chat_api.protocol import (
     NO_FORM,
+    ROLES,
     ApiError,
     ChatCall,
     ChatReply,
     Events,
     Fields,
     Past,
-    Token,
+    functions_of,
     is_text_form,
     parts_of,
     read_tools,
-    shown_logprob,
+    role_of,
+    shown_logprobs,
     text_of,
-    token_bytes,
     with_tools,
     written_call,
 )
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 LOGPROBS = "message.output_text.logprobs"
 
 _READ = {
@@ -142,7 +142,7 @@ class Responses:
         if instructions:
             messages = _instructed(messages, text_of(instructions, "instructions"))
         one = not fields.flag("parallel_tool_calls", True)
-        tools = read_tools(_functions(body.get("tools")), body.get("tool_choice"), one=one)
+        tools = read_tools(functions_of(body.get("tools"), nested=False), body.get("tool_choice"), one=one)
         if not messages:
             raise ApiError(400, "'input' must be a text or a list of at least one item that says something")
         fields.flag("store")
@@ -199,10 +199,8 @@ def _messages(items: list[Any]) -> list[Message]:
             raise ApiError(400, f"{where} must be an object, found {brief(item)}")
         kind = item.get("type", "message")
         if kind == "message":
-            role = item.get("role")
-            if not isinstance(role, str) or role not in _ROLES:
-                raise ApiError(400, f"{where} must have a 'role' that is one of {', '.join(_ROLES)}")
-            messages.append({"role": _ROLES[role], "content": text_of(item.get("content"), where)})
+            role = role_of(item, ROLES, where)
+            messages.append({"role": role, "content": text_of(item.get("content"), where)})
             open_call = role == "assistant"
         elif kind == "function_call":
             text = written_call(item.get("name"), item.get("arguments"), where)
@@ -230,24 +228,6 @@ def _instructed(messages: list[Message], instructions: str) -> list[Message]:
     return [{"role": "system", "content": instructions}, *messages]
 
 
-def _functions(given: Any) -> list[Mapping[str, Any]]:
-    if given is None:
-        return []
-    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise ApiError(400, f"'tools' must be a list of objects, found {brief(given)}")
-    functions: list[Mapping[str, Any]] = []
-    for number, tool in enumerate(given):
-        if tool.get("type") != "function":
-            raise ApiError(
-                400, f"tools[{number}] must be of type function, found {brief(tool.get('type'))}; only tools that the "
-                "client runs itself are supported"
-            )  # fmt: skip
-        if not isinstance(tool.get("name"), str) or not tool["name"]:
-            raise ApiError(400, f"tools[{number}] must have a 'name' that is a text, found {brief(tool.get('name'))}")
-        functions.append({name: tool[name] for name in ("name", "description", "parameters") if tool.get(name)})
-    return functions
-
-
 # ------------------------------------------------------------------------------------------------------ writing answers
 
 
@@ -265,7 +245,11 @@ def _output(call: ChatCall, reply: ChatReply, message_id: str | None = None) -> 
     words, calls = parts_of(call, reply)
     items: list[dict[str, Any]] = []
     if words or not calls:
-        items.append(_message(message_id or _id("msg"), words, _logprobs(call, reply.tokens), cut=reply.cut))
+        items.append(
+            _message(
+                message_id or _id("msg"), words, shown_logprobs(reply.tokens) if call.logprobs else [], cut=reply.cut
+            )
+        )
     for said in calls:
         items.append(
             {
@@ -284,15 +268,6 @@ def _message(name: str, text: str, logprobs: list[dict[str, Any]], *, cut: bool 
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
     status = "incomplete" if cut else "completed"
     return {"type": "message", "id": name, "role": "assistant", "status": status, "content": [part]}
-
-
-def _logprobs(call: ChatCall, tokens: tuple[Token, ...]) -> list[dict[str, Any]]:
-    if not call.logprobs:
-        return []
-    return [
-        {"token": t.text, "logprob": shown_logprob(t), "bytes": token_bytes(t) or [], "top_logprobs": []}
-        for t in tokens
-    ]
 
 
 def _response(
