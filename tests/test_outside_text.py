@@ -387,3 +387,14 @@ def test_a_template_that_refuses_the_messages_is_an_error_in_one_sentence():
     tokenizer.chat_template = "{{ raise_exception('no system here') }}"
     with pytest.raises(EnvError, match=r"refuses the messages system, user: no system here"):
         encode_prompt(tokenizer, "s", "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["\ud800", "\udc00", "x\ud800<|im_end|>y", "\ud83d\ude00", "\ude00\ud83d", "<|im_\ud800end|>"]
+)
+def test_a_lone_surrogate_becomes_the_character_for_what_cannot_be_read(text):
+    """No tokenizer takes one; a role prompt of a team file may hold it."""
+    tokenizer = tiny_tokenizer()
+    shown = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    for chat in (lambda t: encode_prompt(tokenizer, t, "hi"), lambda t: encode_prompt(tokenizer, "be brief", t)):
+        assert chat(text) == chat(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import resource
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -385,6 +388,79 @@ def test_a_line_without_end_is_not_kept_in_memory(tmp_path):
     # It is connected again.
     [said] = answers(toolbox, call("long"))
     assert said.startswith("xxxx")
+
+
+class OverHttp(BaseHTTPRequestHandler):
+    """An MCP server whose tool's name says how it answers."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answered(b"", 405)
+
+    do_DELETE = do_GET
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "id" not in asked:
+            self.answered(b"", 202)
+        elif asked["method"] == "tools/call" and (name := asked["params"]["name"]) != "good":
+            self.lie(name)
+        else:
+            known = {
+                "initialize": {"capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}},
+                "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in HTTP_LIES]},
+                "tools/call": {"content": [{"type": "text", "text": "good"}]},
+            }.get(asked["method"])
+            if asked["method"] == "initialize":
+                known["protocolVersion"] = asked["params"]["protocolVersion"]
+            said = {"error": {"code": -32601, "message": "no"}} if known is None else {"result": known}
+            self.answered(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}).encode())
+
+    def answered(self, body, status=200, kind="application/json", **headers):
+        self.send_response(status)
+        for name, value in {"content-type": kind, "content-length": len(body), **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def lie(self, name):
+        if name == "gzip":
+            return self.answered(gzip.compress(b"x" * 50_000_000, 1), **{"content-encoding": "gzip"})
+        if name == "page":
+            return self.answered(b"<html>", kind="text/html")
+        if name == "elsewhere":
+            return self.answered(b"", 307, location="http://127.0.0.1:1/x")
+        self.send_response(500 if name == "failing" else 200)
+        self.send_header("content-type", "text/event-stream" if name == "events" else "application/json")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(20_000):
+                self.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+        self.close_connection = True
+
+
+HTTP_LIES = {"good": "good", "endless": "more than 4 MiB", "failing": "error response", "gzip": "compressed",
+             "events": "exceeded", "page": "content type", "elsewhere": "not followed"}  # fmt: skip
+
+
+def test_bodies_over_http_are_bounded(tmp_path, caplog):
+    with ThreadingHTTPServer(("127.0.0.1", 0), OverHttp) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        entry = {"url": f"http://127.0.0.1:{server.server_address[1]}/mcp", "timeout_s": 60}
+        toolbox = make_toolbox([servers(tmp_path, s=entry)])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for name, words in HTTP_LIES.items():
+            [said] = answers(toolbox, call(name))
+            assert words in said and (name == "good" or said.startswith("Error: the server s ")), said
+            assert answers(toolbox, call("good")) == ["good"]
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+        server.shutdown()
+    assert "Traceback" not in caplog.text
 
 
 def test_servers_that_hang_lie_or_are_not_there(tmp_path):

@@ -77,6 +77,8 @@ bench rollout --rounds 1 --rounds 2                             | leave one of t
 train_math --iterations 1.5                                     | expected a whole number
 train_math --seed -1                                            | at least 0
 train_math --iterations 3 --epochs 2                            | exclude each other
+train_math --reference initial                                  | has no effect without --kl_coef
+train_math --kl_in reward --kl_coef 0                           | has no effect without --kl_coef
 train_math --load_in_4bit --load_in_8bit                        | switch one of them off
 train_math --temperature 0                                      | above 0
 train_math --top_p 1.5                                          | (0, 1]

@@ -25,6 +25,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
+def whole_characters(text: str) -> str:
+    """`text` as valid Unicode: surrogates that form a pair are joined, and a lone one becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 def clean_text(text: str) -> str:
     """`text` as valid Unicode without control characters.
 
@@ -33,8 +42,7 @@ def clean_text(text: str) -> str:
     """
     if _BAD.search(text) is None:
         return text
-    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return _BAD.sub(REPLACEMENT, joined)
+    return _BAD.sub(REPLACEMENT, whole_characters(text))
 
 
 def clean_deep(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mafrt.core.errors import ConfigError
-from mafrt.core.text import REPLACEMENT
+from mafrt.core.text import REPLACEMENT, whole_characters
 
 ANCHORS = ("a", "\n", ".")
 """Texts behind which the rest of a text is encoded, since some tokenizers put a space before a text."""
@@ -164,7 +164,11 @@ class StandIns:
         return f"{self._name}{len(self._parts) - 1}Z"
 
     def hide(self, text: str, keep: Collection[str] = ()) -> str:
-        """`text` with a stand-in for each control in it but those of `keep`, and for half a control at its ends."""
+        """`text` with a stand-in for each control in it but those of `keep`, and for half a control at its ends.
+
+        A lone surrogate, which no tokenizer takes, becomes U+FFFD.
+        """
+        text = whole_characters(text)
         if not self.controls.ids or not text:
             return text
         parts = self.controls.pieces(text)

@@ -180,6 +180,8 @@ def _check(
     # Before a model is loaded, and again by the runner, which knows the base.
     refuse_changes(loaded, now, accept=settings["accept_changes"])
     rule = resolve_rule(config, team)
+    if not rule.reference and (idle := settings.flags & {"reference", "kl_in", "kl_estimator"}):
+        raise ConfigError(f"--{min(idle)} has no effect without --kl_coef; give that too, or leave it out.")
     check_several(team, models, config, rule)
     check_sampler(config, team, settings["model_name_or_path"])
     if config.play.stratify:
