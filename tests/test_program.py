@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -228,6 +230,8 @@ def test_an_episode_without_end_is_truncated():
         ({"model": "a"}, "'messages' must be a list"),
         ({"model": "a", "messages": [{"role": "boss"}]}, "messages[0] must be an object whose 'role'"),
         ({"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images and sound"),
+        ({"model": "a", "messages": [{"role": "user"}]}, "messages[0]: 'content' must be a text"),
+        ({"model": "a", "messages": [{"role": "user", "content": "x"}], "top_p": 2}, "'top_p' must be at most 1"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "n": 2}, "'n' must be 1"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "'max_tokens' must be"),
         ({"model": "a", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, "'temperature' must be"),
@@ -250,6 +254,12 @@ def test_the_server_refuses_what_is_no_request():
     with httpx.Client() as http:
         assert http.post(f"{base}/chat/completions", content=b"{").status_code == 400
         assert http.post(f"{base}/chat/completions", content=b"x" * (9 * 2**20)).status_code == 413
+        # Told at once, and not when the body has not come in time.
+        address = urlsplit(base)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
+            head = f"POST {address.path}/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+            raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n{{".encode())
+            assert b" 413 " in raw.recv(100)
         assert http.get(base.replace("/episodes/", "/episodes/x")).status_code == 404
         wrong = base.replace("/episodes/", "/episodes/x")
         assert http.get(f"{wrong}/models").json()["error"]["code"] == "episode_ended"

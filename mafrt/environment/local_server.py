@@ -98,12 +98,16 @@ async def read_json(request: Any, most_mib: float, timeout_s: float = BODY_S) ->
     from starlette.requests import ClientDisconnect
 
     most, content = int(most_mib * 2**20), bytearray()
+    too_large = RefusedError(413, f"the request is larger than {most_mib:g} MiB; shorten it")
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and (len(told) > 18 or int(told) > most):
+        raise too_large
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > most:
-                    raise RefusedError(413, f"the request is larger than {most_mib:g} MiB; shorten it")
+                    raise too_large
     except TimeoutError:
         raise RefusedError(408, f"the request did not arrive within {timeout_s:g} s") from None
     except ClientDisconnect:

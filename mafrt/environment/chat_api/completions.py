@@ -84,7 +84,7 @@ class Completions:
             logprobs=fields.flag("logprobs"),
             max_tokens=fields.number("max_tokens", int, 1) if most is None else most,
             temperature=fields.number("temperature", float, 0),
-            top_p=fields.number("top_p", float, 0),
+            top_p=fields.number("top_p", float, 0, 1),
             stop=fields.stops(),
             seed=fields.number("seed", int, None),
             request=body,
@@ -116,7 +116,7 @@ def _messages(given: Any) -> list[Message]:
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role = role_of(message, _ROLES, where)
-        text = text_of(message.get("content"), where)
+        text = text_of(message.get("content"), where, needed=role in ("system", "user"))
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise ApiError(400, f"{where}: 'tool_calls' must be a list, found {brief(calls)}")

@@ -138,7 +138,7 @@ class Fields:
             raise ApiError(400, f"'model' must be the name of an agent, found {brief(model)}")
         return model
 
-    def number(self, name: str, kind: type, low: float | None) -> Any:
+    def number(self, name: str, kind: type, low: float | None, high: float | None = None) -> Any:
         value = self.body.get(name)
         if value is None:
             return None
@@ -151,6 +151,8 @@ class Fields:
         if (kind is int and value != int(value)) or (low is not None and value < low):
             least = "" if low is None else f" of {low} or more"
             raise ApiError(400, f"{name!r} must be {'a whole number' if kind is int else 'a number'}{least}")
+        if high is not None and value > high:
+            raise ApiError(400, f"{name!r} must be at most {high:g}, found {brief(value)}")
         return kind(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -297,9 +299,9 @@ def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
     return [{"role": "system", "content": tools.told()}, *messages]
 
 
-def text_of(content: Any, where: str) -> str:
+def text_of(content: Any, where: str, *, needed: bool = False) -> str:
     """The text of a message; a list of text parts is joined. Raises ApiError (400)."""
-    if content is None:
+    if content is None and not needed:
         return ""
     if isinstance(content, str):
         return clean_text(content)

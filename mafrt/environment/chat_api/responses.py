@@ -156,7 +156,7 @@ class Responses:
             logprobs=LOGPROBS in include,
             max_tokens=fields.number("max_output_tokens", int, 1),
             temperature=fields.number("temperature", float, 0),
-            top_p=fields.number("top_p", float, 0),
+            top_p=fields.number("top_p", float, 0, 1),
             request=body,
         )
 
@@ -200,7 +200,7 @@ def _messages(items: list[Any]) -> list[Message]:
         kind = item.get("type", "message")
         if kind == "message":
             role = role_of(item, ROLES, where)
-            messages.append({"role": role, "content": text_of(item.get("content"), where)})
+            messages.append({"role": role, "content": text_of(item.get("content"), where, needed=role != "assistant")})
             open_call = role == "assistant"
         elif kind == "function_call":
             text = written_call(item.get("name"), item.get("arguments"), where)
