@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -409,3 +410,19 @@ def test_the_summary_is_json_whatever_is_in_it(tmp_path):
     assert json.loads(path.read_text()) == {"before": 0.5, "after": None, "seed": 1}
     with pytest.raises(CheckpointError):
         atomic_files.load_json(tmp_path / "nothing.json")
+
+
+def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_refused(tmp_path):
+    """Opening a pipe that nothing reads would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for place in ("pipe", "folder"):
+        with pytest.raises(CheckpointError, match="no regular file"):
+            json_lines.keep_until(tmp_path / place, 3)
+
+
+def test_an_iteration_of_many_digits_is_a_damaged_line(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"iteration": 1, "a": 1}\n{"iteration": ' + b"9" * 5000 + b"}\n")
+    json_lines.keep_until(path, 3, parse=True)
+    assert path.read_bytes() == b'{"iteration": 1, "a": 1}\n' and "number 2" in caplog.text

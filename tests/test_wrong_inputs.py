@@ -19,6 +19,58 @@ from mafrt.scripts.cli.command_names import COMMANDS
 from mafrt.scripts.main import main
 
 TABLE = """
+train_math --iterations ""                                      | expected a whole number
+train_math --lora_targets ""                                    | holds an empty text
+train_math --profile_path /dev/zero                             | is a device or a pipe
+train_math --dataset_path data.jsonl,                           | expected NAME
+train_math --config run                                         | is a folder
+train_math --config run/args.yaml --run_dir run                 | is not empty
+train_math --config big.yaml                                    | more than 4300 digits
+train_math --profile_path big.json                              | more than 4300 digits
+train_math --load_path run/best/actor                           | is itself one adapter
+train_math --load_path run/args.yaml                            | is a file
+train_math --run_dir /proc/x                                    | cannot be written
+train_math --coach openai:gpt --coach_base_url ftp://x          | expected an address
+train_math --help=1                                             | lists the flags
+train_math help                                                 | stands alone
+train_math ---lr 1                                              | did you mean '--lr'
+train_math --LR 1                                               | did you mean '--lr'
+train_math --algorithm PPO                                      | did you mean 'ppo'
+train_math --set lr=1                                           | here it is --lr
+train_math --freeze all --freeze none                           | no frozen agent 'none'
+train_math --gamma 2                                            | in [0, 1]
+train_math --reference nosuch                                   | base, initial
+train_math --workflow tools --tools calculator,calculator       | two tools are called
+train_math --workflow tools --tools files:nope                  | no such folder
+train_math --tool_turns 3                                       | take one that has: mathchat, tools
+train_math --n_samples 3 --n_rollout_threads 4                  | choose a multiple
+train_math --context_window 10 --max_new_tokens 20              | have 10 tokens
+train --env sudoku,sudoku                                       | two sets called 'sudoku'
+train --env grpc://x                                            | grpc://HOST:PORT/NAME
+train --env http://x/y                                          | grpc://HOST:PORT/NAME
+train --env sudoku --env_kwargs =3                              | expected key=value
+train --env plan_path --env_kwargs size=1000000                 | size of 2 to 8
+train --program prog.py:                                        | both parts are needed
+evaluate run                                                    | stands alone
+evaluate --load_path run --output /nope/dir/x.json              | a folder that exists
+evaluate --load_path run/best --agent nobody                    | belongs to mafrt show
+report run --output /nope/x/y.html                              | cannot be written
+report run/metrics.jsonl                                        | is a file
+show run --limit 0                                              | at least 1
+show run --episode -1                                           | it has the episodes
+chat run --temperature -1                                       | above 0
+serve --env sudoku --max_sessions 0                             | 1 or more
+serve --env sudoku --host 999.999.1.1                           | MAFRT_ENV_TOKEN
+serve_team folder                                               | holds no run
+serve_retriever bytes.jsonl                                     | is not UTF-8
+export run --agent nobody                                       | belongs to mafrt show
+collect run --kind nosuch                                       | choose one of all
+check_env sudoku sudoku                                         | stands alone
+get_base smollm2 extra                                          | extra
+train_sft --records_path /dev/zero                              | is a device or a pipe
+train_dpo --records_path empty.jsonl                            | holds no records
+train_tasks --dataset_path data.jsonl --reward broken.py:f      | SyntaxError
+info --memory Qwen/Qwen3-4B --gpus abc                          | expected a whole number
 trian_math                                                      | did you mean 'train_math'
 train math                                                      | did you mean 'train_math'
 --seed 3                                                        | There is no command '--seed'
@@ -288,6 +340,8 @@ FILES = {
     "cut.yaml": "lr: [1\n",
     "nan.yaml": "lr: .nan\n",
     "bool.yaml": "seed: true\n",
+    "big.yaml": f"seed: {'9' * 5000}\n",
+    "big.json": f'[{{"role": "a", "lora_rank": {"9" * 5000}}}]',
     "typo.yaml": "learing_rate: 1\n",
     "object.json": '{"a": 1}',
     "team_typo.json": '[{"role": "a", "temprature": 1}]',

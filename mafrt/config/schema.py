@@ -110,7 +110,8 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     names = sorted(known)
     # A weaker likeness misleads: `defaults` is like `sides`. Dashes are no likeness: `--env` would be like `--level`.
     bare, plain = str(name).lstrip("-"), {other.lstrip("-"): other for other in names}
-    near = [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
+    near = [other for like, other in plain.items() if like.lower() == bare.lower()]
+    near = near or [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
     near = near or [other for other in names if len(bare) > 2 and bare.lower() in other.lower()]
     few = len(names) <= LISTED
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help all lists them."

@@ -20,6 +20,8 @@ from mafrt.core.text import has_controls
 MOST_MIB = 64
 """Largest file that `read_file` takes, unless told otherwise."""
 
+TOO_LONG = "it holds a number of more than 4300 digits"
+
 DEEPEST = 100
 """Levels of nesting that `parse_yaml` takes."""
 
@@ -64,6 +66,10 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise ValueError(TOO_LONG if "set_int_max_str_digits" in str(error) else str(error)) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,7 +122,10 @@ def parse_yaml(text: str) -> Any:
             if ":" in text or (text.lstrip("+-").startswith("0") and text.lstrip("+-0").isdigit()):
                 return text
             whole = node.tag == "tag:yaml.org,2002:int"
-            return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+            try:
+                return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+            except ValueError:
+                raise yaml.YAMLError(f"{TOO_LONG}, in line {node.start_mark.line + 1}") from None
 
     for kind in ("int", "float"):
         Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)

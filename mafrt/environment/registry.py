@@ -92,6 +92,8 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
 
 
 def _factory(name_or_path: str) -> Any:
+    if "://" in name_or_path:
+        raise EnvError(f"{name_or_path}: an environment on a server is named as {REMOTE}HOST:PORT/NAME")
     try:
         return ENVIRONMENTS.resolve(name_or_path)
     except EnvError as error:

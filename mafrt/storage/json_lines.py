@@ -17,7 +17,7 @@ from mafrt.core.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-_ITERATION = re.compile(rb'\{"iteration": (\d+)[,}]')
+_ITERATION = re.compile(rb'\{"iteration": (\d{1,18})[,}]')
 _PLAIN = {int, str, bool, type(None)}
 # Legal inside JSON strings, but `str.splitlines` of a reader would cut the line there.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
@@ -100,8 +100,14 @@ def keep_until(path: Path, step: int, *, parse: bool = False) -> None:
         path: of the file; nothing is done if there is none.
         step: the last iteration whose lines stay.
         parse: whether lines are read as JSON too, which takes seconds for each gigabyte.
+
+    Raises:
+        CheckpointError: `path` is a folder, a device or a pipe.
     """
     if not path.is_file():
+        # Opening a pipe that nothing reads waits for ever.
+        if path.exists():
+            raise CheckpointError(f"{path} is no regular file; move it away, or take the run from a copy")
         return
     kept = holes = 0
     is_prefix = True
