@@ -214,6 +214,9 @@ def test_serve_builds_every_environment_that_is_named():
 # ------------------------------------------------------------------------------------------------------ bad servers
 
 
+OTHER_ROLE = pb.Message(role="user", json='{"role": "system", "content": "x"}')
+
+
 class Bad(rpc.EnvironmentServicer):
     """A server that answers `Describe` as told and hangs or lies afterwards."""
 
@@ -229,12 +232,12 @@ class Bad(rpc.EnvironmentServicer):
         identity = "j" if self.does == "identity" else "i"
         return pb.Description(
             protocol=protocol,
-            name="Walk",
+            name="W" * 3_000_000 if self.does == "long name" else "Walk",
             agents={"agents": ["a\nb"], "no names": [""], "many": [f"a{n}" for n in range(10_000)]}.get(
                 self.does, Walk.agents
             ),
-            num_tasks=50,
-            max_steps=64,
+            num_tasks={"no tasks": 0, "minus": -5, "endless tasks": 2**62}.get(self.does, 50),
+            max_steps={"no steps": 0, "endless steps": 2**62}.get(self.does, 64),
             identity=identity,
             timeout_s={"for days": 1e6, "nan": float("nan"), "below": -1.0, "inf": float("inf")}.get(self.does, 0.1),
         )
@@ -254,6 +257,8 @@ class Bad(rpc.EnvironmentServicer):
             "json": pb.ResetReply(observations=[pb.Observation(agent="left", text="x")], info="[not json"),
             "agent": pb.ResetReply(observations=[pb.Observation(agent="nobody", text="x")], info="{}"),
             "empty": pb.ResetReply(info="{}"),
+            "twice": pb.ResetReply(observations=[pb.Observation(agent="left", text=t) for t in "xy"], info="{}"),
+            "role": pb.ResetReply(observations=[pb.Observation(agent="left", messages=[OTHER_ROLE])], info="{}"),
         }
         return lies.get(self.does, pb.ResetReply())
 
@@ -269,6 +274,8 @@ class Bad(rpc.EnvironmentServicer):
         ("json", "it broke the protocol"),
         ("agent", "nobody"),
         ("empty", "no observations"),
+        ("twice", "two values for"),
+        ("role", "in its JSON"),
     ],
 )
 def test_a_server_that_hangs_or_lies_is_set_aside(does, words, server, monkeypatch):
@@ -322,13 +329,20 @@ def test_servers_that_keep_no_session_lose_the_episode_and_not_the_run():
         ("agents", "plain names"),
         ("no names", "plain names"),
         ("many", "10000 agents"),
+        ("long name", "WWW.*was asked for"),
+        ("no tasks", "has 0 tasks"),
+        ("minus", "has -5 tasks"),
+        ("endless tasks", "expected 1 to"),
+        ("no steps", "has 0 steps"),
+        ("endless steps", "expected 1 to"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused(does, words):
     bad = Bad(does)
     try:
-        with pytest.raises(EnvError, match=words):
+        with pytest.raises(EnvError, match=words) as caught:
             make_env(f"grpc://{bad.address}/Walk")
+        assert len(str(caught.value)) < 1000
     finally:
         bad.close()
 

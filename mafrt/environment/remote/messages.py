@@ -9,6 +9,7 @@ from typing import Any
 from mafrt.core.distributed import packed_error, unpacked_error
 from mafrt.core.errors import MafrtError
 from mafrt.core.records import pack_step, unpack_step
+from mafrt.core.text import brief
 from mafrt.core.types import Observation, StepResult
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.worker_process import plain
@@ -35,14 +36,30 @@ def pack_observations(observations: Mapping[str, Observation]) -> list[pb.Observ
 
 
 def unpack_observations(packed: Iterable[pb.Observation]) -> dict[str, Observation]:
-    """Raises ValueError for a message that is no JSON object."""
-    observations: dict[str, Observation] = {}
-    for item in packed:
-        if item.HasField("text"):
-            observations[item.agent] = item.text
-        else:
-            observations[item.agent] = [_object(message.json) for message in item.messages]
-    return observations
+    """Raises ValueError for a message that is no JSON object or has another role in it, and an agent that sees two."""
+    return _once(
+        (item.agent, item.text if item.HasField("text") else [_message(message) for message in item.messages])
+        for item in packed
+    )
+
+
+def _message(message: pb.Message) -> dict[str, Any]:
+    found = _object(message.json)
+    if found.get("role") != message.role:
+        raise ValueError(
+            f"a message of the role {brief(message.role)} is one of {brief(found.get('role'))} in its JSON"
+        )
+    return found
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Agent -> value. ValueError for an agent that has two."""
+    found: dict[str, Any] = {}
+    for agent, value in pairs:
+        if agent in found:
+            raise ValueError(f"it holds two values for {brief(agent)}")
+        found[agent] = value
+    return found
 
 
 def pack_actions(actions: Mapping[str, str]) -> list[pb.Action]:
@@ -78,7 +95,7 @@ def unpack_result(reply: pb.StepReply) -> StepResult:
     return unpack_step(
         {
             "observations": unpack_observations(reply.observations),
-            "rewards": {reward.agent: reward.amount for reward in reply.rewards},
+            "rewards": _once((reward.agent, reward.amount) for reward in reply.rewards),
             "terminated": reply.terminated,
             "truncated": reply.truncated,
             "info": _object(reply.info),

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import grpc
 
 from mafrt.core.errors import EnvDownError, EnvError
-from mafrt.core.text import has_controls
+from mafrt.core.text import clean_text, has_controls, shortened
 from mafrt.environment.remote import environment_pb2 as pb
 from mafrt.environment.remote import environment_pb2_grpc as rpc
 from mafrt.environment.remote.messages import OPTIONS, PROTOCOL, TOKEN
@@ -37,6 +38,8 @@ MOST_BROKEN = 5
 """Broken replies after which a server is left for the rest of the run: a fault heals, a lie does not."""
 LONGEST_CALL_S = 3600.0
 """Longest deadline that a server may ask for."""
+MOST_COUNTED = 10**8
+"""Tasks and steps that a server may claim: the order of all tasks is drawn in memory."""
 MOST_AGENTS = 256
 _LONGEST_S = 60.0
 """Longest time for which a server is set aside before it is tried again."""
@@ -156,17 +159,20 @@ class Servers:
         if reply.protocol != PROTOCOL:
             return f"speaks version {reply.protocol} of the protocol, and this client version {PROTOCOL}; update one"
         if self.name and reply.name != self.name:
-            return f"serves {', '.join(map(repr, reply.names or [reply.name]))}, and {self.name!r} was asked for"
+            return f"serves {_listed(reply.names or [reply.name])}, and {self.name!r} was asked for"
         if not self.name and len(reply.names) > 1:
-            return f"serves {', '.join(map(repr, reply.names))}; name one of them, as in grpc://HOST:PORT/{reply.name}"
+            return f"serves {_listed(reply.names)}; name one of them, as in grpc://HOST:PORT/{shortened(reply.name)}"
         if not reply.agents:
             return "names no agents, so it is no environment of mafrt"
         if len(reply.agents) > MOST_AGENTS or any(not name or has_controls(name) for name in reply.agents):
             return f"names {len(reply.agents)} agents; expected at most {MOST_AGENTS}, of plain names"
+        for name, count in (("tasks", reply.num_tasks), ("steps", reply.max_steps)):
+            if count != -1 and not 1 <= count <= MOST_COUNTED:
+                return f"has {count} {name}; expected 1 to {MOST_COUNTED}, or -1 for no number"
         if not 0 <= reply.timeout_s <= LONGEST_CALL_S:
             return f"asks for {reply.timeout_s:g} s for a call; expected at most {LONGEST_CALL_S:g} s (--env_timeout_s)"
         if self.description is not None and reply.identity != self.description.identity:
-            return f"serves another {reply.name!r} (other arguments or source); serve the same everywhere"
+            return f"serves another {shortened(reply.name)!r} (other arguments or source); serve the same everywhere"
         return None
 
     def _aside(self, server: Server, why: str) -> None:
@@ -281,9 +287,14 @@ class Servers:
         return (server.described.timeout_s if server.described is not None else CONNECT_S) + MARGIN_S
 
 
+def _listed(names: Iterable[str]) -> str:
+    """Names that a server gives, of which a line can hold so many characters."""
+    return shortened(", ".join(repr(clean_text(name)) for name in names), 300)
+
+
 def _said(error: Any) -> str:
     """One line about a failed call."""
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it has not answered in time"
-    text = " ".join(str(error.details()).split())
+    text = " ".join(clean_text(str(error.details())).split())
     return f"{error.code().name.lower()}: {text[:200]}"
