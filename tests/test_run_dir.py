@@ -426,3 +426,10 @@ def test_an_iteration_of_many_digits_is_a_damaged_line(tmp_path, caplog):
     path.write_bytes(b'{"iteration": 1, "a": 1}\n{"iteration": ' + b"9" * 5000 + b"}\n")
     json_lines.keep_until(path, 3, parse=True)
     assert path.read_bytes() == b'{"iteration": 1, "a": 1}\n' and "number 2" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{}", "# nothing\n"])
+def test_settings_that_were_lost_are_not_the_defaults(text, tmp_path):
+    (tmp_path / "args.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="is empty"):
+        args_file.read_args(tmp_path / "args.yaml")
