@@ -225,4 +225,4 @@ def _machine(base: SharedBase) -> dict[str, Any]:
         "device": base.device.type,
         "threads": torch.get_num_threads(),
     }
-    return {**machine, "kernels": base.compute.name} if base.device.type == "cpu" else machine
+    return {**machine, "kernels": base.compute.kernels(base.model.dtype)} if base.device.type == "cpu" else machine

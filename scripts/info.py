@@ -176,12 +176,12 @@ def on_this_machine(model: str, settings: InfoSettings) -> str:
         reference=settings.reference,
         micro_batch_tokens=settings.micro_batch_tokens,
         on_cpu=True,
-        kernels=library is not None and library.expected(),
     )
     shape, fits = model_shape(model), []
     for bits, dtype in ((32, "float32"), (16, "bfloat16")):
         # As training on a CPU is set by default.
-        own = replace(use, bits=bits, gradient_checkpointing=False)
+        kernels = library is not None and library.expected() and (bits == 16 or library.wide())
+        own = replace(use, bits=bits, kernels=kernels, gradient_checkpointing=False)
         left = free - footprint(shape, replace(own, rows=0, on_cpu=False)).base
         tokens = fitting_micro_batch(shape, own, left, use.micro_batch_tokens) if left > 0 else 0
         fits.append(f"{tokens} tokens in {dtype}" if tokens else f"no base in {dtype}")

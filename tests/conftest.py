@@ -27,6 +27,9 @@ from helpers_warm import ADDRESS, WORKER, start_server
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 
+# On every processor the kernels in C are tested, also where torch is faster and is taken by default.
+os.environ.setdefault("MAFRT_KERNELS", "c")
+
 # Every client of a server reads all certificates of the machine; here they are read once per process.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 

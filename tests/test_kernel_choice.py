@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers_models import tiny_base
 
 from mafrt.config.team import Team
@@ -35,10 +36,11 @@ def unasked(monkeypatch):
 def machine(monkeypatch):
     """Sets whether this machine has the kernels and a compiler, and whether torch's can still be chosen."""
 
-    def be(kernels, compiler="/usr/bin/cc", early=True):
+    def be(kernels, compiler="/usr/bin/cc", early=True, wide=True):
         monkeypatch.setattr(library, "library", lambda: object() if kernels else None)
         monkeypatch.setattr(library, "find_compiler", lambda: compiler)
         monkeypatch.setattr(library, "use_torch", lambda: early)
+        monkeypatch.setattr(library, "wide", lambda: wide)
 
     return be
 
@@ -102,8 +104,22 @@ def test_loading_a_base_prints_them_on_a_cpu_only(machine, monkeypatch, capsys):
     assert "Kernels" not in capsys.readouterr().out
 
 
-def test_they_are_recorded():
-    assert describe_run(Team.of(["solver"]), {}, base=tiny_base()).machine["kernels"] == library.name()
+@needs_compiler
+def test_they_are_recorded(monkeypatch):
+    def recorded():
+        return describe_run(Team.of(["solver"]), {}, base=tiny_base()).machine["kernels"]
+
+    monkeypatch.setattr(library, "wide", lambda: True)
+    assert recorded() == "c"
+    monkeypatch.setattr(library, "wide", lambda: False)
+    assert recorded() == "torch"  # faster in float32
+
+
+def test_without_avx512_float32_is_torchs_unless_the_run_had_the_kernels(machine, monkeypatch):
+    machine(kernels=True, wide=False)
+    assert "float32 is torch's" in choose_kernels().reason and not library.pays(torch.float32)
+    assert library.pays(torch.bfloat16)
+    assert "float32 is torch's" not in choose_kernels("c", "float32").reason and library.pays(torch.float32)
 
 
 @needs_compiler

@@ -34,7 +34,7 @@ runner = OnPolicy(env, env.unwrapped.team, mafrt.SharedBase.load("teaching-base"
 runner.run()
 for agent in runner.base.adapters:
     runner.base.save_adapter(agent, f"{folder}/saved/{agent}")
-print(compute_for("cpu").name)
+print(compute_for("cpu").kernels(runner.base.model.dtype))
 """
 
 

@@ -114,7 +114,9 @@ def unknown(kind: str, name: object, known: Iterable[str] | Mapping[str, Any]) -
     near = near or [plain[like] for like in difflib.get_close_matches(bare, plain, n=1, cutoff=0.65)]
     near = near or [other for other in names if len(bare) > 2 and bare.lower() in other.lower()]
     few = len(names) <= LISTED
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help all lists them."
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}." if few else "--help all lists them."
+    )
     return f"There is no {kind} {name!r}; {hint}"
 
 

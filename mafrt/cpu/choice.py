@@ -29,18 +29,24 @@ class KernelChoice:
         )
 
 
-def choose_kernels(recorded: str | None = None) -> KernelChoice:
+def choose_kernels(recorded: str | None = None, dtype: str | None = None) -> KernelChoice:
     """Choose before anything is computed: the kernels stay the same as long as the process lives.
 
     Args:
         recorded: those of the run that goes on, so that it stays repeatable; `MAFRT_KERNELS` wins.
+        dtype: the number format of that run.
     """
     recorded = recorded if recorded in _TITLES else None
     asked = os.environ.get(library.SWITCH)
     if recorded == "torch" and not asked and library.use_torch():
         return KernelChoice("torch", "as before", recorded)
     if library.library() is not None:
-        return KernelChoice("c", "compiled once by this machine's cc", recorded)
+        if recorded == "c" and dtype == "float32" and not asked and not library.wide():
+            os.environ[library.SWITCH] = "c"
+        reason = "compiled once by this machine's cc"
+        if not library.wide() and os.environ.get(library.SWITCH) != "c":
+            reason += "; float32 is torch's, which is faster without AVX-512"
+        return KernelChoice("c", reason, recorded)
     if asked == "torch":
         reason = f"{library.SWITCH}=torch"
     elif library.find_compiler() is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from mafrt.cpu import learn_attention, low_rank, sample
+from mafrt.cpu import low_rank, sample
 from mafrt.cpu.adapted_linear import link
 from mafrt.cpu.head import CpuHead
 from mafrt.cpu.lean_decoder import decode_model
-from mafrt.cpu.library import library
+from mafrt.cpu.library import library, pays
 from mafrt.cpu.onednn import serves
 from mafrt.cpu.packed_rows import attend
 from mafrt.cpu.packed_weights import PackedWeights
@@ -29,24 +30,29 @@ if TYPE_CHECKING:
 
 
 class CpuCompute(Compute):
-    """In float32 and bfloat16 by the kernels; anything else is the reference's."""
+    """In bfloat16 by the kernels, in float32 where they pay (`library.pays`); anything else is the reference's."""
 
-    name = "c"
+    def kernels(self, dtype: torch.dtype) -> str:
+        return "c" if dtype in (torch.float32, torch.bfloat16) and pays(dtype) else "torch"
 
     def adopt(self, base: SharedBase) -> None:
+        if self.kernels(base.model.dtype) == "torch":
+            return
         base.context.packed = PackedWeights(base.model)
         for use in (use_recorded_norms, use_recorded_mlps, use_recorded_rotary):
             use(base.model)
 
     def share_machine(self, base: SharedBase) -> None:
-        base.context.packed.beside_others()
+        if base.context.packed is not None:
+            base.context.packed.beside_others()
 
     def link(self, layers: Mapping[str, StackedLoRALinear]) -> None:
         link(layers)
 
     def routes_bare(self, base: SharedBase) -> bool:
         # The layers of the bare base have their products by packed weights and oneDNN as well.
-        return base.context.packed.enabled or serves(base.head.weight)
+        packed = base.context.packed
+        return packed is not None and (packed.enabled or serves(base.head.weight))
 
     def adapted_linear(self, layer: StackedLoRALinear, x: Tensor, routing: AdapterRouting) -> Tensor:
         context = layer.context
@@ -59,18 +65,20 @@ class CpuCompute(Compute):
 
     def packed_attention(self, query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
         longest = max(block.longest for block in rows.packing.blocks)
-        if not rows.plain or not learn_attention.serves(query.dtype) or rows.hides(longest):
+        if not rows.plain or self.kernels(query.dtype) == "torch" or rows.hides(longest):
             return rows.attend(query, key, value)
         return attend(query, key, value, rows)
 
     def frozen_head(self, weight: Tensor, bias: Tensor | None, form: LogitForm, packed: Any) -> FrozenHead:
+        if self.kernels(weight.dtype) == "torch":
+            return super().frozen_head(weight, bias, form, packed)
         return CpuHead(weight, bias, form, packed)
 
-    def decode_model(self, base: SharedBase) -> DecodeModel:
-        return decode_model(base)
+    def decode_model(self, base: SharedBase) -> DecodeModel | None:
+        return None if self.kernels(base.model.dtype) == "torch" else decode_model(base)
 
     def sample(self, logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if not sample.serves(logits):
+        if self.kernels(logits.dtype) == "torch" or not sample.serves(logits):
             return super().sample(logits, temperatures, uniforms)
         return sample.sample(logits, temperatures, uniforms)
 

@@ -27,8 +27,9 @@ class Compute:
     A `base` is a `SharedBase`, a `layer` a `StackedLoRALinear`; their modules import this one.
     """
 
-    name = "torch"
-    """in the record of a run"""
+    def kernels(self, dtype: torch.dtype) -> str:
+        """Whose kernels compute for a base in this number format, `torch` or `c`, for the record of a run."""
+        return "torch"
 
     def adopt(self, base: Any) -> None:
         """Prepare a base that was just made."""

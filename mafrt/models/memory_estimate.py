@@ -111,7 +111,7 @@ class Use:
     on_cpu: bool = False
     """on a CPU"""
     kernels: bool = True
-    """whether a CPU has the kernels in C (`mafrt.cpu`); without them attention is float32 whatever the base is"""
+    """whether a CPU computes by the kernels in C"""
     rows: int = 64
     """answers decoded at a time in one process; 0 where another engine decodes elsewhere"""
     context: int = 2048
@@ -201,9 +201,10 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     """Activations of one micro-batch: tensors saved for the backward pass, and one chunk of logits.
 
     A block saves, per token: inputs and outputs of its norms (of query and key norms too); queries, keys, values and
-    the attention output, this twice and in float32 on a CPU too, unless it has the kernels in C; gate, up and their
-    product; and the adapters' inner activations. With checkpointing only the block's input is saved, plus all of that
-    for one block at a time. The factors were counted on autograd's saved tensors, and a test repeats the count.
+    the attention output, twice; gate, its activation, up and their product; and the adapters' inner activations.
+    Norms keep their inputs in float32. With the kernels in C the output of attention is kept once, the activation of
+    the gate is computed again, and norms keep their inputs as they are. With checkpointing only the block's input is
+    saved, plus all of that for one block at a time. A test counts autograd's saved tensors.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
@@ -212,9 +213,8 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
     if use.on_cpu and use.kernels:
         in_a_block -= number * queries
-    # Torch's attention kernel for a CPU works in float32, and saves its operands so.
-    elif use.on_cpu:
-        in_a_block += (4 - number) * (2 * queries + 3 * keys)
+    else:
+        in_a_block += number * shape.inner + (4 - number) * (2 * shape.hidden + queries + keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:

@@ -140,7 +140,9 @@ class Command:
                 group.add_argument(f"--{name}", metavar="TEXT", help=self.elsewhere[name])
             elif name in actions:
                 group._add_action(actions[name])
-        more = "\n  ".join(textwrap.wrap("; ".join(_title(kind).partition(" (")[0].partition(",")[0] for kind in self.groups), 110))
+        more = "\n  ".join(
+            textwrap.wrap("; ".join(_title(kind).partition(" (")[0].partition(",")[0] for kind in self.groups), 110)
+        )
         brief.epilog = (
             f"--help all lists all {len(actions)} flags, in these groups:\n  {more}\n"
             "Any of them may stand in a YAML file (--config FILE)." + (f"\n\n{self.epilog}" if self.epilog else "")

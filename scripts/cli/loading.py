@@ -180,7 +180,7 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
     from mafrt.models.compute import cpu_part
 
     if _on_cpu(settings) and (kernels := cpu_part("choice")) is not None:
-        print(kernels.choose_kernels(machine.get("kernels")), flush=True)
+        print(kernels.choose_kernels(machine.get("kernels"), machine.get("dtype")), flush=True)
     if (malloc := cpu_part("malloc")) is not None:
         malloc.keep_freed_memory()
     bases = load_bases.load_bases(
