@@ -30,8 +30,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.chat_api.server import ChatServer
 from mafrt.environment.session import session_of
 from mafrt.envs.program import ProgramEnv
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.scripts.cli.strict_parser import StrictParser
 from mafrt.scripts.serving.answers import TeamAnswers
 from mafrt.scripts.serving.engine_queue import EngineQueue

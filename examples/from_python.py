@@ -9,8 +9,7 @@ import mafrt
 from mafrt.algorithms import assign
 from mafrt.config.train_config import LearnConfig
 from mafrt.envs.math import MathEnv
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.training.learner import Learner
 from mafrt.training.policy_objective import Objective
 

@@ -21,8 +21,7 @@ from mafrt.rollout.audit import fill_audits
 from mafrt.rollout.distributed_rollout import own_slots, play_together
 from mafrt.rollout.dynamic_sampling import resample
 from mafrt.rollout.left_out import fill_contributions
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, PlayStats
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
 from mafrt.rollout.task_stream import Order, TaskStream, shuffled_passes
 from mafrt.runners.algorithm import Rule

@@ -17,9 +17,7 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout.live import Start
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, PlayStats, Start
 
 SOLVED = 1.0
 """score from which a task counts as solved"""

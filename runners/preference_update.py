@@ -21,7 +21,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.seeding import permutation, seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.engines import Engine
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.build import make_critic

@@ -17,7 +17,7 @@ from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines import Engine
 from mafrt.engines.logprob_gap import engine_gap
 from mafrt.rollout.influence import fill_influence
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import staleness

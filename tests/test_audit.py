@@ -17,8 +17,7 @@ from mafrt.core.records import pack_turn, unpack_turn
 from mafrt.core.types import SamplingParams
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.rollout.audit import ALTERNATIVES, REPLAYS, fill_audits
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.runners.checks import check_replays
 from mafrt.storage import report
 

@@ -379,7 +379,7 @@ def test_evaluations_are_played_as_the_team_will_be_used(tmp_path):
 
 
 def test_a_note_joins_the_users_words_or_follows_the_tools(tmp_path):
-    from mafrt.rollout.live import with_note
+    from mafrt.rollout.prompts import with_note
 
     user = {"role": "user", "content": "task"}
     assert with_note("task", "note") == "task\n\nnote"

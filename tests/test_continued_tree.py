@@ -12,7 +12,7 @@ from mafrt.core.types import SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
 from mafrt.rollout.continued_tree import ContinuedTreePlayer
-from mafrt.rollout.live import Start
+from mafrt.rollout.player import Start
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.checks import check_tree
 

@@ -14,8 +14,7 @@ from mafrt.core.types import Episode, SamplingParams, Turn
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.registry import make_env
 from mafrt.rollout.left_out import fill_contributions
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.runners.checks import REPLAYED, check_replays
 
 CCPO = algorithms.algorithm("ccpo")

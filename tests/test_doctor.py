@@ -10,7 +10,7 @@ from toy import Digits, settings
 from mafrt import Env, StepResult
 from mafrt.config.team import Team
 from mafrt.core.types import Episode, Scored, Turn
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.doctor import WINDOW, Doctor
 from mafrt.runners.on_policy import OnPolicy

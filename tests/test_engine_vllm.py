@@ -35,8 +35,7 @@ from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
 from mafrt.envs.math import MathEnv, load_tasks
 from mafrt.models.shared_base import SharedBase
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,7 @@ from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
 from mafrt.envs.workflows.solver_verifier import verdict_of
 from mafrt.envs.workflows.views import VIEWS
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.sandbox import Execution
 
 PROFILES = Path(__file__).parent.parent / "profiles"

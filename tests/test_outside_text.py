@@ -293,8 +293,7 @@ def test_a_token_within_an_answer_does_not_make_it_right():
     from mafrt.config.team import AgentSpec, Team
     from mafrt.core.types import Completion
     from mafrt.envs.math import MathEnv, Task
-    from mafrt.rollout.live import Start
-    from mafrt.rollout.player import Player
+    from mafrt.rollout.player import Player, Start
 
     tokenizer = tiny_tokenizer()
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")

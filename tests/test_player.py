@@ -12,8 +12,7 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.rollout.prompts import encode_prompt, messages_of
 
 

@@ -30,8 +30,7 @@ from mafrt.environment.registry import make_env
 from mafrt.envs.program.env import read_tasks
 from mafrt.envs.program.episode import ProgramEpisode
 from mafrt.envs.program.runner import command_runner, kill
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.identity import Provenance
 from mafrt.runners.on_policy import OnPolicy

@@ -34,8 +34,7 @@ from mafrt.environment.remote.messages import PROTOCOL
 from mafrt.environment.remote.server import EnvironmentServer, Served
 from mafrt.environment.session import Session
 from mafrt.envs.games import TicTacToe
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 
 ROOT = Path(__file__).parents[1]
 

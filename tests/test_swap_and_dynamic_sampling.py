@@ -16,7 +16,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Episode
 from mafrt.rollout.dynamic_sampling import resample
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.rollout.task_stream import TaskStream
 from mafrt.runners.algorithm import resolve_rule
 

@@ -25,8 +25,7 @@ from mafrt.core.types import Evidence, SamplingParams, StepResult
 from mafrt.engines.scripted import ScriptedEngine
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.storage.episode_lines import episode_record
 
 ANYTHING = st.text(st.characters(), max_size=30)

@@ -26,8 +26,7 @@ from mafrt.environment.tool_calls import (
     tool_message,
     visible,
 )
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.rollout.prompts import encode_prompt, opens_thought
 
 FENCE = "```"

@@ -25,8 +25,7 @@ from mafrt.environment.base import Env
 from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.rollout.tree_player import TreePlayer, no_score, to_learn
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.checks import check_tree

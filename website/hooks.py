@@ -31,7 +31,7 @@ API = {
                  "mafrt.core.types.Request", "mafrt.core.types.Completion"),
     "Base and engines": ("mafrt.models.shared_base.SharedBase", "mafrt.engines.Engine",
                          "mafrt.engines.local.engine.LocalEngine"),
-    "Play": ("mafrt.rollout.player.Player", "mafrt.rollout.live.Start"),
+    "Play": ("mafrt.rollout.player.Player", "mafrt.rollout.player.Start"),
     "Coach": ("mafrt.coach.Coach", "mafrt.coach.Case", "mafrt.core.types.Scored", "mafrt.core.types.Unscored"),
     "Credit and learning": ("mafrt.algorithms.assign", "mafrt.algorithms.base.Algorithm",
                             "mafrt.training.learner.Learner"),

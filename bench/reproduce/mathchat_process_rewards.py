@@ -22,7 +22,7 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.core.seeding import seed_of
 from mafrt.core.shipped import SHIPPED
 from mafrt.envs.math import MathEnv
-from mafrt.rollout.live import Start
+from mafrt.rollout.player import Start
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.values import read_yaml
 

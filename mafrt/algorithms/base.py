@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mafrt.algorithms.rewards import CreditContext, Row
-from mafrt.config.algorithm import AlgorithmSettings
+from mafrt.config.algorithm import AlgorithmSettings, make_algorithm
+from mafrt.core.errors import ConfigError
 
 if TYPE_CHECKING:  # torch; flags are made from these classes before it is loaded
     from torch import Tensor
@@ -51,3 +52,15 @@ class Algorithm(AlgorithmSettings):
         from mafrt.algorithms.losses import policy_loss
 
         return policy_loss(terms, self)
+
+
+def algorithm(rule: str | Algorithm, **settings: Any) -> Algorithm:
+    """The algorithm of a name or `package.module:Class`, or a given one, with `settings` in place of its own.
+
+    Raises:
+        ConfigError: there is none (names the nearest), a setting that it does not use, or a bad value.
+    """
+    chosen = make_algorithm(rule, settings)
+    if not isinstance(chosen, Algorithm):
+        raise ConfigError(f"algorithm {rule}: {type(chosen).__name__} has no credit(); inherit from Algorithm.")
+    return chosen

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mafrt.algorithms.base import Algorithm, Trajectories, structural
+from mafrt.algorithms.credit import NOISE
 from mafrt.algorithms.gae import explained, step_values
 from mafrt.algorithms.group_relative import GroupStats
-from mafrt.algorithms.normalize import NOISE
 from mafrt.algorithms.rewards import CreditContext, Row, fill_later
 from mafrt.algorithms.stats import mean, no_spread, std, total
 from mafrt.config.schema import at_least, check_bool, check_choice, within

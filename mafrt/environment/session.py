@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from mafrt.config.resolve import user_line
 from mafrt.core.errors import EnvError, MafrtError
 from mafrt.core.text import brief, error_line
-from mafrt.core.types import Observation, Sampled, StepResult
+from mafrt.core.types import Observation, StepResult
 from mafrt.environment.base import Env
 from mafrt.environment.contract import check_task, checked_reset, checked_step, listed
 
@@ -73,6 +73,11 @@ class Session(Env):
     def unwrapped(self) -> Env:
         return self._env
 
+    @property
+    def asks_how_sampled(self) -> bool:
+        """Whether the environment takes how answers were sampled (`Env.sampled`)."""
+        return type(self._env).sampled is not Env.sampled
+
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, Any]]:
@@ -126,10 +131,6 @@ class Session(Env):
             shown = (dict(result.observations), dict(result.rewards), result.terminated, result.truncated)
             self._played.steps.append((dict(actions), shown))
         return result
-
-    def sampled(self, answers: Mapping[str, Sampled]) -> None:
-        """See `Env.sampled`."""
-        self._env.sampled(answers)
 
     def _step(self, actions: dict[str, str]) -> StepResult:
         """Call the user's `step` and check its result."""

@@ -25,9 +25,7 @@ from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Audit, Completion, Episode, Request, Turn
 from mafrt.environment.base import Env
-from mafrt.rollout.live import Answers, Live
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Answers, Live, Player, PlayStats
 from mafrt.rollout.replay import paid, play_on, resumed
 
 ALTERNATIVES = 2

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from mafrt.core.errors import EnvError
 from mafrt.core.types import StepResult, Turn
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.rollout.replay import play_on
 from mafrt.rollout.tree_player import Tree, TreePlayer, Trial, no_score
 

@@ -16,9 +16,7 @@ from mafrt.core.progress import stage
 from mafrt.core.signals import StopRequest
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout.live import Start
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, PlayStats, Start
 from mafrt.rollout.task_stream import TaskStream
 
 _COUNTS = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mafrt.core.types import Episode
-from mafrt.rollout.play_stats import PlayStats
+from mafrt.rollout.player import PlayStats
 from mafrt.rollout.task_stream import TaskStream
 
 

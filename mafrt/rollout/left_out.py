@@ -17,9 +17,7 @@ from typing import Any
 from mafrt.core.errors import EnvError
 from mafrt.core.types import Completion, Episode, Request
 from mafrt.environment.base import Env
-from mafrt.rollout.live import Answers, Live
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Answers, Live, Player, PlayStats
 from mafrt.rollout.replay import paid, play_on, resumed
 
 

@@ -6,25 +6,43 @@ All live environments advance together: the agents that act next in any of them 
 from __future__ import annotations
 
 import copy
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from mafrt import engines
 from mafrt.config.team import Team
 from mafrt.core.errors import EnvError
 from mafrt.core.seeding import seed_of
 from mafrt.core.text import clean_text
-from mafrt.core.types import Completion, Episode, Observation, Request, Sampled, SamplingParams, StepResult, Stop, Turn
+from mafrt.core.types import (
+    Completion,
+    Episode,
+    Observation,
+    Request,
+    Sampled,
+    SamplingParams,
+    Start,
+    StepResult,
+    Stop,
+    Turn,
+)
 from mafrt.engines import Engine
 from mafrt.environment.base import Env
 from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
-from mafrt.rollout.live import Answers, Live, Start, with_note
-from mafrt.rollout.play_stats import MAX_LOST, PlayStats
-from mafrt.rollout.prompts import Voice, encode_prompt, opens_thought
+from mafrt.rollout.prompts import Voice, encode_prompt, opens_thought, with_note
 
+__all__ = ["Answers", "Live", "PlayStats", "Player", "Rollout", "Start"]
+
+log = logging.getLogger(__name__)
+
+T, R = TypeVar("T"), TypeVar("R")
+Answers: TypeAlias = dict[str, tuple[Request, Completion]]
+"""Agent -> its request and the completion, of one step."""
 Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]
 """Turns just spoken -> a note on each; an empty one is not shown."""
 NextStart = Callable[[int, Episode | None], Start | None]
@@ -32,6 +50,147 @@ NextStart = Callable[[int, Episode | None], Start | None]
 
 WAITING = 128
 """Environments that wait for something outside at the same time (`Env.blocking`)."""
+MAX_LOST = 0.25
+"""Default of `env_max_lost`."""
+_ALWAYS = 2
+"""Lost episodes that end no play, however few were finished."""
+_SHOWN = 3
+"""Different reasons for lost episodes that are logged as soon as they come; the rest is logged with its counts."""
+
+
+@dataclass
+class PlayStats:
+    """Counts of a stretch of play."""
+
+    tokens: int = 0
+    """tokens sampled"""
+    prompt_tokens: int = 0
+    env_errors: int = 0
+    """episodes lost because their environment raised, hung or crashed"""
+    prompt_too_long: int = 0
+    """episodes cut because a prompt left no room in the context window"""
+    last_error: EnvError | None = None
+    sampling_rounds: int = 0
+    """rounds of dynamic sampling"""
+    groups_replaced: int = 0
+    """groups that dynamic sampling has replaced"""
+    tree_turns: int = 0
+    """turns whose alternatives were tried (`mafrt.rollout.tree_player`)"""
+    tree_unscored: int = 0
+    """of these, turns of whose alternatives nothing was found out"""
+    tree_errors: int = 0
+    """alternatives lost because the environment raised"""
+    replayed: dict[str, float] = field(default_factory=dict)
+    """metrics of episodes that were played again (`mafrt.rollout.replay`)"""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """error sentence -> episodes that it cost"""
+
+    def add(self, other: PlayStats) -> None:
+        """Add the counts of another stretch of play."""
+        self.tokens += other.tokens
+        self.prompt_tokens += other.prompt_tokens
+        self.env_errors += other.env_errors
+        self.prompt_too_long += other.prompt_too_long
+        self.tree_turns += other.tree_turns
+        self.tree_unscored += other.tree_unscored
+        self.tree_errors += other.tree_errors
+        self.last_error = other.last_error or self.last_error
+        self.reasons += other.reasons
+
+    def lost(self, error: EnvError) -> None:
+        """Count an episode that its environment lost. An equal reason is logged once; `report` tells how often."""
+        self.env_errors += 1
+        self.last_error = error
+        self.reasons[str(error)] += 1
+        if self.reasons[str(error)] == 1 and len(self.reasons) <= _SHOWN:
+            log.warning("An episode is lost: %s", error)
+
+    def lost_share(self, finished: int) -> float:
+        """Share of the episodes that were lost, where `finished` were not."""
+        return self.env_errors / max(self.env_errors + finished, 1)
+
+    def give_up(self, slots: int, finished: int, max_lost: float) -> None:
+        """End play in which too many episodes are lost: an environment that mostly raises will not get better.
+
+        The share is taken of the episodes so far, and of one per slot at least; two lost episodes are always allowed.
+
+        Raises:
+            EnvError: the share of lost episodes is above `max_lost`.
+        """
+        if self.env_errors > max(_ALWAYS, max_lost * max(slots, self.env_errors + finished)):
+            raise EnvError(
+                f"{self.env_errors} episodes were lost, {finished} finished, which is more than env_max_lost "
+                f"({max_lost:g}) allows; the last because: {self.last_error}"
+            )
+
+    def report(self) -> None:
+        """Log how many episodes were lost, by reason, if any reason came more than once or was not logged yet."""
+        if self.env_errors > min(len(self.reasons), _SHOWN):
+            told = "; ".join(f"{count} times because {reason}" for reason, count in self.reasons.most_common(_SHOWN))
+            others = len(self.reasons) - _SHOWN
+            rest = f"; and for {others} other reasons" if others > 0 else ""
+            log.warning("%d episodes were lost: %s%s", self.env_errors, told, rest)
+
+
+@dataclass
+class Live:
+    """One environment in the middle of an episode. The episode's id is its key: no two live ones share it."""
+
+    slot: int
+    env: Session
+    start: Start
+    episode: Episode
+    observations: dict[str, Observation]
+    env_step: int = 0
+    last_turn: dict[str, Turn] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.episode.id
+
+    def record(self, answers: Answers) -> None:
+        """Add a turn for each answer of this step."""
+        for agent, (request, answer) in answers.items():
+            turn = Turn(
+                agent=agent,
+                prompt_ids=list(request.prompt_ids),
+                action_ids=answer.ids,
+                logprobs=answer.logprobs,
+                stop=answer.stop,
+                text=clean_text(answer.text),
+                turn=len(self.episode.turns),
+                env_step=self.env_step,
+                adapter_version=answer.adapter_version,
+                observation=self.observations.get(agent),
+            )
+            self.episode.turns.append(turn)
+            self.last_turn[agent] = turn
+
+    def take(self, result: StepResult) -> None:
+        """Fill turns and episode from a step's result; what is about an agent goes to its latest turn.
+
+        Raises:
+            EnvError: a reward or evidence for an agent that has not acted yet.
+        """
+        for agent, reward in result.rewards.items():
+            if (turn := self.last_turn.get(agent)) is not None:
+                # None means that nothing was paid, which is not the same as a reward of 0.
+                turn.reward = float(reward) if turn.reward is None else turn.reward + float(reward)
+                if reward and turn.env_step != self.env_step:
+                    turn.late = [*turn.late, (self.env_step, float(reward))]  # forks share the list of the turn
+            # A reward of 0 loses nothing, so environments may name all agents in every step.
+            elif reward:
+                name = self.env.class_name
+                raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
+        for agent, new in result.info.get("evidence", {}).items():
+            if (turn := self.last_turn.get(agent)) is None:
+                name = self.env.class_name
+                raise EnvError(f"{name} gives evidence about {agent!r} before it has acted; give it later.")
+            turn.evidence = new if turn.evidence is None else turn.evidence.updated(new)
+        self.env_step += 1
+        if "outcome" in result.info:
+            self.episode.outcome = float(result.info["outcome"])
+        self.episode.info |= {name: dict(result.info[name]) for name in ("measures", "answers") if name in result.info}
 
 
 @dataclass(frozen=True)
@@ -45,7 +204,7 @@ class Idle:
 
 
 @dataclass
-class Stretch:
+class Rollout:
     """One call of `play`: where starts come from, and where finished episodes and counts go."""
 
     next_start: NextStart
@@ -84,16 +243,12 @@ class Player:
 
     def __post_init__(self) -> None:
         self.adapters = self.adapters or {agent.name: agent.adapter for agent in self.team.agents}
-        self._default = Voice(self.tokenizer, self.context_window)
-        self._opened = {name: self._opens(name) for name in self.team.names}
-
-    def voice(self, agent: str) -> Voice:
-        """Tokenizer and window of an agent."""
-        return self.voices.get(agent, self._default)
-
-    def _opens(self, agent: str) -> bool:
-        """Whether an agent's answers begin inside a thought."""
-        return self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(self.voice(agent).tokenizer))
+        default = Voice(self.tokenizer, self.context_window)
+        self.voices = {name: self.voices.get(name, default) for name in self.team.names}
+        self._opened = {
+            name: self.reasoning == "on" or (self.reasoning == "auto" and opens_thought(voice.tokenizer))
+            for name, voice in self.voices.items()
+        }
 
     def cast(self, adapters: Mapping[str, str]) -> Player:
         """A player that differs from this one only in the adapters of the agents; a schedule casts them (CORY)."""
@@ -133,39 +288,21 @@ class Player:
         # A resumed run has no transcripts of earlier calls, so none may carry over into this one.
         engines.forget(self.engine)
         # All slots start before the first generation, so the first batch is as wide as the following ones.
-        stretch = Stretch(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
+        rollout = Rollout(next_start, len(envs), [Idle(slot, session_of(env)) for slot, env in enumerate(envs)])
         try:
-            live = self._start(stretch)
+            live = self._start(rollout)
             while live and not interrupted():
-                live = self._advance(live, stretch)
-                stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
+                live = self._advance(live, rollout)
+                rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
         finally:
-            stretch.stats.report()
-        return sorted(stretch.done, key=lambda episode: episode.id), stretch.stats
+            rollout.stats.report()
+        return sorted(rollout.done, key=lambda episode: episode.id), rollout.stats
 
-    def _start(self, stretch: Stretch) -> list[Live]:
+    def _start(self, rollout: Rollout) -> list[Live]:
         """Reset the idle slots to their next starts, and to the ones after them where an episode is lost."""
-        begun: list[Live] = []
-        # Repeats, since a reset that fails makes its slot idle again.
-        while stretch.idle:
-            idle, stretch.idle = stretch.idle, []
-            nexts = [(slot, stretch.next_start(slot.number, slot.finished)) for slot in idle]
-            asked = [(slot, start) for slot, start in nexts if start is not None]
-            for (slot, start), result in zip(asked, self._resets(asked), strict=True):
-                if isinstance(result, EnvError):
-                    stretch.stats.lost(result)
-                    stretch.stats.give_up(stretch.slots, len(stretch.done), self.max_lost)
-                    stretch.idle.append(Idle(slot.number, slot.env))
-                    continue
-                observations, info = result
-                episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
-                begun.append(Live(slot.number, slot.env, start, episode, dict(observations)))
-        return begun
 
-    def _resets(self, asked: Sequence[tuple[Idle, Start]]) -> list[tuple[Mapping[str, Observation], Any] | EnvError]:
-        """The results of the resets; environments that wait for something outside are reset together."""
-
-        def reset(slot: Idle, start: Start) -> tuple[Mapping[str, Observation], Any] | EnvError:
+        def reset(asked: tuple[Idle, Start]) -> tuple[Mapping[str, Observation], Any] | EnvError:
+            slot, start = asked
             options = None if start.task is None else {"task": start.task}
             try:
                 observations, info = slot.env.reset(seed=start.reset_seed, options=options)
@@ -174,12 +311,25 @@ class Player:
                 return error
             return observations, info
 
-        if len(asked) < 2 or not asked[0][0].env.blocking:
-            return [reset(*pair) for pair in asked]
-        with ThreadPoolExecutor(min(len(asked), WAITING)) as pool:
-            return list(pool.map(reset, *zip(*asked, strict=True)))
+        begun: list[Live] = []
+        # Repeats, since a reset that fails makes its slot idle again.
+        while rollout.idle:
+            idle, rollout.idle = rollout.idle, []
+            nexts = [(slot, rollout.next_start(slot.number, slot.finished)) for slot in idle]
+            asked = [(slot, start) for slot, start in nexts if start is not None]
+            results = side_by_side(reset, asked, [slot.env.blocking for slot, _ in asked])
+            for (slot, start), result in zip(asked, results, strict=True):
+                if isinstance(result, EnvError):
+                    rollout.stats.lost(result)
+                    rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
+                    rollout.idle.append(Idle(slot.number, slot.env))
+                    continue
+                observations, info = result
+                episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
+                begun.append(Live(slot.number, slot.env, start, episode, dict(observations)))
+        return begun
 
-    def _advance(self, live: list[Live], stretch: Stretch) -> list[Live]:
+    def _advance(self, live: list[Live], rollout: Rollout) -> list[Live]:
         """One generation for every agent that acts, one step of every environment."""
         asked: list[tuple[Live, str, Request]] = []
         fitting: list[Live] = []
@@ -188,23 +338,40 @@ class Player:
         for item in live:
             requests = {agent: self._request(item, agent, encoded) for agent in item.observations}
             # One agent without room ends the episode for all: the environment waits for every answer.
-            room = min(self.voice(name).context_window - len(asks.prompt_ids) for name, asks in requests.items())
-            if room < 1:
-                stretch.stats.prompt_too_long += 1
+            if any(len(asks.prompt_ids) >= self.voices[name].context_window for name, asks in requests.items()):
+                rollout.stats.prompt_too_long += 1
                 item.episode.info["ended"] = "prompt_too_long"
-                self._finish(item, stretch)
+                rollout.done.append(item.episode)
+                rollout.idle.append(Idle(item.slot, item.env, item.episode))
                 continue
             fitting.append(item)
             asked += [(item, agent, request) for agent, request in requests.items()]
-        answers = self._answers(asked, stretch.stats)
+        answers = self._answers(asked, rollout.stats)
         results = self._step_envs(fitting, answers)
         for item in fitting:
-            self._step(item, answers[item.key], results[item.key], going, stretch)
+            self._step(item, answers[item.key], results[item.key], going, rollout)
         if self.feedback is not None:
             self._tell([item for item in going if item.key in answers], self.feedback)
-        going += self._start(stretch)
+        going += self._start(rollout)
         # Sorted by slot: batches, and with them float rounding, must not depend on which episode ended first.
         return sorted(going, key=lambda item: item.slot)
+
+    def _request(self, item: Live, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
+        """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, filled as needed."""
+        voice, spec, seen = self.voices[agent], self.team.agent(agent), item.observations[agent]
+        # The samples of a group begin with the same observation.
+        ids = encoded.get((agent, seen)) if isinstance(seen, str) else None
+        if ids is None:
+            ids = encode_prompt(voice.tokenizer, spec.prompt, seen, spec.prompt_at)
+            if isinstance(seen, str):
+                encoded[agent, seen] = ids
+        sampling, room = self.sampling[agent], voice.context_window - len(ids)
+        # Prompt and answer must fit into the context window together.
+        if 0 < room < sampling.max_new_tokens:
+            sampling = replace(sampling, max_new_tokens=room)
+        # Seeded by the place in the episode, not by a generator: batches of any width sample the same tokens.
+        seed = seed_of(item.start.seed, agent, len(item.episode.turns))
+        return Request(prompt_ids=list(ids), adapter=self.adapters[agent], sampling=sampling, seed=seed)
 
     def _answers(self, asked: Sequence[tuple[Live, str, Request]], stats: PlayStats) -> dict[str, Answers]:
         """The answers of all agents, by key of the live item."""
@@ -230,30 +397,24 @@ class Player:
                 item.observations = {agent: with_note(seen, note) for agent, seen in item.observations.items()}
 
     def _step_envs(self, live: Sequence[Live], answers: Mapping[str, Answers]) -> dict[str, StepResult | EnvError]:
-        """One step of every environment, by key; those that wait for something outside wait together."""
+        """One step of every environment, by key."""
 
         def step(item: Live) -> StepResult | EnvError:
             spoken = answers[item.key].items()
-            heard = {agent: self.heard(agent, completion.text) for agent, (_, completion) in spoken}
-            item.env.sampled(
-                {
-                    agent: self.sampled(agent, asked.prompt_ids, got.ids, got.logprobs, got.stop)
-                    for agent, (asked, got) in spoken
-                }
-            )
+            if item.env.asks_how_sampled:
+                item.env.sampled(
+                    {
+                        agent: self.sampled(agent, asked.prompt_ids, got.ids, got.logprobs, got.stop)
+                        for agent, (asked, got) in spoken
+                    }
+                )
             try:
-                return item.env.step(heard)
+                return item.env.step({agent: self.heard(agent, completion.text) for agent, (_, completion) in spoken})
             except EnvError as error:
                 return error
 
-        # Threads pay off only for environments that block outside of Python, such as sandboxes.
-        waiting = [item for item in live if item.env.blocking]
-        if len(waiting) < 2:
-            return {item.key: step(item) for item in live}
-        with ThreadPoolExecutor(min(len(waiting), WAITING)) as pool:
-            begun = {item.key: pool.submit(step, item) for item in waiting}
-            results = {item.key: step(item) for item in live if not item.env.blocking}
-            return results | {key: future.result() for key, future in begun.items()}
+        results = side_by_side(step, live, [item.env.blocking for item in live])
+        return {item.key: result for item, result in zip(live, results, strict=True)}
 
     def heard(self, agent: str, text: str) -> str:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""
@@ -266,7 +427,7 @@ class Player:
         """How an answer was sampled, as the environment may ask for it."""
 
         def said() -> list[tuple[str, float]]:
-            decode = self.voice(agent).tokenizer.decode
+            decode = self.voices[agent].tokenizer.decode
             texts = [
                 (decode([token], skip_special_tokens=True), logprob)
                 for token, logprob in zip(ids, logprobs, strict=True)
@@ -276,7 +437,7 @@ class Player:
         return Sampled(len(prompt_ids), len(ids), stop, said)
 
     def _step(
-        self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], stretch: Stretch
+        self, item: Live, answers: Answers, result: StepResult | EnvError, going: list[Live], rollout: Rollout
     ) -> None:
         """Record a step. The item joins `going`, or its slot is idle."""
         item.record(answers)
@@ -289,49 +450,17 @@ class Player:
                 self._check_agents(result.observations, item.env)
             item.take(result)
         except EnvError as error:
-            stretch.stats.lost(error)
+            rollout.stats.lost(error)
             # The lost episode is discarded whole: a part of it would have no outcome to learn from.
-            stretch.idle.append(Idle(item.slot, item.env))
+            rollout.idle.append(Idle(item.slot, item.env))
             return
         if over:
             item.episode.info["ended"] = "terminated" if result.terminated else "truncated"
-            self._finish(item, stretch)
+            rollout.done.append(item.episode)
+            rollout.idle.append(Idle(item.slot, item.env, item.episode))
         else:
             item.observations = dict(result.observations)
             going.append(item)
-
-    @staticmethod
-    def _finish(item: Live, stretch: Stretch) -> None:
-        stretch.done.append(item.episode)
-        stretch.idle.append(Idle(item.slot, item.env, item.episode))
-
-    def _request(self, item: Live, agent: str, encoded: dict[tuple[str, str], list[int]]) -> Request:
-        """The request for an agent's next turn; `encoded`: (agent, observation) -> token ids, filled as needed."""
-        voice = self.voice(agent)
-        ids = self._prompt(voice, agent, item.observations[agent], encoded)
-        sampling, room = self.sampling[agent], voice.context_window - len(ids)
-        # Prompt and answer must fit into the context window together.
-        if 0 < room < sampling.max_new_tokens:
-            sampling = replace(sampling, max_new_tokens=room)
-        return Request(
-            prompt_ids=ids,
-            adapter=self.adapters[agent],
-            sampling=sampling,
-            # From the place in the episode, not from a generator: batches of any width sample the same tokens.
-            seed=seed_of(item.start.seed, agent, len(item.episode.turns)),
-        )
-
-    def _prompt(
-        self, voice: Voice, agent: str, observation: Observation, encoded: dict[tuple[str, str], list[int]]
-    ) -> list[int]:
-        spec = self.team.agent(agent)
-        if not isinstance(observation, str):
-            return encode_prompt(voice.tokenizer, spec.prompt, observation, spec.prompt_at)
-        # The samples of a group begin with the same observation.
-        ids = encoded.get((agent, observation))
-        if ids is None:
-            ids = encoded[agent, observation] = encode_prompt(voice.tokenizer, spec.prompt, observation, spec.prompt_at)
-        return list(ids)
 
     def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
         name = env.class_name
@@ -340,3 +469,14 @@ class Player:
         for agent in observations:
             if agent not in self.team.names:
                 raise EnvError(f"{name} asks agent {agent!r} to act, but the team has {', '.join(self.team.names)}.")
+
+
+def side_by_side(call: Callable[[T], R], items: Sequence[T], blocking: Sequence[bool]) -> list[R]:
+    """`call(item)` of every item; the blocking ones wait together in threads, which pay off outside of Python only."""
+    waiting = [item for item, waits in zip(items, blocking, strict=True) if waits]
+    if len(waiting) < 2:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(len(waiting), WAITING)) as pool:
+        begun = iter([pool.submit(call, item) for item in waiting])
+        done = iter([call(item) for item, waits in zip(items, blocking, strict=True) if not waits])
+        return [next(begun).result() if waits else next(done) for waits in blocking]

@@ -14,7 +14,6 @@ from mafrt.environment.contract import ROLES, tools_problem
 from mafrt.environment.tool_calls import OWN_MARKUP, THINK
 from mafrt.models.invocation import PLAIN
 from mafrt.models.outside_text import StandIns, encode_outside
-from mafrt.rollout.live import with_note
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,16 @@ def messages_of(system: str, observation: Observation, at: str = "start") -> lis
             return cast("list[Message]", with_note(seen, system))
         return [{"role": "system", "content": system}, *seen]
     return seen
+
+
+def with_note(seen: Observation, note: str) -> Observation:
+    """An observation with a note at its end; two messages of the user in a row would confuse chat templates."""
+    if isinstance(seen, str):
+        return f"{seen}\n\n{note}"
+    *before, last = seen
+    if last["role"] == "user":
+        return [*before, {"role": "user", "content": f"{last['content']}\n\n{note}"}]
+    return [*seen, {"role": "user", "content": note}]
 
 
 def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str = "start") -> list[int]:

@@ -13,9 +13,7 @@ from mafrt.core.errors import EnvError
 from mafrt.core.types import Episode, Start
 from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
-from mafrt.rollout.live import Answers, Live
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player, Stretch
+from mafrt.rollout.player import Answers, Live, Player, PlayStats, Rollout
 
 
 def resumed(player: Player, env: Env, episode: Episode, step: int, key: str, seed: int | None = None) -> Live:
@@ -64,17 +62,17 @@ def play_on(
 
     The episodes are changed in place. `answers` of the first step are given, by key; None: they are sampled.
     """
-    stretch = Stretch(lambda _slot, _done: None, len(going), [])
+    rollout = Rollout(lambda _slot, _done: None, len(going), [])
     live = list(going)
     if answers is not None:
         results, live = player._step_envs(going, answers), []
         for item in going:
-            player._step(item, answers[item.key], results[item.key], live, stretch)
+            player._step(item, answers[item.key], results[item.key], live, rollout)
     while live:
-        live = player._advance(live, stretch)
-    stats.tokens += stretch.stats.tokens
-    stats.prompt_tokens += stretch.stats.prompt_tokens
-    return {item.key for item in going} - {episode.id for episode in stretch.done}
+        live = player._advance(live, rollout)
+    stats.tokens += rollout.stats.tokens
+    stats.prompt_tokens += rollout.stats.prompt_tokens
+    return {item.key for item in going} - {episode.id for episode in rollout.done}
 
 
 def paid(episode: Episode, reward_weight: float, outcome_weight: float, agent: str | None = None) -> float:

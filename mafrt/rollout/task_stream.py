@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from mafrt.core.seeding import permutation, seed_of
 from mafrt.core.types import Episode
-from mafrt.rollout.live import Start
+from mafrt.rollout.player import Start
 
 
 @lru_cache(maxsize=4)

@@ -31,9 +31,7 @@ from mafrt.core.types import Completion, Episode, Evidence, Request, StepResult,
 from mafrt.environment.base import Env
 from mafrt.environment.checker import play
 from mafrt.environment.workers import WorkerSession
-from mafrt.rollout.live import Answers, Live
-from mafrt.rollout.play_stats import PlayStats
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Answers, Live, Player, PlayStats
 
 log = logging.getLogger(__name__)
 

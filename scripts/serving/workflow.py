@@ -11,14 +11,13 @@ from mafrt.core.types import Episode
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv
 from mafrt.envs.math.tasks import Task
-from mafrt.rollout.live import Start
-from mafrt.rollout.player import Player
+from mafrt.rollout.player import Player, Start
 from mafrt.scripts.cli.recorded_run import rebuild
 from mafrt.scripts.serving.trained_team import TrainedTeam
 
 if TYPE_CHECKING:
     from mafrt.envs.math import MathEnv
-    from mafrt.rollout.live import Start
+    from mafrt.rollout.player import Start
 
 
 def workflow_of(run: Path) -> MathEnv | None:
