@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from mafrt import algorithms
@@ -34,17 +35,17 @@ class Rule:
     own: Mapping[str, Algorithm] = field(default_factory=dict)
     """agent -> its settings, of the agents whose team file changes some"""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the algorithm."""
         return self.settings.name
 
-    @property
+    @cached_property
     def critic(self) -> Literal["context", "transcript"] | None:
         """Input of the critic; None: no critic."""
         return self.settings.critic_reads
 
-    @property
+    @cached_property
     def reference(self) -> bool:
         """Whether the reference's log-probabilities are needed."""
         return any(settings.kl_coef > 0 for settings in (self.settings, *self.own.values()))

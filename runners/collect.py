@@ -5,25 +5,26 @@ A batch is a pure function of the weights, the iteration, the position in the da
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mafrt import algorithms
 from mafrt.algorithms import CreditContext
+from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
-from mafrt.core import records
 from mafrt.core.errors import EnvError
-from mafrt.core.types import Episode
+from mafrt.core.progress import stage
+from mafrt.core.types import Episode, Start, Turn
 from mafrt.environment.base import Env
 from mafrt.rollout.audit import fill_audits
-from mafrt.rollout.distributed_rollout import own_slots, play_together
+from mafrt.rollout.distributed_rollout import gathered, judged_by_first
 from mafrt.rollout.dynamic_sampling import resample
 from mafrt.rollout.left_out import fill_contributions
-from mafrt.rollout.player import Player, PlayStats
+from mafrt.rollout.player import Player, PlayStats, measures_of
 from mafrt.rollout.stratified_order import StratifiedOrder, strata_of
-from mafrt.rollout.task_stream import Order, TaskStream, shuffled_passes
+from mafrt.rollout.task_stream import Order, TaskStream, own_slots, shuffled_passes
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import AsyncRollout
 from mafrt.runners.judge import Judge
@@ -114,46 +115,33 @@ class Collector:
 
     def play(self, iteration: int, drawn: int) -> CollectedBatch:
         """Play the batch of `iteration` now; see `batch`."""
-        player, play = self._cast(iteration), self.config.play
-        first = self._stream(iteration, self.blocks, drawn, 0, turns=play.episode_length * len(player.team.agents))
-        episodes, stats = self._play_through(player, first)
+        cast = self.rule.schedule.plan(iteration).adapters
+        # The adapters of the schedule for this iteration, or their copies.
+        player = self.player.cast(self.async_rollout.adapters(cast) if self.async_rollout is not None else cast)
+        turns = self.config.play.episode_length * len(player.team.agents)
+        starts = self._stream(iteration, self.blocks, drawn, 0, turns)
+        episodes, stats = self._play_through(player, starts)
         if not episodes and not self.interrupted():
             # The environment's own error is more use than a count of lost episodes.
             raise stats.last_error or EnvError("No episode was finished in this iteration; see the log for why.")
-        if not self.rule.sampling_rounds:
-            self._replay(player, episodes, stats)
-            return CollectedBatch(episodes, stats, first.drawn)
-        resampled = resample(
-            episodes,
-            stats,
-            rounds=self.rule.sampling_rounds,
-            flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
-            stream=partial(self._stream, iteration),
-            play=partial(self._play_through, player),
-            blocks=self.blocks,
-            drawn=first.drawn,
-            dealt=first.rounds,
-        )
-        stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
-        self._replay(player, resampled.episodes, stats)
-        return CollectedBatch(resampled.episodes, stats, resampled.drawn)
-
-    def _replay(self, player: Player, episodes: list[Episode], stats: PlayStats) -> None:
-        """Play the batch again as far as credit asks for it."""
-        settings, audited = self.rule.settings, self.config.play.audit_turns
-        weights = settings.reward_weight, settings.outcome_weight
-        with self.base.whole():
-            if settings.needs_contribution:
-                stats.replayed |= fill_contributions(player, self.env, episodes, *weights)
-            if audited:
-                stats.replayed |= fill_audits(player, self.env, episodes, audited, self.config.run.seed, *weights)
-
-    def _cast(self, iteration: int) -> Player:
-        """The player with the adapters of the schedule for this iteration, or with their copies."""
-        cast = self.rule.schedule.plan(iteration).adapters
-        if self.async_rollout is None:
-            return self.player.cast(cast)
-        return self.player.cast(self.async_rollout.adapters(cast))
+        batch = CollectedBatch(episodes, stats, starts.drawn)
+        if self.rule.sampling_rounds:
+            resampled = resample(
+                episodes,
+                stats,
+                rounds=self.rule.sampling_rounds,
+                flat=lambda some: algorithms.groups_without_spread(some, self.rule.settings, self.context),
+                stream=partial(self._stream, iteration),
+                play=partial(self._play_through, player),
+                blocks=self.blocks,
+                drawn=starts.drawn,
+                dealt=starts.rounds,
+            )
+            stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
+            batch = CollectedBatch(resampled.episodes, stats, resampled.drawn)
+        if self.rule.settings.needs_contribution or self.config.play.audit_turns:
+            self._replay(player, batch)
+        return batch
 
     def _stream(self, iteration: int, tasks: int, drawn: int, dealt: int, turns: int = 1) -> TaskStream:
         play = self.config.play
@@ -169,24 +157,67 @@ class Collector:
         )
 
     def _play_through(self, player: Player, starts: TaskStream) -> tuple[list[Episode], PlayStats]:
+        """Play a stream of tasks and judge the episodes: whole groups in each process, and all of them in all."""
+        processes, slots = self.processes, own_slots(self.processes, starts.slots, starts.n_samples)
+
+        def play() -> tuple[list[Episode], PlayStats]:
+            with stage("playing", len(slots)) as advance:
+
+                def next_start(slot: int, finished: Episode | None) -> Start | None:
+                    start = starts.next_start(slots[slot], finished)
+                    if start is None:
+                        advance(1)
+                    return start
+
+                return player.play(self.envs[: len(slots)], next_start, self.interrupted)
+
         with self.base.whole():
-            # Judged within the same context: a coach on the base itself samples with its weights.
-            episodes, stats = play_together(self.processes, player, self.envs, starts, self.interrupted)
-            if self.judge is not None:
-                self._judge(self.judge, episodes)
+            episodes, stats = play() if processes.size == 1 else gathered(processes, play, starts)
+            # Within the same context: a coach on the base itself samples with its weights.
+            if self.judge is not None and processes.size == 1:
+                self.judge.judge(episodes)
+            elif self.judge is not None:
+                judged_by_first(processes, self.judge.judge, episodes)
         return episodes, stats
 
-    def _judge(self, judge: Judge, episodes: list[Episode]) -> None:
-        """Judge the batch in the first process, for all."""
+    def _replay(self, player: Player, batch: CollectedBatch) -> None:
+        """Play the batch again as far as credit and audits ask for it."""
+        settings, audited, (episodes, stats, _) = self.rule.settings, self.config.play.audit_turns, batch
+        weights = settings.reward_weight, settings.outcome_weight
+        with self.base.whole():
+            if settings.needs_contribution:
+                stats.replayed |= fill_contributions(player, self.env, episodes, *weights)
+            if audited:
+                stats.replayed |= fill_audits(player, self.env, episodes, audited, self.config.run.seed, *weights)
 
-        def judge_and_save() -> list[Any]:
-            try:
-                judge.judge(episodes)
-            # Paid verdicts are kept even if the judge fails midway; the resumed run reads them from the cache.
-            finally:
-                judge.save()
-            return records.pack_verdicts(episodes)
 
-        verdicts = self.processes.lead(judge_and_save)
-        if not self.processes.main:
-            records.unpack_verdicts(episodes, verdicts)
+def batch_metrics(
+    rule: Rule, team: Team, episodes: Sequence[Episode], turns: Sequence[Turn], stats: PlayStats
+) -> dict[str, float]:
+    """Metrics of the batch: scores, lengths, the environment's own measures, and lost episodes."""
+    scores = [episode.score for episode in episodes]
+    metrics = {
+        "score": sum(scores) / len(scores),
+        "episodes": float(len(episodes)),
+        "turns": float(len(turns)),
+        "tokens": float(stats.tokens),
+        "env_errors": float(stats.env_errors),
+        "env_lost_share": stats.lost_share(len(episodes)),
+        "prompt_too_long": float(stats.prompt_too_long),
+    }
+    if rule.tree_samples > 1:
+        metrics["tree_unscored"] = stats.tree_unscored / max(stats.tree_turns, 1)
+        metrics["tree_errors"] = float(stats.tree_errors)
+    if rule.sampling_rounds:
+        metrics["sampling_rounds"] = float(stats.sampling_rounds)
+        metrics["groups_replaced"] = float(stats.groups_replaced)
+    measured = measures_of([episode.info.get("measures", {}) for episode in episodes])
+    metrics |= {f"measure/{name}": value for name, value in measured.items()}
+    for name in team.names:
+        own = [turn for turn in turns if turn.agent == name]
+        if own:
+            metrics[f"tokens/{name}"] = sum(len(turn.action_ids) for turn in own) / len(own)
+            # An answer that may have one token only has no rest that could be missing.
+            cut = sum(turn.stop == "length" and len(turn.action_ids) > 1 for turn in own)
+            metrics[f"truncated_share/{name}"] = cut / len(own)
+    return metrics

@@ -17,7 +17,7 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import Episode
 from mafrt.environment.base import Env
-from mafrt.rollout.player import Player, PlayStats, Start
+from mafrt.rollout.player import Player, PlayStats, Start, measures_of
 
 SOLVED = 1.0
 """score from which a task counts as solved"""
@@ -103,20 +103,6 @@ class Evaluation:
             **{f"eval/measure/{name}": value for name, value in sorted(self.measures.items())},
         }
         return {name: value for name, value in named.items() if value is not None}
-
-
-def measures_of(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each measure over the episodes that have it."""
-    names = sorted({name for episode in measures for name in episode})
-    values = {name: [episode[name] for episode in measures if name in episode] for name in names}
-    return {name: sum(values[name]) / len(values[name]) for name in names}
-
-
-def score(episode: Episode) -> float:
-    """The outcome, or the sum of all rewards where the environment gives no outcome."""
-    if episode.outcome is not None:
-        return episode.outcome
-    return sum(turn.reward for turn in episode.turns if turn.reward is not None)
 
 
 def evaluate(
@@ -225,7 +211,7 @@ class _ProcessResult:
 
     def add(self, episodes: Sequence[Episode], stats: PlayStats, keep: Callable[[str], bool]) -> None:
         """Count one pass."""
-        self.scored += [(e.id, e.group, score(e), e.info.get("measures", {})) for e in episodes]
+        self.scored += [(e.id, e.group, e.score, e.info.get("measures", {})) for e in episodes]
         self.kept += [records.pack_episode(episode) for episode in episodes if keep(episode.group)]
         self.lost += stats.env_errors
         self.last = self.last if stats.last_error is None else str(stats.last_error)

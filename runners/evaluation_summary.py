@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mafrt.core.types import Episode
-from mafrt.runners.evaluation import SOLVED, Evaluation, score
+from mafrt.runners.evaluation import SOLVED, Evaluation
 from mafrt.runners.intervals import interval
 
 GREEDY = "greedy"
@@ -82,7 +82,7 @@ def majority(episodes: Sequence[Episode]) -> Majority | None:
         for episode in group:
             first: Mapping[str, Any] = next(iter(answers_of(episode).values()), {})
             if first.get("key") is not None:
-                votes[first["key"]].append(score(episode))
+                votes[first["key"]].append(episode.score)
         most = max(map(len, votes.values()), default=0)
         leading = [statistics.fmean(each) for each in votes.values() if len(each) == most]
         values.append(statistics.fmean(leading) if leading else 0.0)

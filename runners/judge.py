@@ -96,10 +96,14 @@ class Judge:
     # ------------------------------------------------------------------------------------------------------ judging
 
     def judge(self, episodes: Sequence[Episode]) -> None:
-        """Fill `turn.coach` of every turn that has no score yet. Raises CoachError."""
-        if self.coach.interrupted():  # then the episodes are not whole, and nothing is learnt from them
-            raise CoachInterruptedError("the run was asked to stop")
-        self._fill([(episode, turn) for episode in episodes for turn in episode.turns])
+        """Fill `turn.coach` of every turn that has no score yet, and save the counts. Raises CoachError."""
+        try:
+            if self.coach.interrupted():  # then the episodes are not whole, and nothing is learnt from them
+                raise CoachInterruptedError("the run was asked to stop")
+            self._fill([(episode, turn) for episode in episodes for turn in episode.turns])
+        # Paid verdicts are kept even if the judge fails midway; the resumed run reads them from the cache.
+        finally:
+            self.save()
 
     def feedback(self, turns: Sequence[tuple[Episode, Turn]]) -> list[str]:
         """Judge turns during the rollout; a note on each for the agents that act next, empty for none."""

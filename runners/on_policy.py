@@ -7,12 +7,14 @@ holds exactly these, so a resumed run repeats an uninterrupted one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt import engines
+from mafrt.algorithms.audit import audit_metrics
 from mafrt.algorithms.spin import Spin
 from mafrt.coach import Coach
 from mafrt.config.team import Team
@@ -24,6 +26,7 @@ from mafrt.core.seeding import seed_of
 from mafrt.core.signals import StopRequest
 from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
+from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import resolve_rule, with_reference
 from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
 from mafrt.runners.checks import (
@@ -36,7 +39,7 @@ from mafrt.runners.checks import (
     check_tree,
     check_window,
 )
-from mafrt.runners.collect import CollectedBatch, Collector
+from mafrt.runners.collect import CollectedBatch, Collector, batch_metrics
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.evaluation import EvaluationPlan, evaluate
@@ -57,7 +60,6 @@ from mafrt.storage.run_dir import RunDir
 from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:
-    from mafrt.core.types import Episode
     from mafrt.models.several_bases import Bases
 
 log = logging.getLogger(__name__)
@@ -124,7 +126,9 @@ class OnPolicy:
         self._build_stages(coach or self._own_coach)
         self.transcripts: TranscriptWriter | None = None
         self._sample: str | None = None
-        self._told_blind = False
+        blind = self.rule.settings.blind_to(self.rule.tree_samples > 1)
+        self._blind = None if self.rule.name == "ippo" and self.env.opponents else blind
+        """what credit leaves out where turns are paid as they come: a form of its paper; None once it is said"""
         self.league = League(base, self.rule.schedule) if isinstance(self.rule.schedule, SelfPlay) else None
         self.guard = HeldOutGuard(base, team.adapters, self.updater.learner, config.run)
         learning = tuple(name for name in team.names if name not in team.frozen(config.team.freeze))
@@ -173,7 +177,7 @@ class OnPolicy:
             self._stopping,
             self.state.data.drawn,
         )
-        parts = (base, team, config, rule, sampling, self.engine, context, self.judge)
+        parts = (base, team, config, rule, sampling, self.engine, context)
         self.updater = PreferenceUpdater(*parts) if isinstance(rule.settings, Spin) else Updater(*parts)
 
     def _check_rule(self, coach: Coach | None) -> None:
@@ -198,7 +202,8 @@ class OnPolicy:
     def _restore(self, resume: Loadable) -> None:
         """Bring weights, optimizers and position to where `resume` left them."""
         restore(resume, self.state, self.base, self.team, self.updater.critic, self.updater.learner)
-        self.updater.kl_coef = self.state.kl_coef
+        if self.updater.kl is not None and self.state.kl_coef is not None:
+            self.updater.kl.coef = self.state.kl_coef
         state = resume.path / "state"
         if (reference := self.updater.reference) is not None:
             if resume.checkpoint is None:
@@ -310,6 +315,8 @@ class OnPolicy:
     def sample(self) -> str | None:
         return self._sample
 
+    # -------------------------------------------------------------------------------------------- one iteration
+
     def collect(self) -> CollectedBatch:
         """Play and judge the episodes of the next iteration."""
         if self.league is not None:
@@ -317,36 +324,58 @@ class OnPolicy:
         return self.collector.batch(self.state.iteration, self.state.drawn)
 
     def learn(self, batch: CollectedBatch) -> IterationResult:
-        """Value, credit and update; with `async_steps`, the next batch is played meanwhile."""
+        """Value, credit and learn; with `async_steps`, the next batch is played meanwhile."""
+        state, run, updater, rule = self.state, self.config.run, self.updater, self.rule
+        iteration, plan, tree = state.iteration, rule.schedule.plan(state.iteration), rule.tree_samples > 1
         if self.collector.async_rollout is None:
             # The engine's cache memory is given back to the learner for the time of the update.
             engines.rest(self.engine)
-        elif self.state.iteration + 1 < self.config.run.iterations:
-            self.collector.start(self.state.iteration + 1, batch.drawn)
-        self._say_what_credit_leaves_out(batch.episodes)
-        metrics = self.updater.learn(batch.episodes, batch.stats, self.state.iteration)
-        self.state.iteration, self.state.drawn = self.state.iteration + 1, batch.drawn
-        self.state.tokens, self.state.kl_coef = self.state.tokens + batch.stats.tokens, self.updater.kl_coef
+        elif iteration + 1 < run.iterations:
+            self.collector.start(iteration + 1, batch.drawn)
+
+        episodes = to_learn(batch.episodes) if tree else batch.episodes
+        turns = [turn for episode in episodes for turn in episode.turns]
+        features = updater.value(episodes, plan, iteration)
+        metrics = updater.credit(episodes, features, plan) | batch.stats.replayed
+        if tree:
+            show_advantages(batch.episodes)
+        if self.config.play.audit_turns:
+            metrics |= audit_metrics(batch.episodes)
+        if self.judge is not None:
+            metrics |= self.judge.metrics(batch.episodes)
+        if self.judge is None or not self.judge.too_few(batch.episodes):
+            metrics |= updater.update(episodes, features, plan, iteration)
+        if updater.kl is not None:
+            metrics["kl_coef"] = updater.kl.coef
+            # After the update, so that the whole batch was learnt with one coefficient.
+            divergence = [value for name, value in metrics.items() if name.startswith("ref_kl/")]
+            updater.kl.update(sum(divergence) / len(divergence) if divergence else math.nan, len(turns))
+            state.kl_coef = updater.kl.coef
+
+        metrics |= batch_metrics(rule, self.team, batch.episodes, turns, batch.stats)
+        metrics |= {f"lr/{name}": updater.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
+        metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
+        metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
+        # Sorted, so that files of two runs can be compared line by line.
+        metrics = dict(sorted(metrics.items()))
+        state.iteration, state.drawn = iteration + 1, batch.drawn
+        state.tokens += batch.stats.tokens
+        by_turn = self._blind is not None and any(
+            turn.reward for episode in batch.episodes if len(episode.turns) > 1 for turn in episode.turns
+        )
+        if by_turn:
+            log.info("%s pays by turn, and %s: %s", self.env.class_name, rule.name, self._blind)
+            self._blind = None
         if self.processes.main:
-            self.doctor.look(self.state.iteration, metrics, batch.episodes)
+            self.doctor.look(state.iteration, metrics, batch.episodes)
             if self.transcripts is not None:
-                self.transcripts.write("train", self.state.iteration, batch.episodes)
-        run = self.config.run
+                self.transcripts.write("train", state.iteration, batch.episodes)
         return IterationResult(
             metrics,
             self.judge.taken() if self.judge is not None else {},
             [episode_record(episode, tokens=run.log_tokens) for episode in batch.episodes] if run.log_episodes else (),
             batch.stats.tokens,
         )
-
-    def _say_what_credit_leaves_out(self, episodes: Sequence[Episode]) -> None:
-        """One line, once: the rule keeps a form of its paper that does not fit an environment that pays by turn."""
-        blind = self.rule.settings.blind_to(self.rule.tree_samples > 1)
-        if blind is None or self._told_blind or (self.rule.name == "ippo" and self.env.opponents):
-            return
-        if any(turn.reward for episode in episodes if len(episode.turns) > 1 for turn in episode.turns):
-            self._told_blind = True
-            log.info("%s pays by turn, and %s: %s", self.env.class_name, self.rule.name, blind)
 
     def save(self, disk: RunDir | None) -> None:
         """Write a checkpoint; all processes take part."""

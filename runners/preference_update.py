@@ -21,16 +21,13 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.seeding import permutation, seed_of
 from mafrt.core.types import Episode, SamplingParams
 from mafrt.engines import Engine
-from mafrt.rollout.player import PlayStats
-from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import Rule
 from mafrt.runners.build import make_critic
-from mafrt.runners.judge import Judge
 from mafrt.runners.offline.dataset import Record, turn_of
 from mafrt.runners.offline.dpo import Dpo, pairs_of
 from mafrt.runners.offline.replay import RecordedTurn
 from mafrt.runners.offline.sft import RecordLearner
-from mafrt.runners.update import batch_metrics
+from mafrt.runners.schedules import IterationPlan
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import make_lr_schedule
 from mafrt.training.reference import FrozenAdapters
@@ -72,6 +69,10 @@ class ReferenceLearner:
     def slowdown(self, factor: float) -> None:
         self.learner.slowdown = factor
 
+    def rate(self, adapter: str, iteration: int) -> float:
+        """Learning rate of an adapter in an iteration."""
+        return self.learner.rate(adapter, iteration)
+
     def forget(self, adapter: str) -> None:
         """Reset the moments of an adapter's optimizer."""
         self.learner.forget(adapter)
@@ -96,11 +97,10 @@ class PreferenceUpdater:
     sampling: Mapping[str, SamplingParams]
     engine: Engine
     context: CreditContext
-    judge: Judge | None
     reference: None = None
     """its own reference is in the learner"""
-    kl_coef: float | None = None
-    """always None: the reference is in the loss"""
+    kl: None = None
+    """no penalty to steer: the reference is in the loss"""
 
     def __post_init__(self) -> None:
         if len(self.base.parts) > 1 or self.base.processes.size > 1 or self.config.play.async_steps:
@@ -117,27 +117,26 @@ class PreferenceUpdater:
             make_lr_schedule(self.config.learn, self.config.run.iterations),
         )
         self.learner = ReferenceLearner(self.records.learner, self.team.adapters)
+        self.pairs: list[Record] = []
+        """of the present batch"""
 
-    def learn(self, episodes: list[Episode], stats: PlayStats, iteration: int) -> dict[str, float]:
-        """Pair the answers of the scheduled agents, take the DPO steps, and return the metrics."""
-        plan = self.rule.schedule.plan(iteration)
+    def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> None:
+        """Renew the reference where it is due."""
         if iteration % self.settings.ref_update_freq == 0:
             self.learner.renew()
-        trained = to_learn(episodes)
-        turns = [turn for episode in trained for turn in episode.turns]
-        metrics = algorithms.assign(trained, self.settings, self.context)
-        show_advantages(episodes)
-        pairs = self._pairs(trained, plan.agents)
-        metrics |= {f"pairs/{agent}": float(sum(pair.agent == agent for pair in pairs)) for agent in plan.agents}
-        if self.judge is not None:
-            metrics |= self.judge.metrics(episodes)
-        if self.judge is None or not self.judge.too_few(episodes):
-            metrics |= self._steps(pairs, iteration)
-        metrics |= batch_metrics(self.rule, self.team, episodes, turns, stats)
-        metrics |= {f"lr/{name}": self.records.learner.rate(plan.adapters[name], iteration) for name in plan.agents}
-        metrics |= {f"trained/{name}": float(name in plan.agents) for name in self.team.names}
-        metrics |= {f"adapter_version/{name}": float(self.base.versions[name]) for name in self.team.adapters}
-        return dict(sorted(metrics.items()))
+
+    def credit(self, episodes: Sequence[Episode], features: None, plan: IterationPlan) -> dict[str, float]:
+        """Pair the answers of the scheduled agents by their rewards."""
+        metrics = algorithms.assign(episodes, self.settings, self.context)
+        self.pairs = self._pairs(episodes, plan.agents)
+        counts = {agent: sum(pair.agent == agent for pair in self.pairs) for agent in plan.agents}
+        return metrics | {f"pairs/{agent}": float(count) for agent, count in counts.items()}
+
+    def update(
+        self, episodes: Sequence[Episode], features: None, plan: IterationPlan, iteration: int
+    ) -> dict[str, float]:
+        """Take the DPO steps."""
+        return self._steps(self.pairs, iteration)
 
     def _pairs(self, episodes: Sequence[Episode], agents: Sequence[str]) -> list[Record]:
         """Pairs of answers with their reference; the tokens are copies, so the episodes' turns stay as they are."""

@@ -12,9 +12,9 @@ from mafrt.config.team import Team
 from mafrt.core.types import Episode, Scored, Turn
 from mafrt.rollout.player import PlayStats
 from mafrt.runners.algorithm import resolve_rule
+from mafrt.runners.collect import batch_metrics
 from mafrt.runners.doctor import WINDOW, Doctor
 from mafrt.runners.on_policy import OnPolicy
-from mafrt.runners.update import batch_metrics
 
 
 def episode(reward=None, outcome=None, text="so 7", coach=None):

@@ -24,8 +24,7 @@ from mafrt.core import records
 from mafrt.core.distributed import ALONE, Processes, packed_error, unpacked_error
 from mafrt.core.errors import BudgetSpentError, ConfigError, DataError, MafrtError
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
-from mafrt.rollout.distributed_rollout import own_slots
-from mafrt.rollout.task_stream import TaskStream, shuffled_passes
+from mafrt.rollout.task_stream import TaskStream, own_slots, shuffled_passes
 from mafrt.runners.checks import check_processes
 from mafrt.storage.load_path import resolve
 

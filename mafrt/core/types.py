@@ -159,6 +159,13 @@ class Episode:
     """Of an episode grown as a tree (`mafrt.rollout.tree_player`): all alternatives of all its turns, the carried ones
     included, each as an episode of one turn. Empty otherwise."""
 
+    @property
+    def score(self) -> float:
+        """The outcome, or the sum of all rewards where the environment gives no outcome."""
+        if self.outcome is not None:
+            return self.outcome
+        return sum(turn.reward for turn in self.turns if turn.reward is not None)
+
 
 class Sampled(NamedTuple):
     """How an answer was sampled: tokens of the prompt and of the answer, and why it ended."""

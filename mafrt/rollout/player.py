@@ -36,7 +36,7 @@ from mafrt.environment.session import Session, session_of
 from mafrt.environment.tool_calls import visible
 from mafrt.rollout.prompts import Voice, encode_prompt, opens_thought, with_note
 
-__all__ = ["Answers", "Live", "PlayStats", "Player", "Rollout", "Start"]
+__all__ = ["Answers", "Live", "PlayStats", "Player", "Rollout", "Start", "measures_of"]
 
 log = logging.getLogger(__name__)
 
@@ -480,3 +480,10 @@ def side_by_side(call: Callable[[T], R], items: Sequence[T], blocking: Sequence[
         begun = iter([pool.submit(call, item) for item in waiting])
         done = iter([call(item) for item, waits in zip(items, blocking, strict=True) if not waits])
         return [next(begun).result() if waits else next(done) for waits in blocking]
+
+
+def measures_of(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure over the episodes that have it."""
+    names = sorted({name for episode in measures for name in episode})
+    values = {name: [episode[name] for episode in measures if name in episode] for name in names}
+    return {name: sum(values[name]) / len(values[name]) for name in names}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from mafrt.core.distributed import Processes
 from mafrt.core.seeding import permutation, seed_of
-from mafrt.core.types import Episode
-from mafrt.rollout.player import Start
+from mafrt.core.types import Episode, Start
 
 
 @lru_cache(maxsize=4)
@@ -90,3 +90,9 @@ class TaskStream:
             seed=seed_of(self.seed, "episode", draw, sample),
             task=None if self.order is None else self.order(draw),
         )
+
+
+def own_slots(processes: Processes, slots: int, n_samples: int) -> list[int]:
+    """The slots that this process plays: every `size`-th block of `n_samples`, so that no group is torn apart."""
+    blocks = processes.share(range(slots // n_samples))
+    return [block * n_samples + sample for block in blocks for sample in range(n_samples)]

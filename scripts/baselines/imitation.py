@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.types import Episode
-from mafrt.runners.evaluation import score
 from mafrt.runners.offline.dataset import RecordPasses
 from mafrt.runners.offline.replay import RecordedTurn
 
@@ -26,7 +25,7 @@ def solved_turns(episodes: Sequence[Episode], at_least: float) -> list[Record]:
     from mafrt.runners.offline.sft import examples_of
 
     turns = [
-        RecordedTurn(turn, "", score(episode), episode.id)
+        RecordedTurn(turn, "", episode.score, episode.id)
         for episode in episodes
         for turn in episode.turns
         if turn.action_ids
