@@ -50,6 +50,16 @@ class Rule:
         """Whether the reference's log-probabilities are needed."""
         return any(settings.kl_coef > 0 for settings in (self.settings, *self.own.values()))
 
+    @cached_property
+    def influence(self) -> bool:
+        """Whether credit reads `Turn.influence`."""
+        return self.settings.needs_influence
+
+    @cached_property
+    def contribution(self) -> bool:
+        """Whether credit reads `Turn.contribution`."""
+        return self.settings.needs_contribution
+
     def context(self) -> CreditContext:
         """The context of `algorithms.assign`, as far as it is the same in every iteration."""
         in_reward = self.settings.kl_in == "reward"

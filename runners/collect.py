@@ -139,7 +139,7 @@ class Collector:
             )
             stats.sampling_rounds, stats.groups_replaced = resampled.rounds, resampled.replaced
             batch = CollectedBatch(resampled.episodes, stats, resampled.drawn)
-        if self.rule.settings.needs_contribution or self.config.play.audit_turns:
+        if self.rule.contribution or self.config.play.audit_turns:
             self._replay(player, batch)
         return batch
 
@@ -185,7 +185,7 @@ class Collector:
         settings, audited, (episodes, stats, _) = self.rule.settings, self.config.play.audit_turns, batch
         weights = settings.reward_weight, settings.outcome_weight
         with self.base.whole():
-            if settings.needs_contribution:
+            if self.rule.contribution:
                 stats.replayed |= fill_contributions(player, self.env, episodes, *weights)
             if audited:
                 stats.replayed |= fill_audits(player, self.env, episodes, audited, self.config.run.seed, *weights)

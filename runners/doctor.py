@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mafrt.core.text import clean_text
@@ -34,6 +34,157 @@ class Diagnosis:
     """iteration in which it was first seen"""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a check reads: the metrics of the last iterations, and of an agent where the check is about one.
+
+    A metric's name that ends in `/` is completed by the agent's.
+    """
+
+    past: Sequence[Mapping[str, float]]
+    """the present iteration last"""
+    agent: str
+    first_entropy: float
+    """of the agent, in the first iteration; 0 if it was not measured"""
+    masks_cut_turns: bool
+
+    def now(self, name: str, default: float = 0.0) -> float:
+        """A metric of this iteration."""
+        return self.past[-1].get(name + self.agent if name.endswith("/") else name, default)
+
+    def window(self, name: str) -> list[float]:
+        """A metric of each of the last `WINDOW` iterations; empty unless all of them have it."""
+        name = name + self.agent if name.endswith("/") else name
+        values = [metrics[name] for metrics in self.past[-WINDOW:] if name in metrics]
+        return values if len(values) == WINDOW else []
+
+
+CHECKS: tuple[tuple[str, Callable[[Seen], str | None]], ...] = (
+    # Several iterations in a row, since one flat batch is chance; a team that solves everything is no patient.
+    (
+        "flat_returns/",
+        lambda s: (
+            f"All turns of {s.agent} earned the same in {WINDOW} iterations, so its adapter was left alone. "
+            "Remedy: pay it for its own part (rewards in step(), or --coach rules), more --n_samples, or a "
+            "higher --temperature."
+            if min(s.window("flat_returns/"), default=0) >= 1 and s.now("score") < 0.99
+            else None
+        ),
+    ),
+    # Where nearly everything is solved, returns have no variance that could be explained.
+    (
+        "harmful_critic/",
+        lambda s: (
+            f"The critic predicts the returns of {s.agent} worse than their mean would: explained variance "
+            f"{statistics.median(s.window('explained_variance/')):.1f} over {WINDOW} iterations. Remedy: more "
+            "--critic_epoch, a lower --critic_lr, or a rule without a critic (--algorithm grpo --n_samples 8)."
+            if statistics.median(s.window("explained_variance/") or [0]) < -1 and s.now("score") < 0.95
+            else None
+        ),
+    ),
+    # Compared with the run's own start, since usual entropies differ by tokenizer and task. A low entropy alone is what
+    # success looks like, so the score must be low and still as well.
+    (
+        "entropy_collapse/",
+        lambda s: (
+            f"{s.agent} always says the same: its entropy fell from {s.first_entropy:.3f} to {s.now('entropy/'):.4f} "
+            "nats per token while the score is low. Remedy: a lower --lr, --entropy_coef 0.01, or --kl_coef 0.05."
+            if s.first_entropy > 0.05
+            and s.now("entropy/", s.first_entropy) < 0.02 * s.first_entropy
+            and s.now("score", 1.0) < 0.5
+            and _range(s.past) <= 0.1
+            else None
+        ),
+    ),
+    # A nat per token within one iteration is far beyond any trust region in use.
+    (
+        "kl_explosion/",
+        lambda s: (
+            f"The policy of {s.agent} moved away by "
+            + (
+                f"{s.now('kl/'):.2f} nats per token in one iteration"
+                if s.now("kl/") > 1
+                else f"{s.now('ref_kl/'):.1f} nats in all"
+            )
+            + ". Remedy: a lower --lr, --target_kl 0.05, or --kl_coef 0.05."
+            if s.now("kl/") > 1 or s.now("ref_kl/") > 10
+            else None
+        ),
+    ),
+    # Nine of ten groups: some without spread are normal, as tasks are too easy or too hard.
+    (
+        "groups_without_spread",
+        lambda s: (
+            f"{statistics.fmean(s.window('groups_no_spread')):.0%} of the groups have samples of equal reward, which "
+            "teach nothing. Remedy: tasks of another difficulty, more --n_samples, or dynamic sampling (--algorithm "
+            "dapo)."
+            if min(s.window("groups_no_spread"), default=0) > 0.9
+            else None
+        ),
+    ),
+    # The same number has two causes: samples of the iteration before differ by the update itself.
+    (
+        "stale_samples/",
+        lambda s: (
+            f"The samples of {s.agent} come from older weights: after the update their log-probabilities differ "
+            f"by {s.now('engine_gap/'):.2f} nats per token. Remedy: a lower --lr, or --async_steps 0."
+            if s.now("engine_gap/") > 0.5 and s.now("staleness/") > 0.0
+            else None
+        ),
+    ),
+    (
+        "engine_gap/",
+        lambda s: (
+            f"The engine does not sample from the weights that {s.agent} trains: their log-probabilities differ "
+            f"by {s.now('engine_gap/'):.2f} nats per token. Remedy: check the servers' base and adapters, or "
+            "--engine local."
+            if s.now("engine_gap/") > 0.5 and s.now("staleness/") <= 0.0
+            else None
+        ),
+    ),
+    (
+        "stale_samples/",
+        lambda s: (
+            f"The samples of {s.agent} do not come from the policy that learns: their mean probability ratio is "
+            f"{s.now('ratio_mean/'):.2g}. Remedy: fewer --ppo_epoch, a lower --lr, or --async_steps 0."
+            if f"engine_gap/{s.agent}" not in s.past[-1] and not 0.2 < s.now("ratio_mean/", 1.0) < 5
+            else None
+        ),
+    ),
+    (
+        "truncated/",
+        lambda s: (
+            f"{s.now('truncated_share/'):.0%} of the turns of {s.agent} were cut at max_new_tokens. Remedy: raise "
+            "--max_new_tokens, "
+            + ("or " if s.masks_cut_turns else "leave such turns out of the loss (--mask_cut_turns), or ")
+            + "ask for short answers in its role prompt."
+            if s.now("truncated_share/") > 0.5
+            else None
+        ),
+    ),
+    (
+        "lost_episodes",
+        lambda s: (
+            f"{s.now('env_lost_share'):.0%} of the episodes were lost to errors of the environment. Remedy: see the "
+            "log for the file and line, and mafrt check_env."
+            if s.now("env_lost_share") > 0.05
+            else None
+        ),
+    ),
+    (
+        "not_finite",
+        lambda s: (
+            "A gradient or a weight was not finite; the step was skipped or the adapter put back. Remedy: a lower "
+            "--lr, or --dtype float32."
+            if s.now("rollbacks") or s.now("skipped_updates")
+            else None
+        ),
+    ),
+)
+"""Name of the diagnosis (one that ends in `/` is made of each learning agent), and the check: finding and remedy, or
+None."""
+
+
 class Doctor:
     """Checks every iteration and evaluation of a run.
 
@@ -47,14 +198,23 @@ class Doctor:
         self.diagnoses: dict[str, Diagnosis] = {}
         self.seen: dict[str, int] = {}
         """diagnosis -> iterations in which it held"""
-        self._past: deque[Mapping[str, float]] = deque(maxlen=200)
+        self._past: deque[Mapping[str, float]] = deque(maxlen=WINDOW)
         self._entropy: dict[str, float] = {}
         self._best: tuple[float, float] | None = None
 
     def look(self, iteration: int, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> list[Diagnosis]:
         """Diagnoses that are new in this iteration (counted from 1); each is logged as a warning once."""
         self._past.append(metrics)
-        return self._note(iteration, self._symptoms(metrics, episodes))
+        for agent in self.agents:
+            if (entropy := metrics.get(f"entropy/{agent}")) is not None:
+                self._entropy.setdefault(agent, entropy)
+        past, symptoms = list(self._past), list(_rewards(episodes))
+        for name, check in CHECKS:
+            for agent in self.agents if name.endswith("/") else ("",):
+                seen = Seen(past, agent, self._entropy.get(agent, 0.0), self.masks_cut_turns)
+                if (sentence := check(seen)) is not None:
+                    symptoms.append((name + agent, sentence))
+        return self._note(iteration, symptoms)
 
     def look_at_evaluation(self, iteration: int, metrics: Mapping[str, float], tasks: int) -> list[Diagnosis]:
         """The same for the scores of an evaluation, of which there are `tasks`."""
@@ -62,7 +222,7 @@ class Doctor:
 
     def note(self, iteration: int, name: str, sentence: str) -> list[Diagnosis]:
         """Add a diagnosis that another part of the run made."""
-        return self._note(iteration, iter([(name, sentence)]))
+        return self._note(iteration, [(name, sentence)])
 
     def lines(self) -> list[str]:
         """All diagnoses for the end of a run, first seen first."""
@@ -72,7 +232,7 @@ class Doctor:
             for name, diagnosis in self.diagnoses.items()
         ]
 
-    def _note(self, iteration: int, symptoms: Iterator[tuple[str, str]]) -> list[Diagnosis]:
+    def _note(self, iteration: int, symptoms: Iterable[tuple[str, str]]) -> list[Diagnosis]:
         new = []
         for name, sentence in symptoms:
             self.seen[name] = self.seen.get(name, 0) + 1
@@ -82,107 +242,6 @@ class Doctor:
                 new.append(self.diagnoses[name])
                 log.warning("iteration %d: %s", iteration, sentence)
         return new
-
-    # --------------------------------------------------------------------------------------------------- checks
-
-    def _symptoms(self, metrics: Mapping[str, float], episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
-        yield from _rewards(episodes)
-        yield from self._noise(metrics)
-        yield from self._critic(metrics)
-        yield from self._entropy_collapse(metrics)
-        yield from self._kl(metrics)
-        yield from self._spread(metrics)
-        yield from self._engine(metrics)
-        yield from _truncated(metrics, self.agents, self.masks_cut_turns)
-        yield from _lost(metrics)
-        yield from _repaired(metrics)
-
-    def _noise(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for agent in self.agents:
-            recent = self._recent(f"flat_returns/{agent}")
-            # Several iterations in a row, since one flat batch is chance; and a team that solves everything is no
-            # patient.
-            if len(recent) == WINDOW and min(recent) >= 1 and metrics.get("score", 0.0) < 0.99:
-                yield (
-                    f"flat_returns/{agent}",
-                    f"All turns of {agent} earned the same in {WINDOW} iterations, so its adapter was left alone. "
-                    "Remedy: pay it for its own part (rewards in step(), or --coach rules), more --n_samples, or a "
-                    "higher --temperature.",
-                )
-
-    def _critic(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for agent in self.agents:
-            recent = self._recent(f"explained_variance/{agent}")
-            # Where nearly everything is solved, returns have no variance that could be explained.
-            if len(recent) == WINDOW and statistics.median(recent) < -1 and metrics.get("score", 0.0) < 0.95:
-                yield (
-                    f"harmful_critic/{agent}",
-                    f"The critic predicts the returns of {agent} worse than their mean would: explained variance "
-                    f"{statistics.median(recent):.1f} over {WINDOW} iterations. Remedy: more --critic_epoch, "
-                    "a lower --critic_lr, or a rule without a critic (--algorithm grpo --n_samples 8).",
-                )
-
-    def _entropy_collapse(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for agent in self.agents:
-            value = metrics.get(f"entropy/{agent}")
-            if value is None:
-                continue
-            # Compared with the run's own start, since usual entropies differ by tokenizer and task.
-            first = self._entropy.setdefault(agent, value)
-            spread = _spread_of_scores(self._past)
-            # A low entropy alone is what success looks like, so the score must be low and still as well.
-            if first > 0.05 and value < 0.02 * first and metrics.get("score", 1.0) < 0.5 and not spread:
-                yield (
-                    f"entropy_collapse/{agent}",
-                    f"{agent} always says the same: its entropy fell from {first:.3f} to {value:.4f} nats per token "
-                    "while the score is low. Remedy: a lower --lr, --entropy_coef 0.01, or --kl_coef 0.05.",
-                )
-
-    def _kl(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for agent in self.agents:
-            step, reference = metrics.get(f"kl/{agent}", 0.0), metrics.get(f"ref_kl/{agent}", 0.0)
-            # A nat per token within one iteration is far beyond any trust region in use.
-            if step > 1 or reference > 10:
-                moved = f"{step:.2f} nats per token in one iteration" if step > 1 else f"{reference:.1f} nats in all"
-                yield (
-                    f"kl_explosion/{agent}",
-                    f"The policy of {agent} moved away by {moved}. Remedy: a lower --lr, --target_kl 0.05, or "
-                    "--kl_coef 0.05.",
-                )
-
-    def _spread(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        recent = self._recent("groups_no_spread")
-        # Nine of ten groups: some without spread are normal, as tasks are too easy or too hard.
-        if len(recent) == WINDOW and min(recent) > 0.9:
-            yield (
-                "groups_without_spread",
-                f"{statistics.fmean(recent):.0%} of the groups have samples of equal reward, which teach nothing. "
-                "Remedy: tasks of another difficulty, more --n_samples, or dynamic sampling (--algorithm dapo).",
-            )
-
-    def _engine(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        for agent in self.agents:
-            gap = metrics.get(f"engine_gap/{agent}")
-            # The same number has two causes: samples of the iteration before differ by the update itself.
-            if gap is not None and gap > 0.5 and metrics.get(f"staleness/{agent}", 0.0) > 0.0:
-                yield (
-                    f"stale_samples/{agent}",
-                    f"The samples of {agent} come from older weights: after the update their log-probabilities differ "
-                    f"by {gap:.2f} nats per token. Remedy: a lower --lr, or --async_steps 0.",
-                )
-            elif gap is not None and gap > 0.5:
-                yield (
-                    f"engine_gap/{agent}",
-                    f"The engine does not sample from the weights that {agent} trains: their log-probabilities differ "
-                    f"by {gap:.2f} nats per token. Remedy: check the servers' base and adapters, or --engine local.",
-                )
-            ratio = metrics.get(f"ratio_mean/{agent}")
-            if gap is None and ratio is not None and not 0.2 < ratio < 5:
-                yield (
-                    f"stale_samples/{agent}",
-                    f"The samples of {agent} do not come from the policy that learns: their mean probability ratio is "
-                    f"{ratio:.2g}. Remedy: fewer --ppo_epoch, a lower --lr, or --async_steps 0.",
-                )
 
     def _falling(self, metrics: Mapping[str, float], tasks: int) -> Iterator[tuple[str, str]]:
         name = next((name for name in metrics if name.startswith("eval/avg@")), "eval/greedy")
@@ -200,10 +259,6 @@ class Doctor:
             )
         if self._best is None or score > self._best[0]:
             self._best = (score, error)
-
-    def _recent(self, name: str) -> list[float]:
-        values = [metrics.get(name) for metrics in list(self._past)[-WINDOW:]]
-        return [value for value in values if value is not None]
 
 
 def _rewards(episodes: Sequence[Episode]) -> Iterator[tuple[str, str]]:
@@ -238,38 +293,7 @@ def _worth(episode: Episode) -> float | None:
     return sum(rewards) + (episode.outcome or 0.0)
 
 
-def _spread_of_scores(past: Sequence[Mapping[str, float]]) -> bool:
-    scores = [metrics["score"] for metrics in list(past)[-WINDOW:] if "score" in metrics]
-    return len(scores) > 1 and max(scores) - min(scores) > 0.1
-
-
-def _truncated(metrics: Mapping[str, float], agents: Sequence[str], masked: bool) -> Iterator[tuple[str, str]]:
-    remedies = ["raise --max_new_tokens", "ask for short answers in its role prompt"]
-    remedies += [] if masked else ["leave such turns out of the loss: --mask_cut_turns"]
-    for agent in agents:
-        share = metrics.get(f"truncated_share/{agent}", 0.0)
-        if share > 0.5:
-            yield (
-                f"truncated/{agent}",
-                f"{share:.0%} of the turns of {agent} were cut at max_new_tokens. "
-                f"Remedy: {', '.join(remedies[:-1])}, or {remedies[-1]}.",
-            )
-
-
-def _lost(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    share = metrics.get("env_lost_share", 0.0)
-    if share > 0.05:
-        yield (
-            "lost_episodes",
-            f"{share:.0%} of the episodes were lost to errors of the environment. Remedy: see the log for the file "
-            "and line, and mafrt check_env.",
-        )
-
-
-def _repaired(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    if metrics.get("rollbacks", 0) or metrics.get("skipped_updates", 0):
-        yield (
-            "not_finite",
-            "A gradient or a weight was not finite; the step was skipped or the adapter put back. Remedy: a lower "
-            "--lr, or --dtype float32.",
-        )
+def _range(past: Sequence[Mapping[str, float]]) -> float:
+    """Difference between the best and the worst score of the last iterations."""
+    scores = [metrics["score"] for metrics in past[-WINDOW:] if "score" in metrics]
+    return max(scores, default=0.0) - min(scores, default=0.0)

@@ -2,26 +2,33 @@
 
 play -> coach -> value -> credit -> learn. With `--coach_feedback` the turns of an episode that goes on are judged while
 it is played, and the agents that act next are shown the reason; all other turns are judged in one call after play.
+
+A judge that is gamed rewards turns that the verifier rejects. Two signs within one batch set off an alarm:
+- *upside down*: an agent's scores fall as the outcome rises, by a correlation beyond two standard errors (2 / sqrt(n));
+- *blind*: the turns that end rejected episodes (outcome 0 or less) get 5 of 10 or more on average, and less than one
+  point under the turns that end accepted ones. Agents who speak earlier may be right where the team fails, so only the
+  last turn counts here.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from mafrt.algorithms.stats import correlation
 from mafrt.coach import Case, Coach, RulesCoach, make_coach
-from mafrt.coach.agreement import agreement_of
 from mafrt.coach.own_coach import verdicts_of
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core import atomic_files
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError
 from mafrt.core.progress import stage
-from mafrt.core.real_number import real_number
+from mafrt.core.text import real_number
 from mafrt.core.transcript import quoted, speakers
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored, Verdict
 from mafrt.environment.base import Env
@@ -39,6 +46,8 @@ log = logging.getLogger(__name__)
 SHOWN = 600
 """Max characters of a reason shown to agents; it takes room in their context window."""
 
+LEAST = 16
+"""Turns (or rejected episodes, of which half as many do) below which nothing is said of a coach's agreement."""
 COUNTS = "coach.json"
 """In the run's folder: the coach's name, and its counts so far."""
 
@@ -118,7 +127,9 @@ class Judge:
         started = time.perf_counter()
         with stage("judging", len(unjudged)) as advance:
             cases = [self.case(episode, turn) for episode, turn in unjudged]
-            verdicts = verdicts_of(self.coach, cases, self.config.coach.coach_deadline)
+            # A coach of the user's own may hang or raise.
+            coach, deadline_s = self.coach, self.config.coach.coach_deadline
+            verdicts = list(coach.judge(cases)) if coach.bounded else verdicts_of(coach, cases, deadline_s)
             advance(len(unjudged))
         self.seconds += time.perf_counter() - started
         # Verdicts are matched by position, so a missing one would shift all the others.
@@ -254,6 +265,44 @@ def unscored_share(episodes: Sequence[Episode]) -> float:
     """Share of all turns that have no score."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return sum(not isinstance(turn.coach, Scored) for turn in turns) / max(len(turns), 1)
+
+
+def agreement_of(episodes: Sequence[Episode], agents: Sequence[str]) -> tuple[dict[str, float], str | None]:
+    """`coach_correlation/AGENT`, `coach_rejected_score` and `coach_accepted_score`, and the alarm, if there is one.
+
+    A number that the batch cannot tell (no outcome, no spread) is left out.
+    """
+    metrics: dict[str, float] = {}
+    alarms = []
+    for agent in agents:
+        pairs = [
+            (turn.coach.score, episode.outcome)
+            for episode in episodes
+            for turn in episode.turns
+            if turn.agent == agent and isinstance(turn.coach, Scored) and episode.outcome is not None
+        ]
+        r = correlation(pairs)
+        if r is None:
+            continue
+        metrics[f"coach_correlation/{agent}"] = r
+        # Two standard errors of a correlation without any relation, so that chance seldom raises the alarm.
+        if len(pairs) >= LEAST and r < -2.0 / math.sqrt(len(pairs)):
+            alarms.append(f"the coach's scores of {agent} fall as the outcome rises (correlation {r:.2f})")
+    lasts = [
+        (episode.turns[-1].coach.score, episode.outcome)
+        for episode in episodes
+        if episode.turns and isinstance(episode.turns[-1].coach, Scored) and episode.outcome is not None
+    ]
+    rejected = [score for score, outcome in lasts if outcome <= 0]
+    accepted = [score for score, outcome in lasts if outcome > 0]
+    for name, scores in (("rejected", rejected), ("accepted", accepted)):
+        if scores:
+            metrics[f"coach_{name}_score"] = sum(scores) / len(scores)
+    low = metrics.get("coach_rejected_score", 0.0)
+    # Only last turns are compared: an early turn may be good although the episode was lost later.
+    if len(rejected) >= LEAST // 2 and low >= 5.0 and low > metrics.get("coach_accepted_score", low) - 1.0:
+        alarms.append(f"the coach gives {low:.1f} of 10 to the turns that end episodes which the verifier rejects")
+    return metrics, alarms[0] if alarms else None
 
 
 def _checked(verdict: Any, coach: Coach) -> Verdict:

@@ -30,8 +30,8 @@ from mafrt.runners.offline.sft import RecordLearner
 from mafrt.runners.schedules import IterationPlan
 from mafrt.training.learner import Learner
 from mafrt.training.lr_schedule import make_lr_schedule
+from mafrt.training.policy_objective import COUNTS
 from mafrt.training.reference import FrozenAdapters
-from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases

@@ -20,8 +20,8 @@ from mafrt.runners.async_rollout import staleness
 from mafrt.runners.build import make_critic, make_kl_control, make_learner
 from mafrt.runners.schedules import IterationPlan
 from mafrt.training.critic import Features
+from mafrt.training.policy_objective import COUNTS
 from mafrt.training.reference import FrozenAdapters
-from mafrt.training.update_metrics import COUNTS
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
@@ -79,7 +79,7 @@ class Updater:
                 turn.ref_logprobs = values
         if self.foreign or any(how.truncated for how in self.sampling.values()):
             self.learner.recompute_logprobs(turns, plan.adapters)
-        if rule.settings.needs_influence:
+        if rule.influence:
             tokenizers = {name: self.base.of_agent(name).tokenizer for name in self.team.names}
             fill_influence(episodes, self.team, tokenizers, lambda turns: self.learner.logprobs(turns, plan.adapters))
         return features

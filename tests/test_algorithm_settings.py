@@ -49,9 +49,9 @@ def test_presets_hold_until_the_user_says_otherwise():
 
 
 def test_clip_ranges():
-    assert (resolve(clip_param=0.1).settings.clip_param, resolve(clip_param=0.1).settings.upper_clip) == (0.1, 0.1)
-    assert resolve(clip_param=0.2, clip_high=0.28).settings.upper_clip == 0.28
-    assert resolve(algorithm="dapo", n_samples=4).settings.upper_clip == 0.28
+    assert (resolve(clip_param=0.1).settings.clip_param, resolve(clip_param=0.1).settings.clip_high) == (0.1, None)
+    assert resolve(clip_param=0.2, clip_high=0.28).settings.clip_high == 0.28
+    assert resolve(algorithm="dapo", n_samples=4).settings.clip_high == 0.28
 
 
 def test_an_interval_makes_it_agent_by_agent():

@@ -35,7 +35,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
     runner = make(tmp_path / "run", iterations=4, ppo_epoch=2, num_mini_batch=2, **SHORT)
     began: list[dict[str, list[torch.Tensor]]] = []
     seen: list[list] = []
-    learn = runner.updater.learn
+    learn = runner.updater.value
 
     def watched(episodes, *rest):
         names = runner.team.adapters
@@ -43,7 +43,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
         seen.append([turn for episode in episodes for turn in episode.turns])
         return learn(episodes, *rest)
 
-    runner.updater.learn = watched
+    runner.updater.value = watched
     runner.run()
     # Four optimizer steps an iteration; the first batch is the only one that nothing has overtaken.
     assert [{turn.adapter_version for turn in turns} for turns in seen] == [{0}, {0}, {4}, {8}]
@@ -109,14 +109,14 @@ def test_what_goes_wrong_while_learning_leaves_nobody_playing(tmp_path):
             return super().step(actions)
 
     runner = OnPolicy(Slow(), Team.of(Slow.agents), tiny_base(), settings(iterations=6, **SHORT), run_dir=tmp_path)
-    learn = runner.updater.learn
+    learn = runner.updater.value
 
     def fail(*batch):
         if runner.state.iteration == 2:
             raise ModelError("nothing is finite")
         return learn(*batch)
 
-    runner.updater.learn = fail
+    runner.updater.value = fail
     with pytest.raises(ModelError, match="nothing is finite"):
         runner.run()
     assert not any(thread.name == "sampler" for thread in threading.enumerate())

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mafrt.algorithms.stats import correlation
 from mafrt.coach import Case, Coach, RulesCoach, make_coach
-from mafrt.coach.agreement import agreement_of
 from mafrt.coach.api_errors import CallFailedError, failed, retry_after
 from mafrt.coach.budget import Budget, Prices
 from mafrt.coach.cache import VerdictCache, key_of
@@ -29,6 +28,7 @@ from mafrt.core.errors import BudgetSpentError, CheckpointError, CoachDownError,
 from mafrt.core.text import clean_text
 from mafrt.core.types import Episode, Evidence, Scored, Turn, Unscored
 from mafrt.engines.scripted import ScriptedEngine
+from mafrt.runners.judge import agreement_of
 
 WRITTEN = st.characters(exclude_categories=("Cc", "Cs"))
 """Characters that cleaning leaves alone."""

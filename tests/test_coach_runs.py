@@ -196,8 +196,8 @@ def test_an_unscored_turn_is_out_of_the_loss_and_nothing_takes_its_place(tmp_pat
     scores = iter([Unscored("no reply")] + [Scored(5.0)] * 10_000)
     runner = make(coach=Told(lambda case: next(scores)), run_dir=tmp_path / "run", iterations=1)
     kept = []
-    learn = runner.updater.learn
-    runner.updater.learn = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
+    learn = runner.updater.value
+    runner.updater.value = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
     runner.run()
     turns = [turn for episode in kept for turn in episode.turns]
     assert turns[0].coach == Unscored("no reply") and turns[0].advantages is None and turns[0].returns is None
@@ -264,8 +264,8 @@ def test_spans_are_paid_where_they_stand():
 
     runner = make(coach=Told(say), iterations=1, level="token", outcome_weight=0.0, gamma=0.0, gae_lambda=0.0)
     kept = []
-    learn = runner.updater.learn
-    runner.updater.learn = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
+    learn = runner.updater.value
+    runner.updater.value = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
     runner.run()
     turn = next(t for e in kept for t in e.turns if len(t.action_ids) > 2 and t.text)
     assert turn.returns[0] == pytest.approx(1.0) and turn.returns[-1] == pytest.approx(0.0)
@@ -353,8 +353,8 @@ def test_the_reason_is_shown_to_whoever_acts_next_and_all_episodes_are_judged_at
     coach = Told(lambda case: Scored(4.0, f"reason for {case.agent}") if case.said else Unscored("nothing said"))
     runner = make(Binary(), coach=coach, run_dir=tmp_path / "run", iterations=1, coach_feedback=True)
     kept = []
-    learn = runner.updater.learn
-    runner.updater.learn = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
+    learn = runner.updater.value
+    runner.updater.value = lambda episodes, *rest: (kept.extend(episodes), learn(episodes, *rest))[1]
     runner.run()
     # All first turns in one call; then all second ones, and the first ones once more that have no score yet.
     during, after = coach.asked

@@ -16,7 +16,7 @@ from mafrt.environment.checker import check_env
 from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task, process_rewards, verify
 from mafrt.envs.workflows.solver_verifier import verdict_of
-from mafrt.envs.workflows.views import VIEWS
+from mafrt.envs.workflows.state import VIEWS
 from mafrt.rollout.player import Player, Start
 from mafrt.sandbox import Execution
 

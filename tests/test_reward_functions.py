@@ -19,7 +19,7 @@ from mafrt import Coach, Env, Scored, Session, StepResult, Unscored, make_env
 from mafrt.coach.base import Case
 from mafrt.coach.own_coach import verdicts_of
 from mafrt.core.errors import CoachError, CoachInterruptedError, ConfigError, EnvError
-from mafrt.core.real_number import real_number
+from mafrt.core.text import real_number
 from mafrt.envs.program.episode import read_reward
 from mafrt.envs.tasks.reward_functions import reward_function
 from mafrt.runners.judge import _checked

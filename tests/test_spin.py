@@ -35,7 +35,7 @@ def test_a_pair_is_a_better_and_a_worse_answer_to_one_prompt_and_starts_at_ln_2(
         good, bad = ((t.agent, tuple(t.prompt_ids), tuple(t.action_ids)) for t in pair.turns)
         assert good[:2] == bad[:2] and sum(reward[good]) / len(reward[good]) > sum(reward[bad]) / len(reward[bad])
     # The reference was renewed before the step, so every log-ratio is 0.
-    metrics = runner.updater.learn(batch.episodes, batch.stats, 0)
+    metrics = runner.learn(batch).metrics
     assert metrics["loss/first"] == pytest.approx(math.log(2), abs=1e-5)
     assert metrics["pairs/first"] == sum(pair.agent == "first" for pair in pairs)
     assert pairs_of([]) == []

@@ -9,7 +9,8 @@ import torch
 from test_learner import CONFIG, make_base, make_learner, make_turns, weights
 
 from mafrt.training import learner as learner_module
-from mafrt.training.step_control import has_signal, probe, shrink, signal_scale, step_kl
+from mafrt.training.lr_schedule import signal_scale
+from mafrt.training.step_control import probe, shrink, step_kl
 
 FIXED = replace(CONFIG, lr_follows_signal=False)
 
@@ -117,5 +118,5 @@ def test_an_update_keeps_to_its_limit(limit):
 def test_the_probe_takes_turns_without_a_gradient_first():
     turns = flatten(make_turns(90), range(60))
     chosen = probe(turns, 1, 2)
-    assert len(chosen) == 64 and sum(has_signal(turn) for turn in chosen) == 4
+    assert len(chosen) == 64 and sum(turn.has_signal for turn in chosen) == 4
     assert chosen == probe(turns, 1, 2)

@@ -102,7 +102,7 @@ def test_dapo_clips_higher_and_searches_unless_told_otherwise():
         return resolve_rule(TrainConfig.of(n_rollout_threads=8, n_samples=4, **settings), DUO)
 
     dapo = rule(algorithm="dapo", max_new_tokens=30)
-    assert (dapo.settings.clip_param, dapo.settings.upper_clip, dapo.sampling_rounds) == (0.2, 0.28, 3)
+    assert (dapo.settings.clip_param, dapo.settings.clip_high, dapo.sampling_rounds) == (0.2, 0.28, 3)
     assert dapo.context().token_limits == {"a": 30, "b": 30}
     assert rule(algorithm="dapo", clip_high=0.3, dynamic_sampling_rounds=0).sampling_rounds == 0
     assert rule(algorithm="dapo", overlong_buffer=0.0).settings.overlong_buffer == 0.0

@@ -14,7 +14,7 @@ from mafrt.core.types import Scored, Turn
 from mafrt.envs.code.state import CodeState, Flow
 from mafrt.envs.dsbench.prompts import full_task
 from mafrt.envs.math import MathEnv, Task
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import written
 from mafrt.runners.judge import Judge, _note
 
 NAMES = ("reasoner", "code_executor", "actor")

@@ -13,7 +13,7 @@ from mafrt.environment.session import session_of
 from mafrt.envs.math import MathEnv, Task
 from mafrt.envs.workflows.router import read_routes
 from mafrt.envs.workflows.simultaneous import majority
-from mafrt.envs.workflows.views import VIEWS, view
+from mafrt.envs.workflows.state import VIEWS, view
 
 TASKS = [Task("t:0", "What is 3 + 4?", "7"), Task("t:1", "What is 2 + 2?", "4")]
 RIGHT, WRONG = "3 + 4 = 7, so \\boxed{7}", "\\boxed{8}"

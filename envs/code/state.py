@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mafrt.core.types import Message, Observation
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import written
 
 TOOL = "tool"
 NOTHING = "Nothing was run: put the whole program into one ```python block."

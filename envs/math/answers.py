@@ -226,6 +226,8 @@ def same_bases(given: str, reference: str) -> tuple[str, str] | None:
     math-verify drops the bases. A number without one is of the base that the reference has: a question for digits in
     base 8 may be answered by the digits alone. A reference without one is decimal.
     """
+    if not any(mark in text for mark in ("_", "base") for text in (given, reference)):
+        return given, reference
     plain_given, own = _without_bases(given)
     plain_reference, wanted = _without_bases(reference)
     if own and own != (wanted or [10] * len(own)):

@@ -16,8 +16,7 @@ from typing import Any
 
 from mafrt.config.resolve import is_users
 from mafrt.core.errors import EnvError
-from mafrt.core.real_number import real_number
-from mafrt.core.text import brief, shortened
+from mafrt.core.text import brief, real_number, shortened
 from mafrt.environment.chat_api.protocol import ApiError, ChatCall, ChatReply
 
 MOST_UNKNOWN = 8

@@ -22,8 +22,7 @@ from typing import Any
 
 from mafrt.config.resolve import load_object, user_line
 from mafrt.core.errors import MafrtError
-from mafrt.core.real_number import real_number
-from mafrt.core.text import brief, error_line
+from mafrt.core.text import brief, error_line, real_number
 from mafrt.environment.worker_process import receive, send
 from mafrt.envs.program.episode import line_of_task, line_of_thread
 

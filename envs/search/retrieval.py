@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
 from mafrt.core.extras import install
-from mafrt.core.real_number import real_number
-from mafrt.core.text import brief, clean_text, error_line
+from mafrt.core.text import brief, clean_text, error_line, real_number
 
 TOKEN = "MAFRT_RETRIEVER_TOKEN"
 """Environment variable of the token that a retriever's client sends and its server asks for."""

@@ -13,8 +13,7 @@ from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, visible
 from mafrt.envs.search.process_rewards import SearchRules
 from mafrt.envs.workflows.solver_verifier import verdict_of
-from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, Workflow
-from mafrt.envs.workflows.views import Said, view, written
+from mafrt.envs.workflows.state import TOOL, Key, Said, TaskState, TurnRules, Workflow, view, written
 
 VERIFY, SEARCH, ANSWER, DONE = range(4)
 """Values of `TaskState.position`: the agent that speaks next, in team order."""

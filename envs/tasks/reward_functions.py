@@ -19,8 +19,7 @@ from typing import Any
 
 from mafrt.config.resolve import load_object
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.real_number import real_number
-from mafrt.core.text import brief
+from mafrt.core.text import brief, real_number
 
 Reward = Callable[..., Any]
 SCORES = ("score", "reward")

@@ -12,8 +12,7 @@ from mafrt.environment.tool_calls import find_calls, tool_message
 from mafrt.envs.tools.base import ERROR, Called
 from mafrt.envs.tools.team_toolbox import team_toolbox
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import TOOL, Key, TaskState, TurnRules, WorkflowTool, written
 
 
 class ToolWorkflow(Chain):

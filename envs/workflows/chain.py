@@ -9,8 +9,7 @@ from typing import Any
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Message, Observation
-from mafrt.envs.workflows.state import INCORRECT, JUDGE, TaskState, TurnRules, Workflow
-from mafrt.envs.workflows.views import VIEWS, Said, views_of, written
+from mafrt.envs.workflows.state import INCORRECT, JUDGE, VIEWS, Said, TaskState, TurnRules, Workflow, views_of, written
 
 
 class Chain(Workflow):

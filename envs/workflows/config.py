@@ -57,7 +57,7 @@ class WorkflowOptions(TypedDict, total=False):
     sandbox: str
     """where programs run: `bwrap`, `fusion:URL` or `degraded`"""
     sees: str | None
-    """view of the transcript of agents that have none of their own (`mafrt.envs.workflows.views`)"""
+    """view of the transcript of agents that have none of their own (`mafrt.envs.workflows.state`)"""
     tool_turns: int | None
     """turns of an agent that call tools"""
     tools: Sequence[str] | None

@@ -11,8 +11,7 @@ from mafrt.core.types import Evidence, Message, Observation
 from mafrt.environment.python_tool import Ran
 from mafrt.environment.tool_calls import BadCall, find_code, tool_message
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import TOOL, TaskState, TurnRules
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import TOOL, TaskState, TurnRules, written
 
 
 class MathChat(Chain):

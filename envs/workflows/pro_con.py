@@ -21,8 +21,7 @@ from mafrt.core.types import Evidence, Observation, Scored
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.math.process_rewards import steps_of
 from mafrt.envs.workflows.simultaneous import majority
-from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow, written
 
 PRO, CON = "PRO", "CON"
 SIDE_LINES = tuple(f"You argue {side}." for side in (PRO, CON))

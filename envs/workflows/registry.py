@@ -12,8 +12,7 @@ from mafrt.core.errors import ConfigError, MafrtError
 from mafrt.envs.workflows.chain import Chain
 from mafrt.envs.workflows.mathchat import MathChat
 from mafrt.envs.workflows.solver_verifier import SolverVerifier
-from mafrt.envs.workflows.state import INCORRECT, JUDGE, SPEAKS_AS, TaskState, Workflow
-from mafrt.envs.workflows.views import transcript
+from mafrt.envs.workflows.state import INCORRECT, JUDGE, SPEAKS_AS, TaskState, Workflow, transcript
 
 __all__ = [
     "INCORRECT",

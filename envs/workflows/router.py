@@ -28,8 +28,7 @@ from mafrt.core.reading import parse_yaml, read_text
 from mafrt.core.types import Evidence, Observation
 from mafrt.environment.python_tool import Ran
 from mafrt.envs.workflows.chain import Chain
-from mafrt.envs.workflows.state import Key, TaskState, TurnRules, latest
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import Key, TaskState, TurnRules, latest, written
 
 END = "end"
 MOST_TURNS = 64

@@ -10,8 +10,7 @@ from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.types import Evidence, Observation
 from mafrt.environment.python_tool import Ran
-from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow, latest
-from mafrt.envs.workflows.views import written
+from mafrt.envs.workflows.state import Key, TaskState, TurnRules, Workflow, latest, written
 
 
 class Debate(Workflow):

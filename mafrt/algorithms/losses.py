@@ -74,7 +74,8 @@ def policy_loss(terms: PolicyTerms, settings: PolicyLossSettings) -> tuple[Tenso
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
-    clipped = -advantage * ratio.clamp(1.0 - settings.clip_param, 1.0 + settings.upper_clip)
+    high = settings.clip_param if settings.clip_high is None else settings.clip_high
+    clipped = -advantage * ratio.clamp(1.0 - settings.clip_param, 1.0 + high)
     # The pessimistic bound: a term is clipped only where that lowers the objective.
     losses = torch.maximum(plain, clipped)
     if settings.dual_clip is not None:

@@ -185,9 +185,14 @@ def reward_rows(
     for index, episode in enumerate(episodes):
         truncated = episode.info.get("ended") == "truncated"
         spoken: dict[str, int] = {}
+        # A step of the environment ends where `env_step` changes, or where an agent speaks again.
+        step, at, in_step = -1, None, set[str]()
         payees = _payees(episode, "last" if settings.share == "sum" else settings.outcome_to or "all")
         rows = []
-        for position, (turn, step) in enumerate(zip(episode.turns, env_steps(episode.turns), strict=True)):
+        for position, turn in enumerate(episode.turns):
+            if turn.env_step != at or turn.agent in in_step:
+                step, at, in_step = step + 1, turn.env_step, set()
+            in_step.add(turn.agent)
             row = Row(turn, index, episode.group, position, step)
             row.own_turn = turn.turn if "alternative" in episode.info else spoken.get(turn.agent, 0)
             spoken[turn.agent] = row.own_turn + 1
@@ -220,19 +225,6 @@ def reward_rows(
                 _penalise(row, coef)
         trajectories.append(rows)
     return trajectories, spans_lost
-
-
-def env_steps(turns: Sequence[Turn]) -> list[int]:
-    """Index of the environment step of each turn in its episode: a new one begins where `env_step` changes, or where an
-    agent speaks again."""
-    steps: list[int] = []
-    step, at, spoken = -1, None, set[str]()
-    for turn in turns:
-        if turn.env_step != at or turn.agent in spoken:
-            step, at, spoken = step + 1, turn.env_step, set()
-        spoken.add(turn.agent)
-        steps.append(step)
-    return steps
 
 
 def payments(rows: Sequence[Row]) -> list[tuple[int, float, str]]:
@@ -379,16 +371,16 @@ def _pay(
             return 0
         # With a failed outcome, positive process rewards would teach the team to please the judge.
         veto = settings.outcome_veto and episode.outcome is not None and episode.outcome <= 0.0
-
-        def process(score: float) -> float:
-            paid = settings.process_weight * score / 10.0
-            # NaN passes through min() unpredictably, so it is kept and drops the turn below.
-            return min(paid, 0.0) if veto and not math.isnan(paid) else paid
-
-        earned = process(turn.coach.score)
+        earned = settings.process_weight * turn.coach.score / 10.0
+        # NaN passes through min() unpredictably, so it is kept and drops the turn below.
+        if veto and not math.isnan(earned):
+            earned = min(earned, 0.0)
         row.reward += earned
         row.process_reward = earned
-        lost, shares = _span_shares(turn, turn.coach, (context.decoders or {}).get(turn.agent, context.decode), last)
+        shares = {last: 1.0}
+        if turn.coach.spans:
+            decode = (context.decoders or {}).get(turn.agent, context.decode)
+            lost, shares = _span_shares(turn, turn.coach, decode, last)
         for where, share in shares.items():
             row.token_rewards[where] = row.token_rewards.get(where, 0.0) + share * earned
     if not all(map(math.isfinite, (row.reward, *row.token_rewards.values()))):
@@ -400,10 +392,8 @@ def _span_shares(turn: Turn, verdict: Scored, decode: Decode | None, last: int) 
     """Spans that were not located, and the share of the overall score that each token is paid; they add up to 1.
 
     A span's share is its score divided by the sum of all spans' scores, so spans move the reward and keep its sum. The
-    share of an unlocated span goes to the last token, as does the whole reward without spans.
+    share of an unlocated span goes to the last token.
     """
-    if not verdict.spans:
-        return 0, {last: 1.0}
     scores = [score for _, score in verdict.spans]
     whole = total(scores)
     if not all(map(math.isfinite, scores)):

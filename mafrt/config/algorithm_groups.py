@@ -94,11 +94,6 @@ class PolicyLossSettings(Checked):
                 "level is token; leave it out, or set level to action."
             )
 
-    @property
-    def upper_clip(self) -> float:
-        """The upper clip range in use."""
-        return self.clip_param if self.clip_high is None else self.clip_high
-
 
 @dataclass(frozen=True)
 class ScheduleSettings(Checked):

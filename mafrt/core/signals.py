@@ -29,15 +29,12 @@ class StopRequest:
         self._since: float | None = None
         self.reason: str | None = None
         """Source of the request, such as "SIGTERM"; None if there was none."""
-
-    @property
-    def requested(self) -> bool:
-        return self.reason is not None
+        self.requested = False
 
     def request(self, reason: str) -> None:
         """Request a stop from inside the program (a spent budget, a dead coach)."""
         self._since = time.monotonic()
-        self.reason = reason
+        self.reason, self.requested = reason, True
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""Text at the library's boundaries: valid Unicode without control characters, and short forms for error messages.
+"""Text and numbers at the library's boundaries: valid Unicode, plain floats, and short forms for error messages.
 
 Data sets, observations, judges, tools, file names and models all deliver text. A lone surrogate makes tokenizers and
 SQLite raise, NUL ends C strings, and other control characters are obeyed by terminals. `clean_text` is the one place
@@ -7,7 +7,10 @@ where that is repaired; every boundary calls it, so no code behind a boundary ha
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
+from decimal import Decimal
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -117,3 +120,24 @@ def readable(data: bytes) -> str:
     """
     lines = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROLS.sub(REPLACEMENT, lines)
+
+
+def real_number(value: Any) -> float | None:
+    """`value` as a finite float; None if it is not one real number that a float can hold.
+
+    Taken are bool, int, float, Fraction, Decimal, scalars of NumPy and torch, and their arrays of one number. Texts,
+    complex numbers, NaN, infinities and integers beyond the range of floats are not.
+    """
+    shape = getattr(value, "shape", ())
+    if callable(getattr(value, "item", None)):
+        try:
+            value = value.item() if all(size == 1 for size in shape) else None
+        except (TypeError, ValueError, RuntimeError):
+            return None
+    if not isinstance(value, (numbers.Real, Decimal)):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

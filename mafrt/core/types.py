@@ -128,6 +128,11 @@ class Turn:
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether any token has an advantage other than 0."""
+        return any(self.advantages or ())
+
 
 @dataclass(frozen=True)
 class Start:

@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from mafrt.config.agent import name_problem
 from mafrt.core.errors import EnvError
-from mafrt.core.real_number import real_number
-from mafrt.core.text import brief, clean_deep, clean_text, error_line
+from mafrt.core.text import brief, clean_deep, clean_text, error_line, real_number
 from mafrt.core.types import Evidence, Message, Observation, Scored, StepResult
 
 ROLES = ("system", "user", "assistant", "tool", "tools")
@@ -26,7 +25,7 @@ def checked_reset(agents: tuple[str, ...], where: str, result: Any) -> tuple[dic
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where} must return (observations, info), found {brief(result)}")
     observations, info = result
-    info = _checked_info(where, info)
+    info = _checked_info(agents, where, info)
     observations = _checked_observations(agents, where, observations)
     if not observations:
         raise EnvError(f"{where} returned no observations, so no agent acts first; return {{agent: observation}}")
@@ -43,21 +42,18 @@ def checked_step(agents: tuple[str, ...], where: str, result: Any) -> StepResult
     observations = _checked_observations(agents, where, observations)
     if not isinstance(rewards, dict):
         raise EnvError(f"{where}: rewards must be a dict {{agent: number}}, found {brief(rewards)}")
+    amounts: dict[str, float] = {}
     for agent, reward in rewards.items():
         if agent not in agents:
             raise EnvError(f"{where}: reward for {agent!r}, who is not among the agents {listed(agents)}")
-        if not is_finite(reward):
+        if (amount := real_number(reward)) is None:
             raise EnvError(f"{where}: the reward of {agent!r} must be a finite number, found {brief(reward)}")
+        amounts[agent] = amount
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         # numpy's bool is not a bool, but is the result of comparing arrays.
         if type(flag).__name__ not in ("bool", "bool_"):
             raise EnvError(f"{where}: {name} must be True or False, found {brief(flag)}")
-    info = _checked_info(where, info)
-    if "evidence" in info:
-        info = {**info, "evidence": _checked_evidence(agents, where, info["evidence"])}
-    if info.get("outcome", 0) is None:  # None means not known, which is the same as not given
-        info = {key: value for key, value in info.items() if key != "outcome"}
-    amounts = {agent: cast("float", real_number(reward)) for agent, reward in rewards.items()}
+    info = _checked_info(agents, where, info)
     return StepResult(observations, amounts, bool(terminated), bool(truncated), info)
 
 
@@ -149,11 +145,6 @@ def listed(agents: Iterable[str]) -> str:
     return ", ".join(map(repr, agents)) or "no agent"
 
 
-def is_finite(value: Any) -> bool:
-    """Whether `value` is a real number that a float can hold. 10**400 is not: it overflows."""
-    return real_number(value) is not None
-
-
 def _checked_observations(agents: tuple[str, ...], where: str, observations: Any) -> dict[str, Observation]:
     if not isinstance(observations, dict):
         raise EnvError(f"{where}: observations must be a dict {{agent: observation}}, found {brief(observations)}")
@@ -181,35 +172,34 @@ def _checked_observations(agents: tuple[str, ...], where: str, observations: Any
     return {agent: seen if isinstance(seen, str) else [dict(m) for m in seen] for agent, seen in cleaned.items()}
 
 
-def _checked_info(where: str, info: Any) -> dict[str, Any]:
+def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, Any]:
+    """`info` with clean texts and plain numbers; an outcome of None, which means not known, is left out."""
     if not isinstance(info, dict):
         raise EnvError(f"{where}: info must be a dict, found {brief(info)}")
     try:
-        info = clean_deep(info)
+        info = dict(clean_deep(info))
     except ValueError as error:
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
     if "task" in info and not isinstance(info["task"], str):
         raise EnvError(f'{where}: info["task"] must be a text, found {brief(info["task"])}')
-    if info.get("outcome") is not None and not is_finite(info["outcome"]):
-        raise EnvError(f'{where}: info["outcome"] must be a finite number, found {brief(info["outcome"])}')
-    measures = info.get("measures")
-    if measures is not None and not (isinstance(measures, dict) and all(map(is_finite, measures.values()))):
-        raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
-    numbers: dict[str, Any] = {}
-    if info.get("outcome") is not None:
-        numbers["outcome"] = real_number(info["outcome"])
-    if measures is not None:
-        numbers["measures"] = {name: real_number(value) for name, value in measures.items()}
-    return {**info, **numbers}
+    if "outcome" in info and (outcome := info.pop("outcome")) is not None:
+        info["outcome"] = real_number(outcome)
+        if info["outcome"] is None:
+            raise EnvError(f'{where}: info["outcome"] must be a finite number, found {brief(outcome)}')
+    if (measures := info.get("measures")) is not None:
+        numbers = {name: real_number(value) for name, value in measures.items()} if isinstance(measures, dict) else None
+        if numbers is None or None in numbers.values():
+            raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
+        info["measures"] = numbers
+    if "evidence" in info:
+        given = info["evidence"]
+        if not isinstance(given, dict) or not all(isinstance(evidence, Evidence) for evidence in given.values()):
+            raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
+        info["evidence"] = {agent: _checked_evidence(agents, where, agent, e) for agent, e in given.items()}
+    return info
 
 
-def _checked_evidence(agents: tuple[str, ...], where: str, given: Any) -> dict[str, Evidence]:
-    if not isinstance(given, dict) or not all(isinstance(evidence, Evidence) for evidence in given.values()):
-        raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
-    return {agent: _cleaned_evidence(agents, where, agent, evidence) for agent, evidence in given.items()}
-
-
-def _cleaned_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence: Evidence) -> Evidence:
+def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence: Evidence) -> Evidence:
     if agent not in agents:
         raise EnvError(f"{where}: evidence about {agent!r}, who is not among the agents {listed(agents)}")
     output, rules = evidence.tool_output, evidence.rules
@@ -217,9 +207,10 @@ def _cleaned_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence:
         raise EnvError(f"{where}: the tool_output of {agent!r} must be a text: {brief(output)}")
     if not isinstance(evidence.facts, dict):
         raise EnvError(f"{where}: the facts about {agent!r} must be a dict, found {brief(evidence.facts)}")
-    if rules is not None and not (isinstance(rules, Scored) and all(map(_on_scale, _scores(rules)))):
-        raise EnvError(f"{where}: the rules on {agent!r} must be Scored with scores 0..10, found {brief(rules)}")
     if rules is not None:
+        scores = [rules.score, *(score for _, score in rules.spans)] if isinstance(rules, Scored) else [None]
+        if not all(real_number(score) is not None and 0 <= score <= 10 for score in scores):
+            raise EnvError(f"{where}: the rules on {agent!r} must be Scored with scores 0..10, found {brief(rules)}")
         spans = tuple((clean_text(quote), score) for quote, score in rules.spans)
         rules = replace(rules, reason=clean_text(rules.reason), spans=spans)
     try:
@@ -227,11 +218,3 @@ def _cleaned_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence:
     except ValueError as error:
         raise EnvError(f"{where}: the facts about {agent!r} must be plain JSON-able values, but {error}") from None
     return Evidence(None if output is None else clean_text(output), rules, facts)
-
-
-def _scores(verdict: Scored) -> list[Any]:
-    return [verdict.score, *(score for _, score in verdict.spans)]
-
-
-def _on_scale(score: Any) -> bool:
-    return is_finite(score) and 0 <= score <= 10

@@ -52,6 +52,7 @@ class Session(Env):
 
     def __init__(self, env: Env, watch: Callable[[str], None] | None = None) -> None:
         self._env, self._watch = env.unwrapped, watch
+        self._name = self._env.class_name
         self.done = True
         """Whether the episode is over (or none has begun)."""
         self._acting: frozenset[str] = frozenset()
@@ -86,7 +87,7 @@ class Session(Env):
         Raises:
             EnvError: the environment raised or broke its contract.
         """
-        check_task(self.class_name, self.num_tasks, options)
+        check_task(self._name, self.num_tasks, options)
         self.done, self._acting, self._played = True, frozenset(), None
         observations, info, generator = self._reset(seed, options)
         self.done, self._acting = False, frozenset(observations)
@@ -105,7 +106,7 @@ class Session(Env):
         # Without a seed the state is what a fork needs to play the episode again.
         generator = env.rng.getstate() if seed is None else None
         result = self._call("reset", seed=seed, options=options)
-        return *checked_reset(env.agents, f"{self.class_name}.reset()", result), generator
+        return *checked_reset(env.agents, f"{self._name}.reset()", result), generator
 
     def step(self, actions: dict[str, str]) -> StepResult:
         """One step; see `Env.step`. Observations of an episode that is over are empty.
@@ -113,7 +114,7 @@ class Session(Env):
         Raises:
             EnvError: the environment raised or broke its contract, or an agent acted that had not to.
         """
-        name = self.class_name
+        name = self._name
         if self.done:
             raise EnvError(f"{name}.step() was called before reset() or after the episode ended; call reset() first")
         # Compared as sets, since a late or missing action would shift the turns of the others.
@@ -134,7 +135,7 @@ class Session(Env):
 
     def _step(self, actions: dict[str, str]) -> StepResult:
         """Call the user's `step` and check its result."""
-        env, where = self._env, f"{self.class_name}.step()"
+        env, where = self._env, f"{self._name}.step()"
         result = checked_step(env.agents, where, self._call("step", actions))
         env.step_count += 1
         if not (result.terminated or result.truncated):
@@ -160,7 +161,7 @@ class Session(Env):
         """A session of a fresh sibling."""
         sibling = self._env.spawn()
         if not isinstance(sibling, Env):
-            raise EnvError(f"{self.class_name}.spawn() must return a {self.class_name}, found {brief(sibling)}")
+            raise EnvError(f"{self._name}.spawn() must return a {self._name}, found {brief(sibling)}")
         return Session(sibling, self._watch)
 
     def fork(self) -> Session:
@@ -172,7 +173,7 @@ class Session(Env):
         Raises:
             EnvError: no episode is running, or the sibling arrives at another point.
         """
-        name = self.class_name
+        name = self._name
         if self.done or self._played is None:
             raise EnvError(f"{name}.fork() was called before reset() or after the episode ended; call reset() first")
         if type(self._env).fork is Env.fork:
@@ -199,7 +200,7 @@ class Session(Env):
             same = tuple(sibling.step(dict(actions))[:4]) == shown
         if not same or sibling.done or sibling.step_count != self.step_count:
             raise EnvError(
-                f"{self.class_name} cannot be forked: played again with the same seed and actions it went another way "
+                f"{self._name} cannot be forked: played again with the same seed and actions it went another way "
                 f"at step {sibling.step_count}; draw from self.rng only, set all state in reset(), or define fork(self)"
             )
         return sibling

@@ -71,7 +71,7 @@ def encode_prompt(tokenizer: Any, system: str, observation: Observation, at: str
         [{"role": "user", "content": observation}] if isinstance(observation, str) else list(observation)
     )
     template = bool(getattr(tokenizer, "chat_template", None))
-    if problem := tools_problem(seen):
+    if not isinstance(observation, str) and (problem := tools_problem(seen)):
         raise EnvError(f"{problem[:1].upper()}{problem[1:]}")
     stand_ins = StandIns(tokenizer, [system, *(message["content"] for message in seen)])
     if not template:
@@ -126,6 +126,13 @@ def opens_thought(tokenizer: Any) -> bool:
 
 
 def _rendered(tokenizer: Any, messages: list[Message]) -> str:
+    """The chat as text."""
+    if any(message["role"] in (TOOLS, "tool") for message in messages):
+        return _with_tool_messages(tokenizer, messages)
+    return _template(tokenizer, messages)
+
+
+def _with_tool_messages(tokenizer: Any, messages: list[Message]) -> str:
     """The chat as text. A template that refuses or drops tool messages gets them as the user's, marked as such.
 
     Schemas of tools go to the template, and into the first message if it has no place for them.

@@ -26,13 +26,20 @@ from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
-from mafrt.training.lr_schedule import LrSchedule
+from mafrt.training.lr_schedule import LrSchedule, signal_scale
 from mafrt.training.optimizer_steps import make_optimizer_steps
 from mafrt.training.optimizers import learn_settings
-from mafrt.training.policy_objective import Loss, LossBatch, LossDenominators, Objective, PolicyLoss
-from mafrt.training.step_control import has_signal, probe, scaled_rates, shrink, step_kl, zero_means_no_gradient
+from mafrt.training.policy_objective import (
+    Loss,
+    LossBatch,
+    LossDenominators,
+    Objective,
+    PolicyLoss,
+    UpdateMetrics,
+    zero_means_no_gradient,
+)
+from mafrt.training.step_control import probe, shrink, step_kl
 from mafrt.training.token_scores import token_scores
-from mafrt.training.update_metrics import UpdateMetrics
 
 if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
@@ -180,23 +187,6 @@ class Learner:
             return metrics.by_name() | {"epochs": 0.0}
         # For the rollback; adapters are small, so a copy is cheap.
         before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
-        epochs = self._epochs(turns, learning, adapters, context, iteration, metrics)
-        metrics.rollbacks += self._roll_back_nonfinite(before)
-        by_name = metrics.by_name() | {"epochs": float(epochs)}
-        if self.learn.step_kl is not None:
-            by_name |= self._limit_step(turns, before, context, iteration)
-        return by_name
-
-    def _epochs(
-        self,
-        turns: Sequence[Turn],
-        learning: Sequence[int],
-        adapters: Sequence[str],
-        context: UpdateContext,
-        iteration: int,
-        metrics: UpdateMetrics,
-    ) -> int:
-        """Pass over the rows `learning` of `turns` in mini-batches; the number of passes, fewer with `target_kl`."""
         rates = {name: self.rate(name, iteration) for name in adapters}
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
@@ -207,14 +197,18 @@ class Learner:
             for at in range(0, len(order), size):
                 rows = [learning[i] for i in sorted(order[at : at + size])]
                 this_pass.merge(self._step(turns, rows, adapters, context, rates))
-            this_pass.gathered(self.base.processes)
+            if self.base.processes.size > 1:
+                this_pass.gather(self.base.processes)
             metrics.merge(this_pass)
             epochs += 1
-            target = self.objective.settings.target_kl
-            # Compared after the merge over the processes, so that all of them end at the same epoch.
-            if target is not None and this_pass.mean_kl() > target:
+            # Compared after the merge over the processes, so that all of them end at the same epoch. Fewer passes then.
+            if settings.target_kl is not None and this_pass.mean_kl() > settings.target_kl:
                 break
-        return epochs
+        metrics.rollbacks += self._roll_back_nonfinite(before)
+        by_name = metrics.by_name() | {"epochs": float(epochs)}
+        if self.learn.step_kl is not None:
+            by_name |= self._limit_step(turns, before, context, iteration)
+        return by_name
 
     def _roll_back_nonfinite(self, before: Mapping[str, list[Tensor]]) -> int:
         """Restore the weights `before` of every adapter that is not finite any more; the number of them."""
@@ -262,17 +256,16 @@ class Learner:
     ) -> UpdateMetrics:
         """One optimizer step per adapter from the mini-batch `rows` of `turns`, with these learning rates."""
 
-        def owner(turn: Turn) -> str:
-            return context.adapter_of[turn.agent]
-
         mini_batch = [turns[row] for row in rows]
-        for name, rate in scaled_rates(rates, mini_batch, owner, self.learn.lr_follows_signal).items():
+        follows = self.learn.lr_follows_signal
+        scales = signal_scale(mini_batch, lambda turn: context.adapter_of[turn.agent]) if follows else {}
+        for name, rate in rates.items():
             # Set for every step, since schedule, slowdown and share of turns with a signal all change it.
             for group in self.optimizers[name].param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * scales.get(name, 1.0)
         kl_coefs = [self.objective.kl_coef(name, context.kl_coef) for name in adapters]
         silent = zero_means_no_gradient(self.loss, self.objective, kl_coefs) and not self.base.sharded
-        passing = [row for row in rows if has_signal(turns[row])] if silent else rows
+        passing = [row for row in rows if turns[row].has_signal] if silent else rows
         denominators = self._denominators(mini_batch, adapters, context)
         while True:
             self._clear(adapters)

@@ -1,11 +1,12 @@
-"""Learning rate schedules: warm-up, then constant, linear or cosine."""
+"""Learning rates: warm-up, then constant, linear or cosine; and scaled by how much of a batch teaches anything."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mafrt.config.train_config import LearnConfig
+from mafrt.core.types import Turn
 
 LrSchedule = Callable[[int], float]
 """Iterations completed -> factor on the learning rates, from 0 to 1."""
@@ -35,3 +36,18 @@ def make_entropy_schedule(learn: LearnConfig, iterations: int) -> LrSchedule:
     if learn.entropy_schedule == "constant":
         return lambda _: 1.0
     return lambda iteration: max(1.0 - iteration / max(iterations, 1), 0.0)
+
+
+def signal_scale(turns: Sequence[Turn], owner: Callable[[Turn], str]) -> dict[str, float]:
+    """Factor on the learning rate of a step: adapter -> root of the share of its turns that have a signal, in [0, 1].
+
+    AdamW divides a gradient by its own running size, so a batch in which three of four groups have no spread makes as
+    large a step as a full one, with fewer turns to average the noise over. For such optimizers the learning rate goes
+    with the square root of the batch size (Malladi 2022, 2205.10287); here of the turns that count.
+    """
+    counts: dict[str, list[int]] = {}
+    for turn in turns:
+        count = counts.setdefault(owner(turn), [0, 0])
+        count[0] += turn.has_signal
+        count[1] += 1
+    return {name: math.sqrt(with_signal / total) for name, (with_signal, total) in counts.items()}

@@ -18,7 +18,7 @@ from mafrt.core.types import Episode, Turn
 from mafrt.models.value_head import critic_content, critic_from
 from mafrt.training.critic import Critic, Features
 from mafrt.training.learner import Learner
-from mafrt.training.update_metrics import COUNTS
+from mafrt.training.policy_objective import COUNTS
 
 
 class SeveralLearners:

@@ -1,56 +1,19 @@
-"""Size of an optimizer step: how much of the batch teaches anything, and how far a step may move the policy.
-
-AdamW divides a gradient by its own running size, so a batch in which three of four groups have no spread makes as
-large a step as a full one, with fewer turns to average the noise over. For such optimizers the learning rate goes with
-the square root of the batch size (Malladi 2022, 2205.10287); `signal_scale` applies that to the turns that count.
-"""
+"""How far a step may move the policy: the KL of a finished step, measured on a probe, and scaled back to a limit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from mafrt.algorithms import Algorithm
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
-from mafrt.training.policy_objective import Objective, PolicyLoss
-
-if TYPE_CHECKING:
-    from mafrt.training.policy_objective import Loss
 
 PROBE_TURNS = 64
 """most turns per adapter on which a step's KL is measured"""
 TRIES = 8
-
-
-def has_signal(turn: Turn) -> bool:
-    """Whether any token of the turn has an advantage other than 0."""
-    return any(turn.advantages or ())
-
-
-def zero_means_no_gradient(loss: Loss, objective: Objective, kl_coefs: Sequence[float]) -> bool:
-    """Whether a turn with advantages of 0 has a gradient of 0, so that its forward and backward pass can be left out.
-
-    True for the clipped policy loss without entropy bonus and without KL in the loss. A policy loss of one's own may
-    have other terms.
-    """
-    rules = (objective.settings, *objective.own.values())
-    stock = all(type(rule).policy_loss is Algorithm.policy_loss for rule in rules)
-    return type(loss) is PolicyLoss and stock and not objective.uses_entropy and not any(kl_coefs)
-
-
-def signal_scale(turns: Sequence[Turn], owner: Callable[[Turn], str]) -> dict[str, float]:
-    """Adapter -> square root of the share of its turns that have a signal, in [0, 1]."""
-    counts: dict[str, list[int]] = {}
-    for turn in turns:
-        count = counts.setdefault(owner(turn), [0, 0])
-        count[0] += has_signal(turn)
-        count[1] += 1
-    return {name: math.sqrt(with_signal / total) for name, (with_signal, total) in counts.items()}
 
 
 def probe(turns: Sequence[Turn], seed: int, iteration: int) -> list[Turn]:
@@ -59,7 +22,7 @@ def probe(turns: Sequence[Turn], seed: int, iteration: int) -> list[Turn]:
     At most `PROBE_TURNS`; a pure function of its arguments.
     """
     order = permutation(len(turns), seed, iteration, "probe")
-    chosen = sorted(order, key=lambda place: has_signal(turns[place]))[:PROBE_TURNS]
+    chosen = sorted(order, key=lambda place: turns[place].has_signal)[:PROBE_TURNS]
     return [turns[place] for place in sorted(chosen)]
 
 
@@ -106,13 +69,3 @@ def shrink(
         parameter.copy_(was)
     # Measured again: `measure` also tells the base that the weights have changed back.
     return measure(), 0.0
-
-
-def scaled_rates(
-    rates: Mapping[str, float], turns: Sequence[Turn], owner: Callable[[Turn], str], follow: bool
-) -> dict[str, float]:
-    """Learning rate of each adapter for a step on `turns`; `follow`: scaled by the signal."""
-    if not follow:
-        return dict(rates)
-    scales = signal_scale(turns, owner)
-    return {name: rate * scales.get(name, 1.0) for name, rate in rates.items()}
