@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 from mafrt import algorithms
@@ -35,30 +34,28 @@ class Rule:
     own: Mapping[str, Algorithm] = field(default_factory=dict)
     """agent -> its settings, of the agents whose team file changes some"""
 
-    @cached_property
-    def name(self) -> str:
-        """Name of the algorithm."""
-        return self.settings.name
+    name: str = field(init=False)
+    """of the algorithm"""
+    critic: Literal["context", "transcript"] | None = field(init=False)
+    """input of the critic; None: no critic"""
+    reference: bool = field(init=False)
+    """whether the reference's log-probabilities are needed"""
+    influence: bool = field(init=False)
+    """whether credit reads `Turn.influence`"""
+    contribution: bool = field(init=False)
+    """whether credit reads `Turn.contribution`"""
 
-    @cached_property
-    def critic(self) -> Literal["context", "transcript"] | None:
-        """Input of the critic; None: no critic."""
-        return self.settings.critic_reads
-
-    @cached_property
-    def reference(self) -> bool:
-        """Whether the reference's log-probabilities are needed."""
-        return any(settings.kl_coef > 0 for settings in (self.settings, *self.own.values()))
-
-    @cached_property
-    def influence(self) -> bool:
-        """Whether credit reads `Turn.influence`."""
-        return self.settings.needs_influence
-
-    @cached_property
-    def contribution(self) -> bool:
-        """Whether credit reads `Turn.contribution`."""
-        return self.settings.needs_contribution
+    def __post_init__(self) -> None:
+        settings = self.settings
+        derived = {
+            "name": settings.name,
+            "critic": settings.critic_reads,
+            "reference": any(own.kl_coef > 0 for own in (settings, *self.own.values())),
+            "influence": settings.needs_influence,
+            "contribution": settings.needs_contribution,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def context(self) -> CreditContext:
         """The context of `algorithms.assign`, as far as it is the same in every iteration."""

@@ -75,7 +75,8 @@ def assign(
     shared = chosen.level == "action" or getattr(chosen, "joint_advantage", False)
     by_turn = shared and chosen.critic_reads is not None and chosen.mixer is None
     # After the metrics: a normalised deviation is 1 and carries no information.
-    normalize(rows, chosen.normalize_advantages, by_turn=by_turn, observed=observed)
+    if chosen.normalize_advantages != "none":
+        normalize(rows, chosen.normalize_advantages, by_turn=by_turn, observed=observed)
     return metrics
 
 
@@ -185,13 +186,11 @@ def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping
 
     Args:
         rows: of the batch.
-        how: "none", "batch" (all agents together) or "agent" (each on its own, so that one agent's reward scale does
+        how: "batch" (all agents together) or "agent" (each on its own, so that one agent's reward scale does
             not set another's step size; Dr. MAS's argument).
         by_turn: count turns instead of tokens.
         observed: of each agent.
     """
-    if how == "none":
-        return
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.turn.advantages:

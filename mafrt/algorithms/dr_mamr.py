@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Trajectories, structural
 from mafrt.algorithms.gigpo import clusters
-from mafrt.algorithms.group_relative import GroupRelative, group
+from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.algorithms.rewards import CreditContext, Row
 from mafrt.algorithms.stats import mean, std
 from mafrt.config.schema import at_least, within
@@ -62,7 +62,7 @@ class DrMamr(GroupRelative):
         return self.influence_weight > 0
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
-        metrics = group(trajectories, self, context)
+        metrics = super().credit(trajectories, context)
         rows = [row for some in trajectories for row in some if row.dropped is None]
         measured = [row for row in rows if row.turn.influence is not None and math.isfinite(row.turn.influence)]
         if self.influence_weight == 0 or not measured:

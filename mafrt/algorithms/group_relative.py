@@ -77,7 +77,38 @@ class GroupRelative(Algorithm):
         at_least(self, 0, "eps")
 
     def credit(self, trajectories: Trajectories, context: CreditContext) -> dict[str, float]:
-        return group(trajectories, self, context)
+        """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""
+        to_go = bool(context.by_turn) and self.turn_credit == "to_go"
+        if self.unit == "trajectory" and self.reduce == "sum":
+            drop_incomplete(trajectories)
+        if to_go and self.unit == "row":
+            fill_later(trajectories, own=bool(context.opponents))
+        members: dict[Hashable, list[Sample]] = {}
+        # Dict order follows the episodes; statistics are exact sums, so the order changes no bit.
+        for rows in trajectories:
+            for sample in _samples(rows, self, to_go=to_go):
+                members.setdefault(_key(sample.rows[0], self.group), []).append(sample)
+        group_stats = GroupStats()
+        for samples in members.values():
+            rewards = [sample.reward for sample in samples]
+            # Those of one turn index are compared; all of a group together are one deviation.
+            alike = [sample.turn for sample in samples] if to_go and self.unit == "row" else None
+            advantages = relative(
+                rewards,
+                scale=self.scale,
+                baseline=self.baseline,
+                eps=self.eps,
+                bare=[sample.bare for sample in samples],
+                size=max(sample.size for sample in samples),
+                alike=alike,
+            )
+            group_stats.add([s.bare for s in samples], (row.turn.agent for s in samples for row in s.rows), alike)
+            baselines = _means(rewards, alike)
+            for sample, advantage, baseline in zip(samples, advantages, baselines, strict=True):
+                for row in sample.rows:
+                    tokens = len(row.turn.action_ids)
+                    row.fill([advantage] * tokens, [sample.reward] * tokens, baseline)
+        return group_stats.metrics()
 
 
 @dataclass
@@ -95,41 +126,6 @@ class Sample:
     def turn(self) -> tuple[str, int]:
         """Agent and turn index of a sample that is one row."""
         return self.rows[0].turn.agent, self.rows[0].own_turn
-
-
-def group(trajectories: Trajectories, settings: GroupRelative, context: CreditContext) -> dict[str, float]:
-    """Fill advantages and returns (the sample's unnormalised reward) of all rows in the loss."""
-    to_go = bool(context.by_turn) and settings.turn_credit == "to_go"
-    if settings.unit == "trajectory" and settings.reduce == "sum":
-        drop_incomplete(trajectories)
-    if to_go and settings.unit == "row":
-        fill_later(trajectories, own=bool(context.opponents))
-    members: dict[Hashable, list[Sample]] = {}
-    # Dict order follows the episodes; statistics are exact sums, so the order changes no bit.
-    for rows in trajectories:
-        for sample in _samples(rows, settings, to_go=to_go):
-            members.setdefault(_key(sample.rows[0], settings.group), []).append(sample)
-    group_stats = GroupStats()
-    for samples in members.values():
-        rewards = [sample.reward for sample in samples]
-        # Those of one turn index are compared; all of a group together are one deviation.
-        alike = [sample.turn for sample in samples] if to_go and settings.unit == "row" else None
-        advantages = relative(
-            rewards,
-            scale=settings.scale,
-            baseline=settings.baseline,
-            eps=settings.eps,
-            bare=[sample.bare for sample in samples],
-            size=max(sample.size for sample in samples),
-            alike=alike,
-        )
-        group_stats.add([s.bare for s in samples], (row.turn.agent for s in samples for row in s.rows), alike)
-        baselines = _means(rewards, alike)
-        for sample, advantage, baseline in zip(samples, advantages, baselines, strict=True):
-            for row in sample.rows:
-                tokens = len(row.turn.action_ids)
-                row.fill([advantage] * tokens, [sample.reward] * tokens, baseline)
-    return group_stats.metrics()
 
 
 def _means(rewards: Sequence[float], alike: Sequence[Hashable] | None) -> list[float]:

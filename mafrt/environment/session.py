@@ -46,6 +46,9 @@ class Session(Env):
         watch: called with the method's name before each call of the user's `reset` and `step`.
     """
 
+    asks_how_sampled: bool
+    """Whether the environment takes how answers were sampled (`Env.sampled`)."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Session:
         # A wrapper has no arguments of its own to be spawned with.
         return object.__new__(cls)  # the attributes that Env.__new__ sets are the wrapped environment's
@@ -53,6 +56,7 @@ class Session(Env):
     def __init__(self, env: Env, watch: Callable[[str], None] | None = None) -> None:
         self._env, self._watch = env.unwrapped, watch
         self._name = self._env.class_name
+        object.__setattr__(self, "asks_how_sampled", type(self._env).sampled is not Env.sampled)
         self.done = True
         """Whether the episode is over (or none has begun)."""
         self._acting: frozenset[str] = frozenset()
@@ -73,11 +77,6 @@ class Session(Env):
     @property
     def unwrapped(self) -> Env:
         return self._env
-
-    @property
-    def asks_how_sampled(self) -> bool:
-        """Whether the environment takes how answers were sampled (`Env.sampled`)."""
-        return type(self._env).sampled is not Env.sampled
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None

@@ -293,9 +293,11 @@ class Player:
             live = self._start(rollout)
             while live and not interrupted():
                 live = self._advance(live, rollout)
-                rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
+                if rollout.stats.env_errors:
+                    rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
         finally:
-            rollout.stats.report()
+            if rollout.stats.env_errors:
+                rollout.stats.report()
         return sorted(rollout.done, key=lambda episode: episode.id), rollout.stats
 
     def _start(self, rollout: Rollout) -> list[Live]:
@@ -463,12 +465,14 @@ class Player:
             going.append(item)
 
     def _check_agents(self, observations: Mapping[str, Observation], env: Session) -> None:
-        name = env.class_name
+        team = self.team.names
         if not observations:
-            raise EnvError(f"{name} goes on but returns no observation; return one for each agent that acts next.")
+            raise EnvError(
+                f"{env.class_name} goes on but returns no observation; return one for each agent that acts next."
+            )
         for agent in observations:
-            if agent not in self.team.names:
-                raise EnvError(f"{name} asks agent {agent!r} to act, but the team has {', '.join(self.team.names)}.")
+            if agent not in team:
+                raise EnvError(f"{env.class_name} asks agent {agent!r} to act, but the team has {', '.join(team)}.")
 
 
 def side_by_side(call: Callable[[T], R], items: Sequence[T], blocking: Sequence[bool]) -> list[R]:

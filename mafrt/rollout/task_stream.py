@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from mafrt.core.distributed import Processes
@@ -29,51 +30,39 @@ def shuffled_passes(num_tasks: int, seed: int) -> Order:
     return lambda draw: task_at(draw, num_tasks, seed)
 
 
+@dataclass(kw_only=True)
 class TaskStream:
     """Hands out the starts of one iteration's episodes.
 
     Slots are dealt in blocks of `n_samples`; the slots of a block play the same tasks. A slot takes another task
     until it has collected `turns` turns.
-
-    Args:
-        drawn: tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data.
-        order: task of each draw; None: the environment chooses its own.
-        rounds: rounds that other streams of this iteration have dealt before, so that no two episodes share an id;
-            read it afterwards.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        n_samples: int,
-        turns: int,
-        order: Order | None,
-        seed: int,
-        iteration: int,
-        drawn: int,
-        rounds: int = 0,
-    ) -> None:
-        self.n_samples = n_samples
-        self.slots = slots
-        self.enough = turns
-        self.order = order
-        self.seed = seed
-        self.iteration = iteration
-        self.blocks = slots // n_samples
-        self._turns = [0] * slots
-        self._round = [0] * slots
-        self._first = drawn
-        self.drawn = drawn + self.blocks
-        self._before = rounds
-        self.rounds = rounds + 1
+    slots: int
+    n_samples: int
+    turns: int
+    order: Order | None
+    """task of each draw; None: the environment chooses its own"""
+    seed: int
+    iteration: int
+    drawn: int
+    """tasks drawn before this iteration; read it afterwards and keep it, it is the position in the data"""
+    rounds: int = 0
+    """rounds that other streams of this iteration have dealt before, so that no two episodes share an id; read it
+    afterwards"""
+
+    def __post_init__(self) -> None:
+        self.blocks = self.slots // self.n_samples
+        self._collected, self._round = [0] * self.slots, [0] * self.slots
+        self._first, self._before = self.drawn, self.rounds
+        self.drawn, self.rounds = self.drawn + self.blocks, self.rounds + 1
 
     def next_start(self, slot: int, finished: Episode | None) -> Start | None:
         """The next episode of `slot`, or None if it has collected enough. `finished` is its last episode."""
         if finished is not None:
-            self._turns[slot] += len(finished.turns)
+            self._collected[slot] += len(finished.turns)
             # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.
-            if self._turns[slot] >= self.enough or finished.info.get("ended") == "prompt_too_long":
+            if self._collected[slot] >= self.turns or finished.info.get("ended") == "prompt_too_long":
                 return None
         turn_round = self._round[slot]
         self._round[slot] += 1

@@ -42,19 +42,19 @@ COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
 """metrics that add up over several updates"""
 
 
+@dataclass
 class UpdateMetrics:
     """Accumulates the losses' statistics. Values stay tensors until `by_name`, to avoid device synchronisation."""
 
-    def __init__(self, adapters: Iterable[str]) -> None:
-        self.adapters = tuple(adapters)
-        self.skipped = 0
-        """optimizer steps skipped because of a gradient that is not finite"""
-        self.rollbacks = 0
-        """adapters rolled back to their last finite weights"""
-        self.steps = 0
-        self._parts: dict[str, dict[str, list[Stats]]] = {}
-        self._losses: dict[str, list[Tensor]] = {}
-        self._norms: dict[str, list[Tensor]] = {}
+    adapters: Sequence[str]
+    skipped: int = 0
+    """optimizer steps skipped because of a gradient that is not finite"""
+    rollbacks: int = 0
+    """adapters rolled back to their last finite weights"""
+    steps: int = 0
+    _parts: dict[str, dict[str, list[Stats]]] = field(default_factory=dict)
+    _losses: dict[str, list[Tensor]] = field(default_factory=dict)
+    _norms: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, adapter: str, term: str, stats: Stats) -> None:
         """Add the statistics of one loss term of one micro-batch."""
