@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mafrt import algorithms
 from mafrt.algorithms import Algorithm, CreditContext
 from mafrt.algorithms.losses import AdaptiveKL
-from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.agent import LoraSpec
-from mafrt.config.algorithm_groups import ValueHeadSettings
+from mafrt.config.resolve import declared
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.distributed import Processes
@@ -21,7 +20,7 @@ from mafrt.core.types import SamplingParams
 from mafrt.engines import forget
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.logprob_check import probe_prompt, self_check, summary
-from mafrt.engines.registry import SHIPPED, own_engine
+from mafrt.engines.registry import SHIPPED, engine_of
 from mafrt.engines.several import SeveralEngines
 from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
@@ -72,28 +71,16 @@ def place_adapters(base: Bases, team: Team, default: LoraSpec, seed: int, initia
 
 
 def make_critic(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> AnyCritic:
-    """The critic, or the mixer that takes its place; of several bases, a value head for each."""
-    seed = seed_of(config.run.seed, "critic")
-    if isinstance(base, SeveralBases):
-        tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
-        own = {
-            name: Critic(
-                part,
-                config.learn,
-                rule.settings if isinstance(rule.settings, ValueHeadSettings) else None,
-                rule.settings.level,
-                seed,
-                central=rule.critic == "transcript",
-                agents=[agent for agent in team.names if base.of_agent(agent) is part],
-                tokenizers=tokenizers,
-            )
-            for name, part in base.parts.items()
-        }
-        return SeveralCritics(own)
-    if isinstance(rule.settings, Mixed):
-        return MixerCritic(base, config.learn, rule.settings, team.names, seed)
-    critic = rule.settings if isinstance(rule.settings, ValueHeadSettings) and rule.critic is not None else None
-    return Critic(base, config.learn, critic, rule.settings.level, seed, central=rule.critic == "transcript")
+    """The rule's critic, or the mixer that takes its place; of several bases, one for each."""
+    kind, seed = declared(rule.settings.critic_class), seed_of(config.run.seed, "critic")
+    if not isinstance(base, SeveralBases):
+        return kind.for_rule(base, config.learn, rule.settings, team.names, seed)
+    tokenizers = {name: base.of_agent(name).tokenizer for name in team.names}
+    parts = {}
+    for name, part in base.parts.items():
+        own = [agent for agent in team.names if base.of_agent(agent) is part]
+        parts[name] = kind.for_rule(part, config.learn, rule.settings, own, seed, tokenizers)
+    return SeveralCritics(parts)
 
 
 def make_learner(
@@ -221,11 +208,6 @@ def spread(base: SharedBase, processes: Processes, zero: dict[str, Any] | None =
         base.shard(lambda: FullyShard(base.model, decoder_blocks(base.inner), processes))
 
 
-def make_local_engine(base: SharedBase, config: TrainConfig) -> LocalEngine:
-    """The engine that samples on the shared base itself."""
-    return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
-
-
 def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
     """The engine that the settings ask for; one beside the base is checked against it before anything is sampled.
 
@@ -246,15 +228,28 @@ def make_engine(base: Bases, config: TrainConfig, window: int) -> Engine:
 
 
 def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
-    if config.engine.engine == "local":
-        return make_local_engine(base, config)
-    if config.engine.engine not in SHIPPED:
-        engine = own_engine(config.engine.engine, base, config, window)
+    name = config.engine.engine
+    engine = engine_of(name, base, config, window)
+    if name not in SHIPPED:
         # Whatever it says of itself: one that does not take the updates would train to the end and teach nothing.
-        checks = {config.engine.engine: self_check(engine, base, config.engine.engine, own=True)}
+        checks = {name: self_check(engine, base, name, own=True)}
         forget(engine)  # no answer of the check may be used again
         log.info("%s", summary(checks))
-        return engine
+    return engine
+
+
+def make_local_engine(base: SharedBase, config: TrainConfig, window: int) -> LocalEngine:
+    """The engine that samples on the shared base itself."""
+    return LocalEngine(base, max_batch_rows=config.play.max_batch_rows)
+
+
+def make_vllm_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
+    """vLLM in a process of its own or behind servers, checked against the base.
+
+    Raises:
+        ModelError: its log-probs disagree with the base.
+        EngineDownError: no server answers.
+    """
     checks = {}
     if not config.engine.vllm_servers:
         colocated = VllmEngine(base, config.engine, window=window)

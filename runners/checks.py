@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mafrt.algorithms import Algorithm
-from mafrt.algorithms.spin import Spin
-from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.coach import Coach, RulesCoach
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
-from mafrt.core.distributed import Processes
+from mafrt.core.distributed import ALONE, Processes
 from mafrt.core.errors import ConfigError, EnvError, PromptTooLongError
 from mafrt.core.types import Evidence
 from mafrt.engines.checks import check_engine, reach_servers
@@ -19,18 +17,58 @@ from mafrt.environment.base import Env
 from mafrt.environment.session import session_of
 from mafrt.models.load_bases import check_template
 from mafrt.rollout.prompts import Voice, encode_prompt
+from mafrt.rollout.stratified_order import strata_of
 from mafrt.rollout.tree_player import scorable
+from mafrt.runners.async_rollout import check_async
+from mafrt.runners.limits import check_limits
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
     from mafrt.runners.algorithm import Rule
 
-REPLAYED = ("math", "tasks", "referential", "plan_path", "sudoku", "sokoban", "haggle", "tic_tac_toe")
-"""Shipped environments whose episodes can be played again from any step."""
 _CHECKED = 1000
 """max number of tasks whose first prompts are checked, evenly spaced over all tasks"""
 _CHECKED_COSTLY = 4
 """the same for environments whose `reset` is costly"""
+
+
+def check_run(
+    env: Env,
+    team: Team,
+    config: TrainConfig,
+    rule: Rule,
+    coach: Coach | None,
+    models: Mapping[str, str],
+    *,
+    processes: Processes = ALONE,
+    sharded: bool = False,
+    tokens_given: bool = False,
+) -> None:
+    """Refuse a run that cannot learn: all that is known without a model. The command line asks before it loads one,
+    and `OnPolicy` in any case.
+
+    Args:
+        coach: of the run, or None.
+        models: adapter -> its base.
+        processes: those of the run.
+        sharded: whether the base is sharded over them.
+        tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
+
+    Raises:
+        ConfigError: names the setting, what was found, and what to do.
+    """
+    tree, judging = rule.tree_samples > 1, coach is not None
+    check_team(env, team)
+    check_limits(config, team, models, tokens_given=tokens_given)
+    check_several(team, models, config, rule)
+    check_processes(processes, config, judged=judging and tree)
+    if config.play.stratify:
+        strata_of(env, config.play.stratify)
+    check_opponents(env, rule.settings)
+    paid = coach if config.algorithm.process_weight else None
+    check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
+    check_replays(env, rule.settings, processes.size, config.play.audit_turns)
+    check_async(config, team, sharded=sharded)
 
 
 def check_team(env: Env, team: Team) -> None:
@@ -88,35 +126,24 @@ def check_several(team: Team, models: Mapping[str, str], config: TrainConfig, ru
     if len(names) < 2:
         return
     where = f"the team sits on {len(names)} bases ({', '.join(names)}), but "
-    if isinstance(rule.settings, Mixed):
+    if rule.settings.one_base:
         raise ConfigError(
-            where + f"the mixer of {rule.name} reads hidden states of one base, and those of different bases have "
-            "neither size nor meaning in common; take an algorithm with value heads (ppo, mappo) or groups (grpo)."
-        )
-    if rule.settings.schedule == "swap":
-        raise ConfigError(
-            where + f"{rule.name} swaps the adapters of agents, and an adapter fits its own base only; give all "
-            "agents one model, or take another algorithm, such as ppo."
-        )
-    if isinstance(rule.settings, Spin):
-        raise ConfigError(
-            where + f"{rule.name} learns pairs on one base; give all agents one model, or take another algorithm, such "
-            "as ppo."
+            where + f"{rule.name} {rule.settings.one_base}; give all agents one model, or take another algorithm, such "
+            "as ppo or grpo."
         )
     if config.engine.engine == "vllm":
         raise ConfigError(where + "vLLM serves one here; leave --engine vllm out.")
 
 
-def check_bases(base: Bases, team: Team, config: TrainConfig, rule: Rule) -> None:
-    """`check_several` with the loaded bases, and the chat templates of several.
+def check_bases(base: Bases) -> None:
+    """Refuse several bases that cannot serve one team.
 
     Raises:
-        ConfigError: see there; or several bases are sharded.
+        ConfigError: they are sharded.
         ModelError: a tokenizer has no chat template.
     """
     if len(base.parts) < 2:
         return
-    check_several(team, {a.adapter: base.of_agent(a.name).name for a in team.agents}, config, rule)
     if base.sharded or base.main.zero is not None:
         raise ConfigError("The team sits on several bases, which cannot be sharded; leave FSDP and --deepspeed out.")
     for name, part in base.parts.items():
@@ -170,8 +197,8 @@ def check_replays(env: Env, settings: Algorithm, processes: int = 1, audit_turns
     asks = f"audit_turns is {audit_turns}, which plays turns again"
     if settings.needs_contribution:
         asks = f"algorithm {settings.name!r} plays episodes again without one of the agents"
-    elif isinstance(settings, Spin):
-        raise ConfigError(f"{asks} to check their advantages, and algorithm 'spin' has none; leave it out.")
+    elif not settings.has_advantages:
+        raise ConfigError(f"{asks} to check their advantages, and {settings.name!r} has none; leave it out.")
     if settings.needs_contribution and len(env.agents) < 2:
         raise ConfigError(f"{asks}, and {env.class_name} has one agent; take another algorithm, such as grpo.")
     if processes > 1:
@@ -179,8 +206,8 @@ def check_replays(env: Env, settings: Algorithm, processes: int = 1, audit_turns
     problem = _fork_problem(env)
     if problem is not None:
         raise ConfigError(
-            f"{asks}, and {env.class_name} cannot be played again ({problem}); environments that can: "
-            f"{', '.join(REPLAYED)}, or one of your own whose random numbers all come from self.rng."
+            f"{asks}, and {env.class_name} cannot be played again ({problem}); take an environment whose random "
+            "numbers all come from self.rng and whose state is set in reset(), as in math or tic_tac_toe."
         )
 
 

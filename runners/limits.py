@@ -58,34 +58,37 @@ ABOVE_ZERO = ("env_timeout_s", "program_timeout", "program_memory", "program_tim
 """Limits within which nothing could be done if they were 0."""
 
 
-def refuse_absurd(values: Mapping[str, Any]) -> None:
+def refuse_absurd(values: Mapping[str, Any], where: str = "") -> None:
     """Raise ConfigError for a setting that is larger than any machine could use, or a limit that is not above 0.
 
     Args:
         values: name -> value; names without a limit are passed over.
+        where: begins the message.
     """
     for name, most in MOST.items():
         value = values.get(name)
         if isinstance(value, int | float) and value > most:
-            raise ConfigError(f"{name} is {value}; choose a value of at most {most:g}.")
+            raise ConfigError(f"{where}{name} is {value}; choose a value of at most {most:g}.")
     for name in ABOVE_ZERO:
         value = values.get(name)
         if isinstance(value, int | float) and value <= 0:
-            raise ConfigError(f"{name} is {value}; choose a value above 0.")
+            raise ConfigError(f"{where}{name} is {value}; choose a value above 0.")
 
 
-def check_limits(config: TrainConfig, team: Team, model: str, *, tokens_given: bool = True) -> None:
+def check_limits(config: TrainConfig, team: Team, models: Mapping[str, str], *, tokens_given: bool = True) -> None:
     """Raise ConfigError for a setting that is absurdly large, or too large for the base's configuration.
 
     Args:
         config: of the run.
         team: its agents; their own settings go before the run's.
-        model: folder or name of the base; a base that is not on disk yet is not checked.
+        models: adapter -> folder or name of its base; a base that is not on disk yet is not checked.
         tokens_given: whether `max_new_tokens` was asked for; a default is cut to the window instead.
     """
     refuse_absurd(config.flat())
     for agent in team.agents:
-        _check_sizes(config, agent, team.model_for(agent.adapter) or model, tokens_given=tokens_given)
+        own = {} if agent.lora is None else {"lora_rank": agent.lora.rank, "lora_alpha": agent.lora.alpha}
+        refuse_absurd(vars(agent) | own, f"agent {agent.name!r}: ")
+        _check_sizes(config, agent, models[agent.adapter], tokens_given=tokens_given)
 
 
 def _check_sizes(config: TrainConfig, agent: AgentSpec, model: str, *, tokens_given: bool) -> None:
@@ -93,7 +96,7 @@ def _check_sizes(config: TrainConfig, agent: AgentSpec, model: str, *, tokens_gi
     base = base_config(model)
     width, positions = base.get("hidden_size"), base.get("max_position_embeddings")
     if isinstance(width, int):
-        rank = agent.lora.rank if agent.lora is not None else config.team.lora_rank
+        rank = agent.lora_shape(config.team.lora).rank
         if rank > width:
             raise ConfigError(
                 f"lora_rank is {rank} (agent {agent.name}), but the layers of {model} are {width} wide; a higher "

@@ -8,7 +8,7 @@ is stopped in the middle of an iteration repeats it exactly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +100,10 @@ class Training(Protocol[B]):
     before: dict[str, float] | None
     """metrics of the evaluation before training, kept in checkpoints"""
 
+    @property
+    def metrics(self) -> Collection[str]:
+        """Names of its own metrics, beside those of the glossary."""
+
     def evaluation_due(self) -> bool:
         """Whether the adapters are evaluated before the next iteration."""
 
@@ -167,7 +171,10 @@ class Loop(Generic[B]):
         self._disk = None if run_dir is None else self._open(run_dir, args, resume, record)
         if self._disk is None:
             return self._train(run_dir, None)
-        with self._disk, MetricsWriter(self._disk, trackers=self.config.trackers) as writer:
+        with (
+            self._disk,
+            MetricsWriter(self._disk, trackers=self.config.trackers, declared=self.training.metrics) as writer,
+        ):
             if opened is not None:
                 opened(self._disk)
             return self._train(run_dir, writer)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt import engines
 from mafrt.algorithms.audit import audit_metrics
-from mafrt.algorithms.spin import Spin
 from mafrt.coach import Coach
+from mafrt.config.resolve import declared
 from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.atomic_files import load_tensors
@@ -28,17 +28,8 @@ from mafrt.environment.base import Env
 from mafrt.environment.workers import guarded
 from mafrt.rollout.tree_player import show_advantages, to_learn
 from mafrt.runners.algorithm import resolve_rule, with_reference
-from mafrt.runners.async_rollout import STATE, AsyncRollout, check_async
-from mafrt.runners.checks import (
-    check_bases,
-    check_opponents,
-    check_processes,
-    check_prompts,
-    check_replays,
-    check_team,
-    check_tree,
-    check_window,
-)
+from mafrt.runners.async_rollout import STATE, AsyncRollout
+from mafrt.runners.checks import check_bases, check_prompts, check_run, check_window
 from mafrt.runners.collect import CollectedBatch, Collector, batch_metrics
 from mafrt.runners.doctor import Doctor
 from mafrt.runners.epochs import with_epochs
@@ -49,7 +40,6 @@ from mafrt.runners.identity import FROM_PYTHON, Provenance, describe_run, refuse
 from mafrt.runners.judge import Judge, decoder, prepare_coach
 from mafrt.runners.league import STATE as LEAGUE_STATE
 from mafrt.runners.league import League
-from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import IterationResult, Loop, Progress, RunSummary, divides
 from mafrt.runners.run_state import RunState, data_start, digest, restore, save
 from mafrt.runners.schedules import IterationPlan, SelfPlay
@@ -61,6 +51,7 @@ from mafrt.storage.transcripts import TranscriptWriter, as_text, wanted
 
 if TYPE_CHECKING:
     from mafrt.models.several_bases import Bases
+    from mafrt.runners.update import Updater
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +96,6 @@ class OnPolicy:
         self.team, self.base, self.processes = team, base, base.processes
         data = data_start(provenance.resume, training_data(self.env, provenance.settings(config)))
         self.config = config = with_epochs(config, self.env, data.iteration)
-        check_processes(self.processes, config)
         self.stop = StopRequest()
         self.run_dir = Path(run_dir) if run_dir else None
         self.resume, self.args = provenance.resume, provenance.settings(config)
@@ -113,15 +103,24 @@ class OnPolicy:
         seed_random_state(config.run.seed)
         # Before the checks of the bases, which read the shapes of the adapters that are placed.
         place_adapters(base, team, config.team.lora, config.run.seed, self.resume)
-        check_team(self.env, team)
-        check_limits(config, team, base.name, tokens_given=False)
         self.record = describe_run(
             team, self.args, command=provenance.command, env=self.env, eval_env=eval_env, base=base
         )
         # Checked before the engine and the coach start: a refused run must cost nothing.
         refuse_changes(self.resume, self.record, accept=provenance.accept_changes)
-        self._check_prompts()
         self._own_coach = prepare_coach(config, self.env) if coach is None else None
+        check_run(
+            self.env,
+            team,
+            config,
+            self.rule,
+            coach or self._own_coach,
+            {agent.adapter: base.of_agent(agent.name).name for agent in team.agents},
+            processes=self.processes,
+            sharded=base.sharded,
+        )
+        check_bases(base)
+        self._check_prompts()
         self.state = RunState(data=data)
         self._build_stages(coach or self._own_coach)
         self.transcripts: TranscriptWriter | None = None
@@ -140,7 +139,6 @@ class OnPolicy:
         """Play scripted episodes to see whether the bases can read the prompts, in training and evaluation."""
         from mafrt.runners.build import voices_of
 
-        check_bases(self.base, self.team, self.config, self.rule)
         voices = voices_of(self.base, self.team, self.config.play.context_window)
         for played in [self.env] if self.eval_env is self.env else [self.env, self.eval_env]:
             check_prompts(played, self.team, voices)
@@ -148,14 +146,11 @@ class OnPolicy:
     def _build_stages(self, coach: Coach | None) -> None:
         """The engine and the stages of an iteration: player, judge, collector, updater."""
         from mafrt.runners.build import make_engine, make_player, sampling_of
-        from mafrt.runners.preference_update import PreferenceUpdater
-        from mafrt.runners.update import Updater
 
         base, team, config, rule = self.base, self.team, self.config, self.rule
         # Loaded before the engine, so that a coach's missing adapter is named before minutes are spent on vLLM.
         if coach is not None:
             coach.load(base.main)
-        self._check_rule(coach)
         async_rollout = AsyncRollout[CollectedBatch](base, team.adapters) if config.play.async_steps else None
         window = check_window(config.play.context_window, base.main.context_window)
         self.engine = make_engine(base, config, window)
@@ -178,22 +173,7 @@ class OnPolicy:
             self.state.data.drawn,
         )
         parts = (base, team, config, rule, sampling, self.engine, context)
-        self.updater = PreferenceUpdater(*parts) if isinstance(rule.settings, Spin) else Updater(*parts)
-
-    def _check_rule(self, coach: Coach | None) -> None:
-        """ConfigError for a rule that needs verdicts, replays or copies that this run cannot have."""
-        config, rule = self.config, self.rule
-        check_tree(
-            self.env,
-            rule.tree_samples,
-            coach if config.algorithm.process_weight else None,
-            continues=config.algorithm.tree_continues,
-        )
-        if coach is not None and rule.tree_samples > 1:
-            check_processes(self.processes, config, judged=True)
-        check_opponents(self.env, rule.settings)
-        check_replays(self.env, rule.settings, self.processes.size, config.play.audit_turns)
-        check_async(config, self.team, sharded=self.base.sharded)
+        self.updater: Updater = declared(rule.settings.updater)(*parts)
 
     def _stopping(self) -> bool:
         # Read at each call: `run` replaces the request to stop after the judge and the collector were given this.
@@ -267,6 +247,10 @@ class OnPolicy:
     @before.setter
     def before(self, metrics: dict[str, float] | None) -> None:
         self.state.before = metrics
+
+    @property
+    def metrics(self) -> Collection[str]:
+        return self.rule.settings.metrics
 
     def evaluation_due(self) -> bool:
         run, done = self.config.run, self.state.iteration

@@ -19,7 +19,6 @@ from mafrt.runners.algorithm import Rule
 from mafrt.runners.async_rollout import staleness
 from mafrt.runners.build import make_critic, make_kl_control, make_learner
 from mafrt.runners.schedules import IterationPlan
-from mafrt.training.critic import Features
 from mafrt.training.policy_objective import COUNTS
 from mafrt.training.reference import FrozenAdapters
 
@@ -55,7 +54,7 @@ class Updater:
             adapter_of = {agent.name: agent.adapter for agent in self.team.agents}
             self.reference = FrozenAdapters(self.base, self.team.adapters, adapter_of)
 
-    def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> Features | None:
+    def value(self, episodes: Sequence[Episode], plan: IterationPlan, iteration: int) -> Any:
         """Fill the values, the reference's log-probabilities and, where the sampler's are others, the trainer's own.
 
         Args:
@@ -64,16 +63,17 @@ class Updater:
             iteration: iterations completed before it.
 
         Returns:
-            The critic's input; None without a critic and without a reference that is the base.
+            Features of the batch, which the rule's critic takes back in `update`; None where it has nothing to read.
         """
         rule, turns = self.rule, [turn for episode in episodes for turn in episode.turns]
-        features: Features | None = None
+        features: Any = None
         # Only the base's own log-probs come with the critic's pass.
         base_reference = rule.reference and self.reference is None
         if rule.critic is not None or base_reference:
             temperatures = {name: how.temperature for name, how in self.sampling.items()}
-            values = rule.critic is not None
-            features = self.critic.annotate(episodes, temperatures, values=values, reference=base_reference)
+            features = self.critic.annotate(
+                episodes, temperatures, values=rule.critic is not None, reference=base_reference
+            )
         if self.reference is not None:
             for turn, values in zip(turns, self.reference.logprobs(self.learner, turns, plan.adapters), strict=True):
                 turn.ref_logprobs = values
@@ -84,7 +84,7 @@ class Updater:
             fill_influence(episodes, self.team, tokenizers, lambda turns: self.learner.logprobs(turns, plan.adapters))
         return features
 
-    def credit(self, episodes: Sequence[Episode], features: Features | None, plan: IterationPlan) -> dict[str, float]:
+    def credit(self, episodes: Sequence[Episode], features: Any, plan: IterationPlan) -> dict[str, float]:
         """Fill advantages and returns; metrics of them, and of how the samples differ from the trainer's weights."""
         turns = [turn for episode in episodes for turn in episode.turns]
         from_critic = {} if features is None else features.credit
@@ -97,7 +97,7 @@ class Updater:
         return metrics
 
     def update(
-        self, episodes: Sequence[Episode], features: Features | None, plan: IterationPlan, iteration: int
+        self, episodes: Sequence[Episode], features: Any, plan: IterationPlan, iteration: int
     ) -> dict[str, float]:
         """Move critic and learning adapters: these at once, or group after group with HAPPO's compound ratio."""
         metrics: dict[str, float] = {}

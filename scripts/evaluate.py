@@ -105,8 +105,8 @@ def evaluate(argv: Sequence[str]) -> int:
     casts = role_swaps(team) if asked.swap else {}
     against = baselines.plan(settings, loaded, env, team)
     env = guarded(env, settings["env_timeout_s"])  # workers are forked before the model's threads begin
-    check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
+    check_limits(config, team, models, tokens_given="max_new_tokens" in settings.given)
     print(f"Loading {', '.join(dict.fromkeys(models.values()))} ...", flush=True)
     base = load_base(settings, team)
     place(base, team, loaded)

@@ -13,6 +13,7 @@ from helpers_models import tiny_tokenizer
 
 from mafrt.environment.session import Session
 from mafrt.envs.search import retrieval
+from mafrt.models.load_bases import models_of
 from mafrt.rollout.prompts import encode_prompt
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.epochs import with_epochs
@@ -75,7 +76,8 @@ def test_a_recipe_is_ready_to_run(recipe, tmp_path, monkeypatch):
     prepared = script.prepare(settings)
     config = with_epochs(config, prepared.env)
     assert config.run.iterations > 1
-    check_limits(config, prepared.team, settings["model_name_or_path"], tokens_given=True)
+    models = models_of(prepared.team, settings["model_name_or_path"])
+    check_limits(config, prepared.team, models, tokens_given=True)
     resolve_rule(config, prepared.team)
     session = Session(prepared.env.unwrapped.spawn())
     seen = session.reset(seed=0)[0]

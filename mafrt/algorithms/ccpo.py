@@ -19,7 +19,7 @@ the deviation leaves exactly the advantages of R alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -41,6 +41,11 @@ class Ccpo(GroupRelative):
     """weight of an agent's contribution beside the team's return; 0 switches the replays off"""
 
     paper: ClassVar[str] = "CCPO (2603.21563)"
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "left_out/AGENT": ("mean return of the team in the same episodes with the agent silent", "reward"),
+        "left_out_lost": ("replays without an agent that the environment lost", "episodes"),
+        "contribution/AGENT": ("mean return less the mean return without the agent", "reward"),
+    }
     needs_several_agents: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ environment and a warm start of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -50,6 +50,13 @@ class DrMamr(GroupRelative):
     """share of the words that must agree for two turns to share their influence; 1 asks for identity"""
 
     paper: ClassVar[str] = "Dr. MAMR (2511.02303)"
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "influence_nats/AGENT": (
+            "how much likelier the next turn is because it was shown the agent's turn",
+            "nats per token",
+        ),
+        "influence_measured": ("share of the turns that a later turn shows, so that their influence is known", ""),
+    }
     needs_several_agents: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

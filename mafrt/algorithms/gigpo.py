@@ -19,7 +19,7 @@ loss as a whole, because every return that includes that turn is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, ClassVar, Literal
@@ -52,6 +52,12 @@ class GigpoBase(Algorithm):
     """added to the standard deviation"""
 
     needs_groups: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "anchors": ("groups of steps that share a state", "groups"),
+        "anchors_of_one": ("states visited once", "groups"),
+        "anchors_no_spread": ("share of the larger groups of steps that all had the same return", "0..1"),
+        "anchors_no_spread/AGENT": ("the same for the agent's steps", "0..1"),
+    }
 
     @property
     def adds_agents(self) -> bool:

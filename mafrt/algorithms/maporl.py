@@ -32,9 +32,9 @@ are 0 by default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mafrt.algorithms.base import Trajectories
 from mafrt.algorithms.gae import Gae, gae
@@ -68,6 +68,10 @@ class MaporlBase(Gae):
     """influence on the others' next answer: right and useful, or wrong and harmful"""
     right_above: float = 0.5
     """threshold: an answer, or the mean of several, counts as right above this score"""
+
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "round_bonus": ("mean bonus of a turn for corrections, its own and its peers'", "reward"),
+    }
 
     @property
     def adds_agents(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
@@ -52,6 +53,7 @@ class Cory(Gae):
     paper: ClassVar[str] = "CORY (2410.06101)"
     schedule: ClassVar[Schedule] = "swap"
     needs_several_agents: ClassVar[bool] = True
+    one_base: ClassVar[str] = "swaps the adapters of agents, and an adapter fits its own base only"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,14 @@ class Happo(Gae):
     critic_input: ClassVar[CriticInput] = "transcript"
     needs_several_agents: ClassVar[bool] = True
     unused: ClassVar[frozenset[str]] = frozenset({"agent_iteration_interval"})
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "compound_mean": ("mean factor on the advantages from agents updated earlier", ""),
+        "compound_std": ("deviation of that factor", ""),
+        "compound_std/AGENT": ("deviation of that factor over the agent's turns when it was updated itself", ""),
+        "compound_min": ("smallest of it", ""),
+        "compound_max": ("largest of it", ""),
+        "compound_nonfinite": ("turns left out of it because their ratio was not finite", "turns"),
+    }
 
 
 @dataclass(frozen=True)

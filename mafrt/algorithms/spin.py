@@ -10,6 +10,7 @@ SPIN's better answer comes from a data set; here both come from own play and the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
@@ -34,6 +35,12 @@ class Spin(GroupRelative):
     """two answers make a pair if their rewards differ by more than this"""
 
     paper: ClassVar[str] = "SPIN (2401.01335)"
+    updater: ClassVar[str] = "mafrt.runners.preference_update:PreferenceUpdater"
+    has_advantages: ClassVar[bool] = False
+    one_base: ClassVar[str] = "learns pairs on one base"
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "pairs/AGENT": ("pairs of the agent's answers to one prompt that the rewards tell apart", "pairs"),
+    }
     unused: ClassVar[frozenset[str]] = frozenset(item.name for item in fields(PolicyLossSettings))
 
     def __post_init__(self) -> None:

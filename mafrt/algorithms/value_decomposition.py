@@ -57,6 +57,15 @@ class Mixed(Algorithm, MixerSettings):
     critic_input: ClassVar[Literal["context", "transcript"] | None] = "context"
     needs_groups: ClassVar[bool] = True
     needs_several_agents: ClassVar[bool] = True
+    critic_class: ClassVar[str] = "mafrt.training.mixer_critic:MixerCritic"
+    one_base: ClassVar[str] = (
+        "reads hidden states of one base with its mixer, and those of different bases have neither size nor meaning "
+        "in common"
+    )
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "q_tot": ("mean value of the batch's joint steps after the update", "reward"),
+        "replay_steps": ("joint steps in the replay buffer of the mixer", "steps"),
+    }
 
     @property
     def adds_agents(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from mafrt.config.algorithm_groups import PolicyLossSettings, RewardSettings, ScheduleSettings
-from mafrt.config.resolve import Registry
+from mafrt.config.resolve import Registry, place_of
 from mafrt.config.schema import Setting, describe, unknown
 from mafrt.core.errors import ConfigError
 
@@ -89,6 +89,16 @@ class AlgorithmSettings(RewardSettings, PolicyLossSettings, ScheduleSettings):
     """Alternatives of every turn (AT-GRPO), where the run has one sample per task and names none; None: no trees."""
     tree_continues: ClassVar[bool] = False
     """Whether alternatives are played to the end of the episode before they are compared (C3)."""
+    updater: ClassVar[str] = "mafrt.runners.update:Updater"
+    """Class that learns from a batch, with the stages of `mafrt.runners.update.Updater`."""
+    critic_class: ClassVar[str] = "mafrt.training.critic:Critic"
+    """Class that fills values and reference, made by its `for_rule`."""
+    has_advantages: ClassVar[bool] = True
+    """Whether turns are learnt from by advantages; False of a rule that learns from pairs."""
+    one_base: ClassVar[str] = ""
+    """Why all agents have to sit on one base; empty if they need not."""
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Metrics that only this algorithm has: name, with `/AGENT` where each agent has one -> (meaning, unit)."""
     unused: ClassVar[frozenset[str]] = frozenset()
     """Inherited settings that have no effect in this algorithm: they are no flags of it and may not be set."""
 
@@ -263,23 +273,18 @@ def _is_float(setting: Setting | None, value: Any) -> bool:
 def _check_class(name: str, kind: Any) -> None:
     if not (isinstance(kind, type) and issubclass(kind, AlgorithmSettings) and dataclasses.is_dataclass(kind)):
         raise ConfigError(
-            f"algorithm {name}: {getattr(kind, '__name__', kind)!r}{_place(kind)} is not an algorithm; expected a "
+            f"algorithm {name}: {getattr(kind, '__name__', kind)!r}{place_of(kind)} is not an algorithm; expected a "
             "frozen dataclass that inherits from mafrt.algorithms.Algorithm."
         )
-
-
-def _place(kind: Any) -> str:
-    """` (FILE, line N)` of a class or function."""
-    try:
-        return f" ({inspect.getsourcefile(kind)}, line {inspect.getsourcelines(kind)[1]})"
-    except (TypeError, OSError):
-        return ""
 
 
 def _not_used(algorithm: str, setting: str) -> ConfigError:
     users = [name for name in REGISTRY.names() if setting in algorithm_class(name).settings()]
     known = f"; it belongs to {', '.join(users)}" if users else ""
-    return ConfigError(f"algorithm {algorithm!r} has no {setting}{known}. Leave it out, or take another algorithm.")
+    place = "" if algorithm in REGISTRY else place_of(algorithm_class(algorithm))  # one's own, to be found at once
+    return ConfigError(
+        f"algorithm {algorithm!r}{place} has no {setting}{known}. Leave it out, or take another algorithm."
+    )
 
 
 def _users(users: Collection[str], classes: Mapping[str, type[AlgorithmSettings]]) -> str:
@@ -304,7 +309,7 @@ def _merge(users: Mapping[str, Setting], classes: Mapping[str, type[AlgorithmSet
     for name, setting in users.items():
         if (setting.kind, setting.many) != (first.kind, first.many):
             raise ConfigError(
-                f"algorithm {name}{_place(algorithm_class(name))} declares {setting.name} as "
+                f"algorithm {name}{place_of(algorithm_class(name))} declares {setting.name} as "
                 f"{setting.kind.__name__}, but {next(iter(users))} declares it as {first.kind.__name__}; rename it."
             )
     told, _, default = first.help.partition("; default: ")

@@ -63,8 +63,9 @@ class Registry:
         """
         if not isinstance(name, str) or not name or ":" in name:
             raise self.error(f"the name of a registered {self.kind} must be a text without ':', found {name!r}")
-        if self._known.get(name, value) is not value:
-            raise self.error(f"{self.kind} {name!r} is registered already; choose another name")
+        if (known := self._known.get(name, value)) is not value:
+            first = f" as {known}" if isinstance(known, str) else place_of(known)
+            raise self.error(f"{self.kind} {name!r}{place_of(value)} is registered already{first}; choose another name")
         self._known[name] = value
 
     def names(self) -> tuple[str, ...]:
@@ -116,6 +117,22 @@ def load_object(path: str, *, error: type[MafrtError] = ConfigError) -> Any:
             f"{permission.REMEDY}"
         )
     return value
+
+
+def declared(path: str) -> Any:
+    """The class that a class in use names by its path, such as a rule its updater. Raises ConfigError.
+
+    Unlike `load_object` it asks for no permission: code names it, and not the files of a run.
+    """
+    return _object(path, ConfigError)
+
+
+def place_of(value: Any) -> str:
+    """` (FILE, line N)` of a class or function; empty if it has none."""
+    try:
+        return f" ({inspect.getsourcefile(value)}, line {inspect.getsourcelines(value)[1]})"
+    except (TypeError, OSError):
+        return ""
 
 
 def check_source(path: str, file: Path, *, error: type[MafrtError] = ConfigError) -> None:

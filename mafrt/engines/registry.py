@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mafrt.models.shared_base import SharedBase
 
 ENGINES = Registry(
-    "engine",
-    {"local": "mafrt.engines.local.engine:LocalEngine", "vllm": "mafrt.engines.vllm.in_process:VllmEngine"},
+    "engine", {"local": "mafrt.runners.build:make_local_engine", "vllm": "mafrt.runners.build:make_vllm_engine"}
 )
+"""Each is called with `(base, config, window)`, one of the user's own too."""
 SHIPPED = ENGINES.names()
 
 
@@ -28,8 +28,8 @@ def register_engine(name: str, factory: Callable[..., Engine]) -> None:
     ENGINES.register(name, factory)
 
 
-def own_engine(name_or_path: str, base: SharedBase, config: TrainConfig, window: int) -> Engine:
-    """An engine of the user's own: `factory(base, config, window)`, with `window` tokens of prompt and answer.
+def engine_of(name_or_path: str, base: SharedBase, config: TrainConfig, window: int) -> Engine:
+    """The engine of a name or a path: `factory(base, config, window)`, with `window` tokens of prompt and answer.
 
     Raises:
         ConfigError: it cannot be found or built, or has no `generate`.

@@ -40,7 +40,8 @@ __all__ = ["Answers", "Live", "PlayStats", "Player", "Rollout", "Start", "measur
 
 log = logging.getLogger(__name__)
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 Answers: TypeAlias = dict[str, tuple[Request, Completion]]
 """Agent -> its request and the completion, of one step."""
 Feedback = Callable[[Sequence[tuple[Episode, Turn]]], Sequence[str]]

@@ -6,10 +6,11 @@ import difflib
 import logging
 import math
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from mafrt.config.algorithm import REGISTRY, algorithm_class
 from mafrt.storage.run_dir import RunDir
 from mafrt.storage.trackers import Trackers
 
@@ -63,18 +64,6 @@ GLOSSARY: dict[str, Meaning] = {
     "groups_replaced": Meaning("groups without spread replaced by fresh tasks", "groups"),
     "tree_unscored": Meaning("share of turns none of whose alternatives could be scored (trees of AT-GRPO)", "0..1"),
     "tree_errors": Meaning("alternatives lost because the environment raised", "alternatives"),
-    "round_bonus": Meaning("mean bonus of a turn for corrections, its own and its peers' (MAPoRL)", "reward"),
-    "anchors": Meaning("groups of steps that share a state (GiGPO)", "groups"),
-    "anchors_of_one": Meaning("states visited once", "groups"),
-    "anchors_no_spread": Meaning("share of the larger groups of steps that all had the same return", "0..1"),
-    "anchors_no_spread/AGENT": Meaning("the same for the agent's steps", "0..1"),
-    "influence_nats/AGENT": Meaning(
-        "how much likelier the next turn is because it was shown the agent's turn (dr_mamr)", "nats per token"
-    ),
-    "influence_measured": Meaning("share of the turns that a later turn shows, so that their influence is known"),
-    "left_out/AGENT": Meaning("mean return of the team in the same episodes with the agent silent (ccpo)", "reward"),
-    "left_out_lost": Meaning("replays without an agent that the environment lost", "episodes"),
-    "contribution/AGENT": Meaning("mean return less the mean return without the agent (ccpo)", "reward"),
     "audit_fidelity/AGENT": Meaning(
         "rank correlation of the advantages with the worth of the turns by replay (--audit_turns)",
         "-1..1",
@@ -128,15 +117,7 @@ GLOSSARY: dict[str, Meaning] = {
     "grad_norm/AGENT": Meaning("norm of the adapter's gradient before clipping, mean over steps"),
     "lr/AGENT": Meaning("learning rate of the adapter, where it learns", "per step"),
     "adapter_version/AGENT": Meaning("updates of the adapter's weights so far", "versions"),
-    "compound_mean": Meaning("mean factor on the advantages from agents updated earlier (HAPPO)"),
-    "compound_std": Meaning("deviation of that factor"),
-    "compound_std/AGENT": Meaning("deviation of that factor over the agent's turns when it was updated itself"),
-    "compound_min": Meaning("smallest of it"),
-    "compound_max": Meaning("largest of it"),
-    "compound_nonfinite": Meaning("turns left out of it because their ratio was not finite", "turns"),
     "value_loss": Meaning("loss of the critic, mean over its first pass"),
-    "q_tot": Meaning("mean value of the batch's joint steps after the update (VDN, QMIX)", "reward"),
-    "replay_steps": Meaning("joint steps in the replay buffer of the mixer (VDN, QMIX)", "steps"),
     "grad_norm/critic": Meaning("norm of the critic's gradient before clipping, mean over steps"),
     # offline training
     "loss/AGENT": Meaning("loss of the adapter's records before the step: nats per token (SFT), or the DPO loss"),
@@ -171,23 +152,37 @@ GLOSSARY: dict[str, Meaning] = {
 """Name -> meaning. `AGENT` stands for an agent's or adapter's name, `K` for a number of samples."""
 
 
+@cache
+def glossary() -> Mapping[str, Meaning]:
+    """`GLOSSARY`, and the metrics that the registered algorithms declare."""
+    declared: dict[str, tuple[tuple[str, str], list[str]]] = {}
+    for rule in REGISTRY.names():
+        for name, meaning in algorithm_class(rule).metrics.items():
+            declared.setdefault(name, (meaning, []))[1].append(rule)
+    return GLOSSARY | {
+        name: Meaning(f"{text} ({', '.join(rules)})", unit) for name, ((text, unit), rules) in declared.items()
+    }
+
+
 @lru_cache(maxsize=4096)
 def explain(name: str) -> Meaning:
     """Meaning of a metric. Raises KeyError, naming the nearest entry, if the glossary does not know it."""
-    if name in GLOSSARY:
-        return GLOSSARY[name]
-    for pattern, meaning in _PATTERNS.items():
+    known = glossary()
+    if name in known:
+        return known[name]
+    for pattern, meaning in _patterns().items():
         if pattern.fullmatch(name):
             return meaning
-    near = difflib.get_close_matches(re.sub(r"(?<!eval)/.*", "/AGENT", name), GLOSSARY, n=1)
+    near = difflib.get_close_matches(re.sub(r"(?<!eval)/.*", "/AGENT", name), known, n=1)
     raise KeyError(
-        f"metric {name!r} is not in GLOSSARY of mafrt/storage/metrics.py{f'; is it {near[0]}?' if near else ''}"
+        f"metric {name!r} is not in GLOSSARY of mafrt/storage/metrics.py, and no algorithm declares it in `metrics`"
+        f"{f'; is it {near[0]}?' if near else ''}"
     )
 
 
 def glossary_markdown() -> str:
     """The glossary as the table that `docs/runs.md` shows."""
-    rows = [f"| `{name}` | {meaning.text} | {meaning.unit} |" for name, meaning in GLOSSARY.items()]
+    rows = [f"| `{name}` | {meaning.text} | {meaning.unit} |" for name, meaning in glossary().items()]
     return "\n".join(["| metric | meaning | unit |", "|---|---|---|", *rows])
 
 
@@ -197,15 +192,23 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-_PATTERNS = {_compile(pattern): meaning for pattern, meaning in GLOSSARY.items()}
+@cache
+def _patterns() -> dict[re.Pattern[str], Meaning]:
+    return {_compile(pattern): meaning for pattern, meaning in glossary().items()}
 
 
 class MetricsWriter:
     """Writes the numbers of an iteration to `metrics.jsonl`, `timings.jsonl` and the trackers."""
 
-    def __init__(self, run: RunDir, *, trackers: tuple[str, ...] = ("tensorboard",)) -> None:
-        """Raises MissingExtraError if the package of a tracker is not installed."""
+    def __init__(
+        self, run: RunDir, *, trackers: tuple[str, ...] = ("tensorboard",), declared: Iterable[str] = ()
+    ) -> None:
+        """Raises MissingExtraError if the package of a tracker is not installed.
+
+        `declared`: metrics beside those of the glossary, such as those of an algorithm that is not registered.
+        """
         self.run = run
+        self._declared = [_compile(name) for name in declared]
         self._unknown: set[str] = set()
         self._trackers = Trackers(trackers, run)
 
@@ -249,7 +252,7 @@ class MetricsWriter:
         self._trackers.text(iteration, name, text)
 
     def _check(self, name: str) -> None:
-        if name not in self._unknown:
+        if name not in self._unknown and not any(pattern.fullmatch(name) for pattern in self._declared):
             try:
                 explain(name)
             except KeyError as error:

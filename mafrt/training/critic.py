@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mafrt.algorithms import Algorithm
 from mafrt.algorithms.losses import value_loss
 from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
@@ -80,6 +81,27 @@ class Critic:
             torch.manual_seed(seed)
             self.head = ValueHead(base.hidden_size, self.settings.critic_hidden_size).to(base.device)
         self.optimizer = critic_optimizer(self.head.parameters(), self.settings.critic_lr, learn)
+
+    @classmethod
+    def for_rule(
+        cls,
+        base: SharedBase,
+        learn: LearnConfig,
+        rule: Algorithm,
+        agents: Sequence[str],
+        seed: int,
+        tokenizers: Mapping[str, Any] | None = None,
+    ) -> Critic:
+        """The critic of a rule, which inherits `ValueHeadSettings` if it has one; else only the reference is read.
+
+        Args:
+            agents: those on `base`.
+            tokenizers: of all agents, where some sit on another base.
+        """
+        settings = rule if rule.critic_reads is not None and isinstance(rule, ValueHeadSettings) else None
+        central = rule.critic_reads == "transcript"
+        alone = None if tokenizers is None else agents
+        return cls(base, learn, settings, rule.level, seed, central=central, agents=alone, tokenizers=tokenizers)
 
     def save(self, path: Path) -> None:
         """Write the head."""

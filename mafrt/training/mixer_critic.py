@@ -120,6 +120,19 @@ class MixerCritic:
         self._begin()
         self.memory = self._blank(0)
 
+    @classmethod
+    def for_rule(
+        cls,
+        base: SharedBase,
+        learn: LearnConfig,
+        rule: Mixed,
+        agents: Sequence[str],
+        seed: int,
+        tokenizers: Mapping[str, Any] | None = None,
+    ) -> MixerCritic:
+        """The mixer of a rule; all agents sit on one base, so they share its tokenizer."""
+        return cls(base, learn, rule, agents, seed)
+
     def _begin(self) -> None:
         """Reset the target network to a copy of the weights, and the optimizer to a fresh one."""
         self.target = target_of(self.net)

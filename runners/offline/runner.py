@@ -8,7 +8,7 @@ an uninterrupted one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,8 @@ class Offline:
             return loop.run(self.run_dir, self.args, self.resume, self.record)
 
     # ---------------------------------------------------------------------------- the `Training` protocol
+
+    metrics: Collection[str] = ()
 
     def evaluation_due(self) -> bool:
         return bool(self.held_out) and self.iteration in (0, self.iterations)

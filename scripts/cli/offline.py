@@ -163,8 +163,8 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     for note in settings.notes:
         print(note)
     source = read(settings, task)
-    check_limits(config, source.team, settings["model_name_or_path"], tokens_given=False)
     models = check_models(settings, source.team)
+    check_limits(config, source.team, models, tokens_given=False)
     if len(set(models.values())) > 1:
         raise ConfigError(
             f"The team sits on several bases ({', '.join(dict.fromkeys(models.values()))}), and records are learnt on "

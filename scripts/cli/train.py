@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mafrt.config.algorithm import AlgorithmSettings
-from mafrt.core.distributed import started
+from mafrt.core.distributed import Processes, started
 from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.core.threads import ThreadWatch
-from mafrt.rollout.stratified_order import strata_of
 from mafrt.runners.algorithm import resolve_rule
 from mafrt.runners.async_rollout import check_async
-from mafrt.runners.checks import check_opponents, check_replays, check_sampler, check_several, check_tree
+from mafrt.runners.checks import check_run, check_sampler
 from mafrt.runners.epochs import with_epochs
 from mafrt.runners.identity import Provenance, describe_run, refuse_changes
 from mafrt.runners.judge import prepare_coach
-from mafrt.runners.limits import check_limits
 from mafrt.runners.loop import check_length
 from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from mafrt.coach.base import Coach
     from mafrt.config.team import Team
     from mafrt.config.train_config import TrainConfig
-    from mafrt.core.distributed import Processes
     from mafrt.models.several_bases import Bases
     from mafrt.runners.loop import Progress, RunSummary
     from mafrt.storage.load_path import Loadable
@@ -174,7 +171,6 @@ def _check(
     config = with_epochs(config, env)
     if loaded is not None and loaded.resumes:
         check_length(loaded.step, config.run.iterations)
-    check_limits(config, team, settings["model_name_or_path"], tokens_given="max_new_tokens" in settings.given)
     models = check_models(settings, team)
     now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)
     # Before a model is loaded, and again by the runner, which knows the base.
@@ -182,15 +178,10 @@ def _check(
     rule = resolve_rule(config, team)
     if not rule.reference and (idle := settings.flags & {"reference", "kl_in", "kl_estimator"}):
         raise ConfigError(f"--{min(idle)} has no effect without --kl_coef; give that too, or leave it out.")
-    check_several(team, models, config, rule)
-    check_sampler(config, team, settings["model_name_or_path"])
-    if config.play.stratify:
-        strata_of(env, config.play.stratify)
     coach = prepare_coach(config, env)
-    paid = coach if config.algorithm.process_weight else None
-    check_opponents(env, rule.settings)
-    check_tree(env, rule.tree_samples, paid, continues=config.algorithm.tree_continues)
-    check_replays(env, rule.settings, audit_turns=config.play.audit_turns)
+    given = "max_new_tokens" in settings.given
+    check_run(env, team, config, rule, coach, models, processes=Processes(*started()), tokens_given=given)
+    check_sampler(config, team, settings["model_name_or_path"])
     return CheckedRun(settings, loaded, prepared, config, models, coach)
 
 
