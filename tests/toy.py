@@ -62,7 +62,7 @@ def settings(**changes: Any) -> TrainConfig:
         "lora_alpha": 8.0,
         "critic_hidden_size": 16,
     }
-    rule = algorithms.ALGORITHMS[changes.get("algorithm", "ppo")]
+    rule = algorithms.algorithm(changes.get("algorithm", "ppo"))
     # A rule without a critic has no use for them.
     critic = set() if rule.critic_reads or changes.get("critic") else {"critic_lr", "critic_hidden_size"}
     return TrainConfig.of(**{**{name: value for name, value in wanted.items() if name not in critic}, **changes})
