@@ -16,7 +16,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import TrainConfig
 from mafrt.core.errors import EnvError
 from mafrt.core.progress import stage
-from mafrt.core.types import Episode, Start, Turn
+from mafrt.core.types import Episode, Turn
 from mafrt.environment.base import Env
 from mafrt.rollout.audit import fill_audits
 from mafrt.rollout.distributed_rollout import gathered, judged_by_first
@@ -162,14 +162,11 @@ class Collector:
 
         def play() -> tuple[list[Episode], PlayStats]:
             with stage("playing", len(slots)) as advance:
-
-                def next_start(slot: int, finished: Episode | None) -> Start | None:
-                    start = starts.next_start(slots[slot], finished)
-                    if start is None:
-                        advance(1)
-                    return start
-
-                return player.play(self.envs[: len(slots)], next_start, self.interrupted)
+                return player.play(
+                    self.envs[: len(slots)],
+                    lambda slot, finished: starts.next_start(slots[slot], finished, advance),
+                    self.interrupted,
+                )
 
         with self.base.whole():
             episodes, stats = play() if processes.size == 1 else gathered(processes, play, starts)

@@ -303,34 +303,33 @@ class Player:
 
     def _start(self, rollout: Rollout) -> list[Live]:
         """Reset the idle slots to their next starts, and to the ones after them where an episode is lost."""
-
-        def reset(asked: tuple[Idle, Start]) -> tuple[Mapping[str, Observation], Any] | EnvError:
-            slot, start = asked
-            options = None if start.task is None else {"task": start.task}
-            try:
-                observations, info = slot.env.reset(seed=start.reset_seed, options=options)
-                self._check_agents(observations, slot.env)
-            except EnvError as error:
-                return error
-            return observations, info
-
         begun: list[Live] = []
         # Repeats, since a reset that fails makes its slot idle again.
         while rollout.idle:
             idle, rollout.idle = rollout.idle, []
             nexts = [(slot, rollout.next_start(slot.number, slot.finished)) for slot in idle]
             asked = [(slot, start) for slot, start in nexts if start is not None]
-            results = side_by_side(reset, asked, [slot.env.blocking for slot, _ in asked])
-            for (slot, start), result in zip(asked, results, strict=True):
-                if isinstance(result, EnvError):
-                    rollout.stats.lost(result)
-                    rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
-                    rollout.idle.append(Idle(slot.number, slot.env))
+            results = side_by_side(self._reset, asked, [slot.env.blocking for slot, _ in asked])
+            for (slot, _), result in zip(asked, results, strict=True):
+                if isinstance(result, Live):
+                    begun.append(result)
                     continue
-                observations, info = result
-                episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
-                begun.append(Live(slot.number, slot.env, start, episode, dict(observations)))
+                rollout.stats.lost(result)
+                rollout.stats.give_up(rollout.slots, len(rollout.done), self.max_lost)
+                rollout.idle.append(Idle(slot.number, slot.env))
         return begun
+
+    def _reset(self, asked: tuple[Idle, Start]) -> Live | EnvError:
+        """Begin an episode; the error that loses it."""
+        slot, start = asked
+        try:
+            options = None if start.task is None else {"task": start.task}
+            observations, info = slot.env.reset(seed=start.reset_seed, options=options)
+            self._check_agents(observations, slot.env)
+        except EnvError as error:
+            return error
+        episode = Episode(id=start.id, group=start.group, info=dict(info), start=start)
+        return Live(slot.number, slot.env, start, episode, dict(observations))
 
     def _advance(self, live: list[Live], rollout: Rollout) -> list[Live]:
         """One generation for every agent that acts, one step of every environment."""
@@ -401,23 +400,24 @@ class Player:
 
     def _step_envs(self, live: Sequence[Live], answers: Mapping[str, Answers]) -> dict[str, StepResult | EnvError]:
         """One step of every environment, by key."""
-
-        def step(item: Live) -> StepResult | EnvError:
-            spoken = answers[item.key].items()
-            if item.env.asks_how_sampled:
-                item.env.sampled(
-                    {
-                        agent: self.sampled(agent, asked.prompt_ids, got.ids, got.logprobs, got.stop)
-                        for agent, (asked, got) in spoken
-                    }
-                )
-            try:
-                return item.env.step({agent: self.heard(agent, completion.text) for agent, (_, completion) in spoken})
-            except EnvError as error:
-                return error
-
-        results = side_by_side(step, live, [item.env.blocking for item in live])
+        asked = [(item, answers[item.key]) for item in live]
+        results = side_by_side(self._step_env, asked, [item.env.blocking for item in live])
         return {item.key: result for item, result in zip(live, results, strict=True)}
+
+    def _step_env(self, asked: tuple[Live, Answers]) -> StepResult | EnvError:
+        """One step of an environment; the error that loses its episode."""
+        item, answers = asked
+        if item.env.asks_how_sampled:
+            item.env.sampled(
+                {
+                    agent: self.sampled(agent, request.prompt_ids, got.ids, got.logprobs, got.stop)
+                    for agent, (request, got) in answers.items()
+                }
+            )
+        try:
+            return item.env.step({agent: self.heard(agent, got.text) for agent, (_, got) in answers.items()})
+        except EnvError as error:
+            return error
 
     def heard(self, agent: str, text: str) -> str:
         """An answer as the environment gets it: valid text, without the agent's thoughts."""

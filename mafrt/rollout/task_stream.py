@@ -57,12 +57,19 @@ class TaskStream:
         self._first, self._before = self.drawn, self.rounds
         self.drawn, self.rounds = self.drawn + self.blocks, self.rounds + 1
 
-    def next_start(self, slot: int, finished: Episode | None) -> Start | None:
-        """The next episode of `slot`, or None if it has collected enough. `finished` is its last episode."""
+    def next_start(
+        self, slot: int, finished: Episode | None, advance: Callable[[int], None] | None = None
+    ) -> Start | None:
+        """The next episode of `slot`, or None if it has collected enough, which is told to `advance`.
+
+        `finished` is its last episode.
+        """
         if finished is not None:
             self._collected[slot] += len(finished.turns)
             # A cut episode ends the slot as well: were all prompts too long, it would never collect anything.
             if self._collected[slot] >= self.turns or finished.info.get("ended") == "prompt_too_long":
+                if advance is not None:
+                    advance(1)
                 return None
         turn_round = self._round[slot]
         self._round[slot] += 1
