@@ -46,8 +46,6 @@ class Updater:
         self.critic = make_critic(self.base, self.team, self.config, self.rule)
         self.learner = make_learner(self.base, self.team, self.config, self.rule, self.sampling)
         self.kl = make_kl_control(self.rule.settings)
-        # A sampler of another implementation, precision or age has other log-probs than the trainer.
-        self.foreign = engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
         self.reference: FrozenAdapters | None = None
         """copies of the adapters that the run starts from; None: the reference is the base, or there is none"""
         if self.rule.reference and self.rule.settings.reference == "initial":
@@ -118,6 +116,11 @@ class Updater:
             # Log-probs after this group's update weight the groups that follow.
             ratio.update(zip(own, new_logprobs, strict=True))
         return metrics | ratio.metrics()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the sampler has other log-probs than the trainer: by implementation, precision or age."""
+        return engines.is_foreign(self.engine) or self.base.quantised or self.config.play.async_steps > 0
 
     @property
     def kl_coef(self) -> float:

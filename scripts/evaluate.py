@@ -22,7 +22,7 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_file_writable, is_writable
 from mafrt.engines.checks import check_engine, reach_servers
-from mafrt.environment.registry import make_env, takes
+from mafrt.environment.registry import make_env, profile_of, takes
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
 from mafrt.envs.math import load_tasks
@@ -258,8 +258,7 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
     Raises:
         ConfigError: a flag that this environment does not take.
     """
-    # Its three roles are fixed, so that no other profile would fit.
-    team = load_team(settings, "profiles/dsbench.json" if name == "dsbench" else None)
+    team = load_team(settings, profile_of(name))
     kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     for option in ("dataset_path", *describe(FieldSettings), *describe(WorkflowSettings)):
         if option in settings.given and settings[option] is not None:

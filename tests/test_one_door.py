@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +15,7 @@ from mafrt.algorithms.group_relative import GroupRelative
 from mafrt.config.resolve import Registry
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
-from mafrt.environment.registry import register_env
+from mafrt.environment.registry import profile_of, register_env
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.runners.update import Updater
 from mafrt.scripts import train
@@ -33,6 +34,10 @@ class Counting(Updater):
 
 class Reading(Critic):
     """A critic of one's own."""
+
+
+class Fixed(toy.Digits):
+    profile = "mine.json"
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def test_a_team_file_has_the_bounds_of_the_run(own, words, tmp_path, capsys, mon
             OnPolicy(toy.Digits(), team, base, toy.settings(**SMALL))
         assert words in str(caught.value)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "team.json").write_text(__import__("json").dumps(specs))
+    (tmp_path / "team.json").write_text(json.dumps(specs))
     given = ["--env", "toy:Digits", "--profile_path", "team.json", "--run_dir", "run", "--iterations", "1"]
     assert train.main(given) == 2
     assert f"agent 'first': {words}" in capsys.readouterr().err
@@ -128,3 +133,10 @@ def test_a_rule_that_needs_one_base_says_why():
     models = {"first": "one", "second": "two"}
     with pytest.raises(ConfigError, match=r"2 bases \(one, two\), but .*Alone compares hidden states; give all agents"):
         check_several(runner.team, models, runner.config, runner.rule)
+
+
+def test_an_environment_names_its_team():
+    assert profile_of("dsbench") == "profiles/dsbench.json"
+    assert profile_of("math") is None and profile_of("toy:Digits") is None
+    assert profile_of("grpc://nowhere:1/x") is None and profile_of("no_such") is None
+    assert profile_of("test_one_door:Fixed") == "mine.json"

@@ -66,6 +66,7 @@ class DSBenchEnv(Env):
     """
 
     agents = ROLES
+    profile = "profiles/dsbench.json"
     blocking = True
     rubric = "dsbench"
     refused = REFUSED

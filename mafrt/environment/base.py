@@ -38,6 +38,8 @@ class Env:
     """Settings of the constructor that give held-out instances; evaluations use them unless they are given others."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings that other environments have and this one cannot have, each with the reason."""
+    profile: ClassVar[str | None] = None
+    """Team file of an environment whose roles no other team has; it is the default where none is named."""
     rubric: str | None = None
     """Criteria of a coach: a file, or the name of a rubric that ships. None: the general one."""
     blocking: bool = False

@@ -125,6 +125,12 @@ def takes(name_or_path: str, setting: str) -> bool:
     return setting in parameters or setting in (_options(factory, parameters) or ())
 
 
+def profile_of(name_or_path: str) -> str | None:
+    """The team file that an environment's class names as its own (`Env.profile`); None if it names none."""
+    known = name_or_path in ENVIRONMENTS or (":" in name_or_path and not name_or_path.startswith(REMOTE))
+    return getattr(_factory(name_or_path), "profile", None) if known else None
+
+
 def _options(factory: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...] | None:
     """Names behind `**options: Unpack[Options]`; () if there are no `**`; None if any name is taken."""
     taking = next((p.name for p in parameters.values() if p.kind == p.VAR_KEYWORD), None)
