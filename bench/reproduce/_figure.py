@@ -79,3 +79,33 @@ def curves(
         )
 
     return svg(7.5, 4.0, draw)
+
+
+def seeds(title: str, found: Mapping[str, tuple[float, float, float]], xlabel: str, least: float | None = None) -> str:
+    """An SVG chart of final results: a point and its 95% interval (value, low, high) for each seed, and their mean.
+
+    `least` draws a line that no seed is to fall below.
+    """
+    need_matplotlib()
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        names = list(found)[::-1]
+        for place, name in enumerate(names):
+            value, low, high = found[name]
+            axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.2, alpha=0.6)
+            axes.plot([value], [place], "o", color=COLOURS[0], markersize=5)
+        mean = statistics.fmean(value for value, _, _ in found.values())
+        axes.axvline(mean, color=COLOURS[1], linewidth=1, label=f"mean {mean:.3f}")
+        if least is not None:
+            axes.axvline(least, color=COLOURS[6], linewidth=1, linestyle=":", label=f"bar {least:.2f}")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(0, 1)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel("seed")
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.legend(frameon=False, fontsize=9, loc="lower left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+
+    return svg(6.4, 0.6 + 0.28 * len(found), draw)

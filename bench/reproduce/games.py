@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if not args.only_start:
         need_matplotlib()
-    from bench.reproduce._figure import curves
+    from bench.reproduce._figure import curves, seeds
 
     args.output.mkdir(parents=True, exist_ok=True)
     parts = []
@@ -242,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labels = dict(zip(range(1, len(recipe.arms) + 1), recipe.arms, strict=True))
         runs = {arm: [train(name, arm, seed, begin, args) for seed in args.seeds] for arm in arms}
         for against in recipe.against:
+            final: dict[str, tuple[float, float, float]] = {}
             found = {"start": [evaluate(name, against, "start", begin, args)["metrics"]]}
             beside: list[dict[str, Any]] = []
             for arm, folders in runs.items():
@@ -250,7 +251,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     first = args.baselines and recipe.baselines and arm == arms[0] and seed == args.seeds[0]
                     measured = evaluate(name, against, f"{arm}_{seed}", folder, args, baselines=first)
                     scores.append(measured["metrics"])
+                    if arm == arms[0]:
+                        final[str(seed)] = (measured["metrics"]["eval/avg@4"], *measured["intervals"]["avg@4"])
                     beside += measured["baselines"] if first else []
+            if len(args.seeds) > 3:
+                shown = seeds(f"{name}, {against}: held-out results by seed", final, "avg@4")
+                (args.output / f"{name}_seeds.svg").write_text(shown, encoding="utf-8")
             parts.append(f"{name}, {against}\n\n{table(found, players(name, against), beside)}")
         drawn = {labels[arm]: [curve(folder, recipe.drawn) for folder in folders] for arm, folders in runs.items()}
         drawn = {label: found for label, found in drawn.items() if all(found)}
