@@ -29,7 +29,8 @@ from bench import _measure
 from bench._measure import positive
 from bench._models import build_base
 from bench._tables import table
-from mafrt.models.logprobs import token_logprobs
+from mafrt.models.compute import compute_for
+from mafrt.models.logprobs import PLAIN, token_logprobs
 from mafrt.models.shared_base import SharedBase
 from mafrt.scripts.cli.strict_parser import StrictParser
 
@@ -201,7 +202,8 @@ def _measure_vocabulary(args: argparse.Namespace, size: int) -> dict[str, Any]:
         return _backward(hidden, logp.gather(1, targets.unsqueeze(1)).squeeze(1))
 
     def chunked() -> Tensor:
-        return _backward(hidden, token_logprobs(hidden, targets, head, entropy_grad=False)[0])
+        frozen = compute_for(hidden.device.type).frozen_head(head, None, PLAIN, None)
+        return _backward(hidden, token_logprobs(hidden, targets, frozen, entropy_grad=False)[0])
 
     rivals = {"full": full, "chunked": chunked}
     scale = float(full().abs().max())

@@ -1,5 +1,15 @@
 """mafrt: fine-tune teams of language models on one frozen base, a LoRA adapter per agent.
 
+    env = mafrt.make_env("math")                              # or a class of your own: mafrt.Env
+    base = mafrt.SharedBase.load("teaching-base")             # the frozen model, in memory once
+    config = mafrt.TrainConfig.of(algorithm="grpo", n_samples=4, iterations=50)
+    mafrt.OnPolicy(env, env.unwrapped.team, base, config, run_dir="runs/mine").run()
+
+Environments: `Env`, `Session`, `StepResult`, `make_env`, `check_env`, `register_env`. Team: `Team`, `AgentSpec`,
+`LoraSpec`. Model: `SharedBase`, `LocalEngine`, `Request`, `SamplingParams`, `Completion`. What flows: `Turn`, `Episode`.
+Coach: `Coach`, `Case`, `Evidence`, `Scored`, `Unscored`. A loop of one's own is made of the parts that `OnPolicy` is made
+of: `Player` plays, `Judge` scores, `Critic` values, `assign` gives credit, `PolicyObjective` and `Learner` learn.
+
 Names are resolved on first use, so that `import mafrt` costs milliseconds and torch is loaded only when needed.
 """
 
@@ -33,6 +43,13 @@ _WHERE = {
     "Evidence": "mafrt.core.types",
     "Scored": "mafrt.core.types",
     "Unscored": "mafrt.core.types",
+    "OnPolicy": "mafrt.runners.on_policy",
+    "Judge": "mafrt.runners.judge",
+    "Player": "mafrt.rollout.player",
+    "Critic": "mafrt.training.critic",
+    "Learner": "mafrt.training.learner",
+    "PolicyObjective": "mafrt.training.policy_objective",
+    "assign": "mafrt.algorithms",
     "LocalEngine": "mafrt.engines.local.engine",
     "ScriptedEngine": "mafrt.engines.scripted",
     "MafrtError": "mafrt.core.errors",

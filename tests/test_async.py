@@ -63,7 +63,7 @@ def test_a_batch_is_sampled_by_the_weights_that_the_iteration_before_began_with(
 
 def test_it_learns_as_in_turn(tmp_path):
     # In turn, with the same seed: .106 -> .308 at 5e-2, where stale samples are too far off to learn from.
-    changes = {"iterations": 16, "n_rollout_threads": 32, "lr": 2e-2, "level": "action", "async_steps": 1}
+    changes = {"iterations": 28, "n_rollout_threads": 32, "lr": 2e-2, "level": "action", "async_steps": 1}
     summary = train(tmp_path / "run", **changes)
     assert summary.after["eval/avg@2"] > summary.before["eval/avg@2"] + 0.1
 

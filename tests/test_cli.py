@@ -768,7 +768,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path):
         ("train_math", "env: referential", "the file fits mafrt train."),
         ("train", "records_path: [a.jsonl]", "the file fits mafrt train_sft"),
         # No command has both, so each name is answered for itself.
-        ("train", "dataset_path: stories:train\nenvv: referential", "belongs to mafrt train_math or"),
+        ("train", "dataset_path: stories:train\nenvv: referential", "belongs to mafrt evaluate or train_math or"),
         ("train", "envv: referential\ndataset_path: stories:train", "did you mean"),
     ],
 )
@@ -807,7 +807,7 @@ def test_no_advice_names_a_package_of_ours_on_an_index():
     (train_math.main, ["--use_eval", "true"], "--eval_interval"),
     (train_math.main, ["--use_weave", "true"], "--report_to"),
     (train_math.main, ["--config_name", "mathchat"], "coming_from.md"),
-    (train_math.main, ["--zzz", "1"], "--help lists them"),
+    (train_math.main, ["--zzz", "1"], "--help all lists them"),
     (train_math.main, ["--sed", "1"], "'--seed'"),
 ])  # fmt: skip
 def test_a_hint_is_near_or_there_is_none(capsys, main, words, said):

@@ -15,7 +15,7 @@ from typing import Any
 from mafrt.algorithms.base import Algorithm, Trajectories, algorithm, structural
 from mafrt.algorithms.credit import assign, groups_without_spread, turn_rewards
 from mafrt.algorithms.rewards import CreditContext, Row
-from mafrt.config.algorithm import REGISTRY, register_algorithm
+from mafrt.config.algorithm import REGISTRY, make_algorithm, register_algorithm
 from mafrt.core.errors import ConfigError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "assign",
     "check_needs",
     "groups_without_spread",
+    "make_algorithm",
     "register_algorithm",
     "structural",
     "turn_rewards",

@@ -42,7 +42,7 @@ FEW = 30
 """A command with at most so many flags shows all of them in its help."""
 COMMON = (
     *("env", "dataset_path", "reward", "workflow", "model_name_or_path", "profile_path", "algorithm", "coach"),
-    *("iterations", "n_rollout_threads", "n_samples", "lr", "run_dir", "load_path", "config"),
+    *("iterations", "n_samples", "lr", "run_dir", "load_path", "config"),
 )
 """Flags of a short help, of those that a command has."""
 CONFIG_HELP = "YAML file of settings, one `name: value` a line; flags win over it"
