@@ -6,9 +6,10 @@
     mafrt.OnPolicy(env, env.unwrapped.team, base, config, run_dir="runs/mine").run()
 
 Environments: `Env`, `Session`, `StepResult`, `make_env`, `check_env`, `register_env`. Team: `Team`, `AgentSpec`,
-`LoraSpec`. Model: `SharedBase`, `LocalEngine`, `Request`, `SamplingParams`, `Completion`. What flows: `Turn`, `Episode`.
-Coach: `Coach`, `Case`, `Evidence`, `Scored`, `Unscored`. A loop of one's own is made of the parts that `OnPolicy` is made
-of: `Player` plays, `Judge` scores, `Critic` values, `assign` gives credit, `PolicyObjective` and `Learner` learn.
+`LoraSpec`. Model: `SharedBase`, `LocalEngine`, `Request`, `SamplingParams`, `Completion`. What flows: `Turn`,
+`Episode`. Coach: `Coach`, `Case`, `Evidence`, `Scored`, `Unscored`. A loop of one's own is made of the parts that
+`OnPolicy` is made of: `Player` plays, `Judge` scores, `Critic` values, `assign` gives credit, `Objective` and `Learner`
+learn.
 
 Names are resolved on first use, so that `import mafrt` costs milliseconds and torch is loaded only when needed.
 """
@@ -48,7 +49,7 @@ _WHERE = {
     "Player": "mafrt.rollout.player",
     "Critic": "mafrt.training.critic",
     "Learner": "mafrt.training.learner",
-    "PolicyObjective": "mafrt.training.policy_objective",
+    "Objective": "mafrt.training.policy_objective",
     "assign": "mafrt.algorithms",
     "LocalEngine": "mafrt.engines.local.engine",
     "ScriptedEngine": "mafrt.engines.scripted",
