@@ -94,7 +94,7 @@ def test_everything_that_credit_reports_is_explained(rule):
 def test_numbers_go_to_lines_and_to_tensorboard(tmp_path):
     import torch
 
-    with RunDir.open(tmp_path / "run", {"lr": 1e-4}) as run, MetricsWriter(run) as writer:
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run) as writer:
         writer.write_evaluation(0, "before", {"eval/greedy": 0.25})
         for iteration in (1, 2):
             values = {"score": iteration / 2, "kl/a": torch.tensor(0.5), "episodes": 3, "trained/a": True}
@@ -110,7 +110,7 @@ def test_numbers_go_to_lines_and_to_tensorboard(tmp_path):
 
 def test_what_is_not_finite_is_null_and_counted(tmp_path, caplog):
     values = {"score": math.nan, "kl/a": math.inf, "kl/b": 1.0, "explained_variance/a": None}
-    with RunDir.open(tmp_path / "run", {"lr": 1e-4}) as run, MetricsWriter(run) as writer:
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run) as writer:
         writer.write(1, values)
     expected = {"score": None, "kl/a": None, "kl/b": 1.0, "explained_variance/a": None, "nonfinite_values": 2}
     assert lines(run, "metrics") == [{"iteration": 1, **expected}]
@@ -119,7 +119,7 @@ def test_what_is_not_finite_is_null_and_counted(tmp_path, caplog):
 
 
 def test_an_unknown_name_is_written_and_warned_about_once(tmp_path, caplog):
-    with RunDir.open(tmp_path / "run", {"lr": 1e-4}) as run, MetricsWriter(run, trackers=()) as writer:
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, trackers=()) as writer:
         for iteration in (1, 2):
             writer.write(iteration, {"my_own": 1.0})
     assert [line["my_own"] for line in lines(run, "metrics")] == [1.0, 1.0]
@@ -129,7 +129,7 @@ def test_an_unknown_name_is_written_and_warned_about_once(tmp_path, caplog):
 
 def test_a_resumed_run_hides_what_is_played_again(tmp_path):
     path = tmp_path / "run"
-    with RunDir.open(path, {"lr": 1e-4}) as run, MetricsWriter(run) as writer:
+    with RunDir.open(path, {}) as run, MetricsWriter(run) as writer:
         for iteration in (1, 2, 3):
             writer.write(iteration, {"score": 0.0})
             if iteration == 2:
@@ -147,7 +147,7 @@ def test_a_board_that_breaks_does_not_end_the_run(tmp_path, caplog):
         def scalars(self, *_):
             raise OSError(28, "No space left on device")
 
-    with RunDir.open(tmp_path / "run", {"lr": 1e-4}) as run, MetricsWriter(run, trackers=()) as writer:
+    with RunDir.open(tmp_path / "run", {}) as run, MetricsWriter(run, trackers=()) as writer:
         writer._trackers.open["TensorBoard"] = Full()
         writer.write(1, {"score": 0.5})
         writer.write(2, {"score": 0.5})

@@ -428,7 +428,7 @@ def test_an_iteration_of_many_digits_is_a_damaged_line(tmp_path, caplog):
     assert path.read_bytes() == b'{"iteration": 1, "a": 1}\n' and "number 2" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "\n", "{}", "# nothing\n"])
+@pytest.mark.parametrize("text", ["", "\n", "# nothing\n"])
 def test_settings_that_were_lost_are_not_the_defaults(text, tmp_path):
     (tmp_path / "args.yaml").write_text(text)
     with pytest.raises(ConfigError, match="is empty"):

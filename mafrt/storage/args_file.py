@@ -42,7 +42,7 @@ def read_args(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as settings: {' '.join(str(error).split())}") from error
     if args is not None and not isinstance(args, dict):
         raise ConfigError(f"{path} holds a {type(args).__name__}; expected `name: value` lines")
-    if not args:  # a run has settings: these were lost, and its defaults would be another run
+    if args is None:  # no settings at all are written as {}: these were lost, and the defaults would be another run
         raise ConfigError(f"{path} is empty; take the run from a copy")
     return args
 
