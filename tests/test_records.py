@@ -161,13 +161,13 @@ def played(tmp_path_factory):
     """A finished toy run, and the turns as they really were."""
     path = tmp_path_factory.mktemp("runs") / "toy"
     runner = make(path, iterations=2, n_samples=4, eval_episodes=0)
-    turns, learn = {}, runner.updater.learn
+    turns, value = {}, runner.updater.value
 
     def watch(episodes, *rest, **more):
         turns.update({episode.id: list(episode.turns) for episode in episodes})
-        return learn(episodes, *rest, **more)
+        return value(episodes, *rest, **more)
 
-    runner.updater.learn = watch
+    runner.updater.value = watch
     runner.run()
     return path, runner.team, runner.base.tokenizer, turns
 

@@ -62,15 +62,13 @@ def test_divergence_alone_is_not_scaled_to_1(rule):
 def test_an_iteration_of_zero_rewards_leaves_every_weight_as_it_is():
     torch.manual_seed(0)
     runner = make(None, iterations=3, eval_episodes=0, ppo_epoch=2, weight_decay=0.1)
-    updater = runner.updater
-    batch = runner.collector.batch(0, 0)
-    updater.learn(batch.episodes, batch.stats, 0)  # real rewards, so that the optimizers hold moments
+    runner.learn(runner.collect())  # real rewards, so that the optimizers hold moments
     before = {name: [p.clone() for p in weights] for name, weights in adapters(runner).items()}
-    batch = runner.collector.batch(1, batch.drawn)
+    batch = runner.collect()
     for episode in batch.episodes:
         episode.outcome = 0.0
         for turn in episode.turns:
             turn.reward = 0.0
-    metrics = updater.learn(batch.episodes, batch.stats, 1)
+    metrics = runner.learn(batch).metrics
     assert metrics["flat_returns/first"] == metrics["flat_returns/second"] == 1.0
     assert all(same(before[name], weights) for name, weights in adapters(runner).items())
