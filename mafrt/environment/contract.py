@@ -182,10 +182,12 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         raise EnvError(f"{where}: info must be plain JSON-able facts, but {error}") from None
     if "task" in info and not isinstance(info["task"], str):
         raise EnvError(f'{where}: info["task"] must be a text, found {brief(info["task"])}')
-    if "outcome" in info and (outcome := info.pop("outcome")) is not None:
+    if (outcome := info.get("outcome")) is not None:
         info["outcome"] = real_number(outcome)
         if info["outcome"] is None:
             raise EnvError(f'{where}: info["outcome"] must be a finite number, found {brief(outcome)}')
+    else:
+        info.pop("outcome", None)
     if (measures := info.get("measures")) is not None:
         numbers = {name: real_number(value) for name, value in measures.items()} if isinstance(measures, dict) else None
         if numbers is None or None in numbers.values():
