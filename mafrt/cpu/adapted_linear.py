@@ -105,6 +105,10 @@ class Siblings:
             outs = self._outputs(x, derived.segments, joined, weight)[0]
         else:
             runs, pairs = self._runs(routing, derived)
+            if len(self.layers) == 1:
+                # Shaped outside, since autograd lets nobody write to a view that was made inside; Llama 4 does.
+                flat = _AdaptedLinear.apply(x.reshape(-1, x.shape[-1]), self, runs, joined, packed, weight, *pairs)[0]
+                return flat.view(*x.shape[:-1], -1)
             outs = _AdaptedLinear.apply(x, self, runs, joined, packed, weight, *pairs)
         for sibling, result in zip(self.layers, outs, strict=True):
             if sibling is not layer:
@@ -165,6 +169,8 @@ class Siblings:
             numbers = flat.new_empty(len(flat), columns_for(adapters))
             low = LowRank(rows, adapters, self.widths, numbers, panels=isinstance(weight, Panels))
         out = product(flat, weight, self.bias(flat), low=low)
+        if len(self.widths) == 1 and x.dim() == 2:
+            return (out,), low
         return out.view(*x.shape[:-1], -1).split(self.widths, -1), low
 
     def _runs(self, routing: AdapterRouting, derived: _Derived) -> tuple[list[Run], list[Tensor]]:
