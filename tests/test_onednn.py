@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from mafrt.cpu import onednn
-from mafrt.cpu.onednn import few_rows, product, serves
+from mafrt.cpu.onednn import product, serves
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -34,16 +34,6 @@ def test_weights_whose_rows_lie_apart_are_left_to_torch():
     assert not serves(part) and not serves(part.t()) and not serves(weight.double()) and not serves(weight.bfloat16())
     x = torch.randn(5, 24)
     torch.testing.assert_close(product(x, part), x @ part.t())
-
-
-@pytest.mark.parametrize("columns", [7, 5000])
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_products_of_few_rows(columns, scale):
-    """Small ones and large ones, from whichever side the larger operand is stored."""
-    left, right = torch.randn(8, 40), torch.randn(40, columns)
-    expected = scale * (left.double() @ right.double()).float()
-    for form in (right, right.t().contiguous().t(), torch.randn(40, 2 * columns)[:, :columns].copy_(right)):
-        torch.testing.assert_close(few_rows(left, form, scale), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_without_the_operators_torch_computes(monkeypatch):

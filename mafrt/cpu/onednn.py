@@ -18,9 +18,6 @@ from mafrt.cpu import panels
 from mafrt.cpu.low_rank import LowRank
 from mafrt.cpu.panels import Panels
 
-_LEAST_NUMBERS = 2**17
-"""numbers in the larger operand of a product of few rows, from which on it takes less time than MKL's"""
-
 
 def product(
     x: Tensor,
@@ -50,14 +47,6 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None)
         return F.linear(x, weight, bias)
     out = torch.addmm(added, x, weight.t())
     return out if bias is None else out.add_(bias)
-
-
-def few_rows(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
-    """`scale * left @ right` for a `left` of few rows, as the adapters' products have it. Records nothing."""
-    if right.numel() >= _LEAST_NUMBERS and serves(right.t()):
-        return product(left if scale == 1.0 else left * scale, right.t())
-    # With beta=0 the first argument is not read; one call does product and scale.
-    return torch.addmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
 def serves(weight: Tensor) -> bool:

@@ -24,14 +24,7 @@ def serves(logits: Tensor) -> bool:
 def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The first token of each row at which the running sum of its probabilities exceeds the row's uniform number.
 
-    Args:
-        logits: `[rows, V]`; -inf bars a token.
-        temperatures: `[rows]` float32; 0 takes the first of the most likely tokens.
-        uniforms: `[rows]` float32 in [0, 1).
-
-    Returns:
-        Token ids, none of probability 0; their log-probabilities, 0.0 in greedy rows; and `[rows]` float32 numbers
-        that are not finite where a row holds NaN or +inf, or nothing but -inf.
+    Arguments and result as of `mafrt.models.compute.Compute.sample`.
 
     Raises:
         ValueError: other sizes or types, a temperature below 0, or a number outside [0, 1).

@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def exact_dtype(tensor: Tensor) -> torch.dtype:
-    """The precision of scores and sums on a CPU."""
+    """The precision of scores and sums."""
     return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype

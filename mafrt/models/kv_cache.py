@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,18 +20,6 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 16384}
 little is padded; large enough that the matrix products run at full speed."""
 
 _FIRST_CAPACITY = 32
-
-
-class OwnKeys(Protocol):
-    """Keys and values `[rows, kv heads, capacity, D]`, of which `used` positions are filled."""
-
-    used: int
-
-    @property
-    def keys(self) -> Any: ...
-
-    @property
-    def values(self) -> Any: ...
 
 
 class KVLayer(CacheLayerMixin):
