@@ -47,7 +47,7 @@ torch=$(grep -E '^torch==' requirements.txt)
 if [ -n "$(nvidia-smi -L 2>/dev/null || true)" ]; then build=cuda; else build=cpu; fi
 
 # What the installation depends on; a moved checkout counts, since both .venv and the editable install hold its path.
-stamp=$({ pwd && echo "$build" && cat requirements.txt constraints.txt setup.cfg pyproject.toml; } |
+stamp=$({ pwd && echo "$build" && cat scripts/install.sh requirements.txt constraints.txt setup.cfg pyproject.toml; } |
   "$venv" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
 if [ "$(cat .venv/mafrt.stamp 2>/dev/null || true)" = "$stamp" ]; then
   exit 0
@@ -55,19 +55,21 @@ fi
 
 pip() { "$venv" -m pip install -qq --disable-pip-version-check "$@"; }
 
+# Whether the torch in .venv can use a GPU: some builds of either kind have no "+" in their version.
+for_gpus() { [ "$("$venv" -c 'import torch; print(torch.version.cuda or torch.version.hip)' 2>/dev/null || echo None)" != None ]; }
+
 echo "Installing $torch ($build build, once; some minutes with a slow connection) ..."
-case "$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null | grep -E '^torch==' || true)" in
-  "$torch" | "$torch+"*) ;; # already there, whatever its build
-  *)
-    if [ "$build" = cpu ]; then
-      # An index that knows CPU builds offers one by this name; the others have one build only, which is then taken.
-      pip "$torch+cpu" 2>/dev/null || pip "$torch"
-    else
-      # '===' matches the version as text, so that a CPU build lying around is not preferred.
-      pip "${torch/==/===}" 2>/dev/null || pip "$torch"
-    fi
-    ;;
-esac
+there=$("$venv" -m pip list --format=freeze --disable-pip-version-check 2>/dev/null | grep -E '^torch==' || true)
+case "$there" in "$torch" | "$torch+"*) there=yes ;; *) there=no ;; esac
+if [ "$build" = cpu ]; then
+  # One that is there stays, whatever its build: a CUDA build computes on a CPU too. An index that knows CPU builds offers
+  # one by this name; the others have one build only, which is then taken.
+  [ "$there" = yes ] || pip "$torch+cpu" 2>/dev/null || pip "$torch"
+elif [ "$there" = no ] || ! for_gpus; then
+  # '===' matches the version as text, so that a CPU build lying around is not preferred or kept.
+  pip "${torch/==/===}" 2>/dev/null || pip --upgrade "$torch"
+  for_gpus || fail "this machine has a GPU, and pip has given a CPU build of $torch; install the CUDA build by '$venv -m pip install --force-reinstall $torch --index-url https://download.pytorch.org/whl/cu130' and run this again, or hide nvidia-smi to stay on the CPU."
+fi
 echo "Installing transformers, peft, accelerate and the rest ..."
 pip -c constraints.txt -r requirements.txt
 echo "Installing mafrt itself ..."
