@@ -16,6 +16,7 @@ from mafrt.algorithms import ALGORITHMS
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError
 from mafrt.core.extras import extras, install, package_name
+from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import shipped
 from mafrt.environment.registry import env_names
 from mafrt.models.memory_estimate import Use, fitting_micro_batch, footprint, model_shape, table
@@ -199,6 +200,8 @@ def accelerator() -> str:
         import torch
     except ImportError:
         return "unknown: torch is not installed"
+    if (why := unusable_gpu()) is not None:
+        return why
     if not torch.cuda.is_available():
         return f"none; {torch.get_num_threads()} CPU threads"
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

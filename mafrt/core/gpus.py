@@ -1,0 +1,88 @@
+"""The GPUs of this machine, and whether this torch can use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""a folder for each GPU that the driver of NVIDIA knows"""
+
+
+def gpu_there() -> str | None:
+    """The first NVIDIA GPU of this machine by its driver, whatever torch says; None: there is none, or it is hidden."""
+    # A user who hides the GPUs wants no advice on them.
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
+        return None
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            done = None
+        if done is not None and done.returncode == 0 and (names := done.stdout.split("\n"))[0].strip():
+            return names[0].strip()
+    return "an NVIDIA GPU" if DRIVER.is_dir() and any(DRIVER.iterdir()) else None
+
+
+def unusable_gpu() -> str | None:
+    """One sentence, with the remedy, if there is a GPU that this torch cannot compute on; else None."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own words are told below
+        usable = torch.cuda.is_available()
+    version: str = torch.__version__
+    if usable:
+        return _foreign_kind(torch)
+    name = gpu_there()
+    if name is None:
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"This machine has a GPU ({name}) that this torch ({version}) cannot use, since it is built for CPUs; "
+            "install the CUDA build: bash scripts/install.sh, or pip install --upgrade --force-reinstall "
+            f"torch=={version.split('+')[0]} --index-url https://download.pytorch.org/whl/cu130"
+        )
+    return (
+        f"This machine has a GPU ({name}) that this torch ({version}) cannot use ({_why_not(torch)}); update the "
+        f"driver to one for CUDA {torch.version.cuda} or newer, or install a build of torch for the driver that is "
+        "there (nvidia-smi names its CUDA version)"
+    )
+
+
+def _why_not(torch: Any) -> str:
+    """The reason in torch's own words."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return lines[0].split(". Please", 1)[0].rstrip(".")[:200]
+    return "its driver answers no program"
+
+
+def _foreign_kind(torch: Any) -> str | None:
+    """The sentence for a GPU whose instructions this build does not hold."""
+    kinds = [kind for kind in torch.cuda.get_arch_list() if kind.startswith(("sm_", "compute_"))]
+    major, minor = torch.cuda.get_device_capability()
+    if not kinds or any(_runs(kind, major, minor) for kind in kinds):
+        return None
+    return (
+        f"The GPU {torch.cuda.get_device_name()} (sm_{major}{minor}) cannot be used by this torch "
+        f"({torch.__version__}), which is built for {', '.join(kinds)}; install a build of torch for it, or give "
+        "--device cpu"
+    )
+
+
+def _runs(kind: str, major: int, minor: int) -> bool:
+    """Whether code for `kind` runs on a GPU of this capability: machine code within a generation, PTX on later ones."""
+    how, _, digits = kind.partition("_")
+    digits = digits.rstrip("af")
+    own = (int(digits[:-1]), int(digits[-1]))
+    return own <= (major, minor) and (how == "compute" or own[0] == major)
