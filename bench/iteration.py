@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=positive, default=8, help="rank of every adapter, on all linear layers")
     parser.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16", "float16"],
+        choices=["float32", "bfloat16"],
         default="float32",
         help="of the base; log-probs are compared in float32",
     )

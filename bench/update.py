@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     _measure.add_model_flags(parser, vocab=512, rounds=15)
     parser.add_argument(
         "--dtype",
-        choices=["float32", "bfloat16", "float16"],
+        choices=["float32", "bfloat16"],
         default="float32",
         help="of the base; parity is checked in float32 first",
     )

@@ -39,7 +39,7 @@ def test_mrlms_experiment_is_read(tmp_path):
         "gamma": 0.99,
         "gae_lambda": 0.95,
         "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "dtype": "float16",
+        "dtype": "bfloat16",
         "coder_turns": 3,
     }
     assert wanted.items() <= settings.values.items() and settings.given == wanted.keys()

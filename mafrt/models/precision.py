@@ -10,6 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_FLOAT16 = (
+    "in float16 the gradients of long batches are rounded to 0; load the base in bfloat16, whose range is float32's "
+    "(--dtype bfloat16), or in float32."
+)
+"""why nothing is learnt on such a base"""
 GAIN = 1.5
 """bfloat16 is chosen if its products are faster than float32's by this factor."""
 ROUNDS = 6

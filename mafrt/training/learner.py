@@ -22,9 +22,11 @@ from torch.nn import functional
 
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
+from mafrt.core.errors import ConfigError
 from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
+from mafrt.models.precision import NO_FLOAT16
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule, signal_scale
 from mafrt.training.optimizer_steps import make_optimizer_steps
@@ -91,6 +93,8 @@ class Learner:
         lr_schedule: LrSchedule = lambda _: 1.0,
         entropy_schedule: LrSchedule = lambda _: 1.0,
     ) -> None:
+        if base.model.dtype == torch.float16:
+            raise ConfigError(f"The base {base.name} is in float16, but {NO_FLOAT16}")
         self.base = base
         self.adapter_of = {agent.name: agent.adapter for agent in team.agents}
         self.temperatures = dict.fromkeys(team.names, 1.0) if temperatures is None else temperatures

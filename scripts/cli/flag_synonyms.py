@@ -226,7 +226,7 @@ _NONE = {
     "adam_offload": "moments of adapters are small; use --optimizer paged_adamw_8bit",
     "use_peft": "every agent has a LoRA adapter; leave it out",
     "bf16": "use --dtype bfloat16",
-    "fp16": "use --dtype float16",
+    "fp16": "use --dtype bfloat16",
     "num_gpus": "start several processes with accelerate launch (docs/scale.md)",
     **dict.fromkeys(
         (

@@ -106,7 +106,7 @@ WORKFLOWS = {
 """Beginning of the file name of a workflow of MARTI -> command and settings."""
 ALGORITHMS = {"reinforce_plus_plus": "reinforce_pp", "reinforce++": "reinforce_pp", "gae": "ppo", "group_norm": "grpo"}
 OFFLINE = {"dpo": "train_dpo", "sft": "train_sft"}
-_FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "auto": None}
+_FORMATS = {"fp16": "bfloat16", "float16": "bfloat16", "bf16": "bfloat16", "fp32": "float32", "auto": None}
 _PREDICTED = {"behavioral_cloning": "turns", "world_model": "observations", "combined": "both"}
 
 
@@ -408,8 +408,8 @@ VALUES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "normalize_advantages": ("normalize_advantages", lambda value: "batch" if value else "none"),
     "normalize_reward": ("normalize_advantages", lambda value: "batch" if value else None),
     "torch_dtype": ("dtype", lambda value: _FORMATS.get(value, value)),
-    "use_fp16": ("dtype", lambda value: "float16" if value else None),
-    "fp16": ("dtype", lambda value: "float16" if value else None),
+    "use_fp16": ("dtype", lambda value: "bfloat16" if value else None),  # their loss is scaled, ours is not
+    "fp16": ("dtype", lambda value: "bfloat16" if value else None),
     "use_bf16": ("dtype", lambda value: "bfloat16" if value else None),
     "bf16": ("dtype", lambda value: "bfloat16" if value else None),
     "device": ("device", lambda value: None if value == "auto" else value),

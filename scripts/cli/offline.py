@@ -19,7 +19,7 @@ from mafrt.runners.offline.dataset import RecordPasses, read_answers
 from mafrt.runners.offline.next_states import next_states
 from mafrt.runners.offline.replay import EPISODES, holds_tokens, read_episodes, recorded_turns
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import check_models, load_base, load_team, resolve, stored_args
+from mafrt.scripts.cli.loading import check_format, check_models, load_base, load_team, resolve, stored_args
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal, offline_words
 from mafrt.scripts.cli.recorded_run import rebuild
@@ -163,6 +163,7 @@ def study(command: Command, argv: Sequence[str], prepare: Callable[[Settings], O
     for note in settings.notes:
         print(note)
     source = read(settings, task)
+    check_format(settings)
     models = check_models(settings, source.team)
     check_limits(config, source.team, models, tokens_given=False)
     if len(set(models.values())) > 1:
