@@ -14,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from helpers_models import tiny_base
@@ -49,6 +50,7 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
     from safetensors.torch import save_file
 
     from mafrt.config.team import Team
+    from mafrt.models.sharding import Root
     from mafrt.runners.build import spread
     from mafrt.runners.on_policy import OnPolicy
     from mafrt.storage.load_path import resolve
@@ -63,7 +65,8 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
             zero["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     base = tiny_base()
     numbers = sum(p.numel() for p in base.model.parameters())
-    spread(base, processes, zero, fsdp=layout == "fsdp")
+    with mock.patch.object(Root, "to", autospec=True, side_effect=Root.to) as moves:
+        spread(base, processes, zero, fsdp=layout == "fsdp")
     load = run.get("load_path")
     # Rank 1 is given another folder: nothing may ever appear there.
     where = (
@@ -93,6 +96,7 @@ def one(layout: str, run: dict[str, Any], processes: Any, out: Path) -> dict[str
         "held": held,
         "numbers": numbers,
         "moments": moments,
+        "moves": moves.call_count,
     }
 
 

@@ -46,7 +46,7 @@ class Processes:
         self.rank, self.size = rank, size
         self.timeout_s = timeout_s
         self.device = device
-        """type of the device that each of several processes computes on"""
+        """device that this one of several processes computes on, such as `cuda:3`"""
         self._control = control
         """Group of the messages; None is torch's default group."""
 
@@ -188,6 +188,17 @@ def started() -> tuple[int, int]:
         return 0, 1
 
 
+def started_here() -> tuple[int, int]:
+    """The same among the processes of this machine."""
+    rank, size = started()
+    if size == 1:
+        return 0, 1
+    try:
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return rank, size
+
+
 def joined() -> bool:
     """Whether `connect` has joined others in this process, or tried to; also after `close`."""
     return _joined
@@ -216,7 +227,7 @@ def connect(*, cpu: bool, timeout_s: float = TIMEOUT_S) -> Processes:
             f"process {rank} of {size} cannot join the others ({lines[0][:200]}); start all of them with "
             "`accelerate launch` or `torchrun`, with one address and port that every machine reaches."
         ) from error
-    return Processes(rank, size, control, timeout_s, "cpu" if control is None else state.device.type)
+    return Processes(rank, size, control, timeout_s, "cpu" if control is None else str(state.device))
 
 
 def _new_group(distributed: Any, timeout_s: float) -> Any:

@@ -25,6 +25,7 @@ def load_pretrained(
     *,
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
+    goes_to: str | torch.device | None = None,
     attn_implementation: str,
     trust_remote_code: bool,
     bits: Literal[4, 8] | None,
@@ -51,7 +52,7 @@ def load_pretrained(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
-            dtype=dtype or ("float32" if device.type == "cpu" else "auto"),
+            dtype=dtype or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, trust_remote_code)),
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
@@ -70,6 +71,18 @@ def load_pretrained(
         keep_differentiable(model)
     # bitsandbytes places quantised layers itself and may refuse a later move.
     return model if bits else model.to(device), tokenizer, path
+
+
+def own_format(path: str, trust_remote_code: bool) -> str:
+    """The number format of a checkpoint on a GPU: its own, as transformers finds it, but bfloat16 for float16.
+
+    A loss is a mean over tens of thousands of tokens: most of each token's gradient is below float16's smallest number.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    formats = (getattr(part, "dtype", None) for part in (config, config.get_text_config()))
+    return "bfloat16" if any(own in (torch.float16, "float16") for own in formats) else "auto"
 
 
 def _check_weights(name_or_path: str, model: Any, missing: Collection[str]) -> None:

@@ -79,7 +79,8 @@ class FullyShard(Sharding):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-        mesh = init_device_mesh(processes.device, (processes.size,))
+        # The mesh wants the type alone; this process's own GPU is the current one.
+        mesh = init_device_mesh(torch.device(processes.device).type, (processes.size,))
         options: dict[str, Any] = {"mesh": mesh}
         if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true":
             options["offload_policy"] = CPUOffloadPolicy()
@@ -141,8 +142,17 @@ class Zero3(Sharding):
     """
 
     def __init__(self, model: Any, head: nn.Module, device: str, settings: Mapping[str, Any]) -> None:
+        quiet_deepspeed()
+        import deepspeed
+
         # DeepSpeed assumes float32 unless bf16 is enabled explicitly.
-        engine = deepspeed_engine(Root(model), {**settings, "bf16": {"enabled": model.dtype == torch.bfloat16}})
+        settings = {**settings, "bf16": {"enabled": model.dtype == torch.bfloat16}}
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(model.dtype)  # it takes one format only
+        root = Root(model)
+        # Parameter by parameter to its part: `initialize` alone would first move the whole module to the GPU.
+        deepspeed.zero.Init(module=root, config_dict_or_path=dict(settings))
+        engine = deepspeed_engine(root, settings)
         super().__init__(engine.module)
         for module in self.root.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):

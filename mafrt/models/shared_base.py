@@ -37,11 +37,14 @@ class SharedBase(AdaptedModel):
     `model` must be a Hugging Face causal LM whose logits are its head applied to the last hidden state, perhaps
     scaled or capped (`logprobs.LogitForm`). It is put in eval mode and frozen; its linear layers are wrapped where
     an adapter targets them, and behave as before when called without a routing (`base.model(...)` is always the
-    bare base).
+    bare base). `goes_to` is the device on which it will compute, where its weights are not there yet (`shard`).
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str = "", *, goes_to: str | torch.device | None = None
+    ) -> None:
         super().__init__(model, tokenizer, name)
+        self._goes_to = None if goes_to is None else torch.device(goes_to)
         self.config = model.config.get_text_config()
         self.inner = model.base_model
         self.logit_form = logprobs.LogitForm.of(self.config)
@@ -70,6 +73,7 @@ class SharedBase(AdaptedModel):
         *,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        goes_to: str | torch.device | None = None,
         attn_implementation: str = "sdpa",
         trust_remote_code: bool = False,
         bits: Literal[4, 8] | None = None,
@@ -77,6 +81,7 @@ class SharedBase(AdaptedModel):
         """Load model and tokenizer from a folder or the hub; `teaching-base` ships, `smollm2` is fetched.
 
         `dtype=None` means float32 on a CPU and the checkpoint's own on a GPU; `device=None` a GPU if there is one.
+        `goes_to`: the device that a base loaded into main memory computes on once it is sharded (`shard`).
         `attn_implementation`: `sdpa`, or `eager`, which computes every row whole and is slower.
         `bits` quantises the linear layers but the head with bitsandbytes: 4 (nf4, Dettmers 2023) or 8 (LLM.int8).
         Raises ModelError, naming the missing files, if either cannot be loaded, and MissingExtraError.
@@ -85,11 +90,12 @@ class SharedBase(AdaptedModel):
             name_or_path,
             dtype=dtype,
             device=device,
+            goes_to=goes_to,
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
             bits=bits,
         )
-        base = cls(model, tokenizer, path)
+        base = cls(model, tokenizer, path, goes_to=goes_to)
         if not base.packs:
             log.warning(
                 "The attention of %s as loaded (%s) cannot mask beginnings that rows share, so every row is computed "
@@ -103,7 +109,8 @@ class SharedBase(AdaptedModel):
         if self.records:
             raise ConfigError(f"found the adapters {', '.join(self.records)}, expected none yet; shard a base before")
         # The fingerprint reads the embedding, so it must be computed before the weights are sharded.
-        self._fingerprint, self._device = self.fingerprint(), torch.device(self.processes.device)
+        self._fingerprint = self.fingerprint()
+        self._device = self._goes_to or torch.device(self.processes.device)
         self.sharding = make()
         self.context.sharded = True
 
@@ -128,7 +135,8 @@ class SharedBase(AdaptedModel):
     @property
     def compute(self) -> Compute:
         """How this base's device computes."""
-        return compute_for(self.device.type)
+        # From the start: what a CPU's form does to a model would stay when the weights have gone to a GPU.
+        return compute_for((self._goes_to or self.device).type)
 
     @property
     def sharded(self) -> bool:

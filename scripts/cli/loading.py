@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 from mafrt.config import permission
 from mafrt.config.team import Team
 from mafrt.core.errors import ConfigError, ModelError
+from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import FETCHED, SHIPPED, SHIPPED_BASES, base_folder, require_base, shipped
 from mafrt.core.threads import choose_threads
 from mafrt.environment.registry import takes
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import guarded
 from mafrt.models import load_bases
-from mafrt.models.precision import choose_dtype
+from mafrt.models.precision import NO_FLOAT16, choose_dtype
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement
@@ -173,6 +174,8 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
     quiet()
     if settings["device"] is not None:
         check_device(settings["device"])
+    elif (why := unusable_gpu()) is not None:
+        print(f"{why}. Until then the CPU computes.", flush=True)
     machine = {} if settings.record is None else settings.record.machine
     recorded = machine.get("threads")
     choice = choose_threads(settings["threads"], recorded if isinstance(recorded, int) else None)
@@ -183,12 +186,14 @@ def load_base(settings: Settings, team: Team, placement: Placement | None = None
         print(kernels.choose_kernels(machine.get("kernels"), machine.get("dtype")), flush=True)
     if (malloc := cpu_part("malloc")) is not None:
         malloc.keep_freed_memory()
+    shards = placement is not None and placement.shards
     bases = load_bases.load_bases(
         recorded_models(team, settings),
         settings["model_name_or_path"],
         dtype=_dtype(settings, machine, several=placement is not None and placement.processes.size > 1),
         # A base to be sharded may be too large for one GPU: it goes there in parts.
-        device="cpu" if placement is not None and placement.shards else settings["device"],
+        device="cpu" if shards else settings["device"],
+        goes_to=placement.processes.device if placement is not None and shards else None,
         trust_remote_code=settings["trust_remote_code"],
         bits=settings.make(ModelSettings).bits,
     )
@@ -219,6 +224,12 @@ def check_models(settings: Settings, team: Team) -> dict[str, str]:
     if len(set(models.values())) > 1:
         load_bases.check_models(models, trust_remote_code=settings["trust_remote_code"])
     return models
+
+
+def check_format(settings: Settings) -> None:
+    """ConfigError for a number format of the base in which nothing can be learnt."""
+    if settings["dtype"] == "float16":
+        raise ConfigError(f"dtype is float16, but {NO_FLOAT16}")
 
 
 def _dtype(settings: Settings, machine: Mapping[str, Any], *, several: bool) -> str | None:
@@ -296,10 +307,9 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"device {device!r} cannot be used here ({said}); give cpu, or cuda:N of a GPU that is there."
-        ) from None
+        said = unusable_gpu() if device.startswith("cuda") else None
+        said = said or f"{str(error).strip().splitlines()[0]}; give cpu, or cuda:N of a GPU that is there"
+        raise ConfigError(f"device {device!r} cannot be used here: {said}.") from None
 
 
 def quiet() -> None:

@@ -12,6 +12,7 @@ from mafrt.core.distributed import ALONE, Processes, connect, started
 from mafrt.core.errors import ConfigError, MissingExtraError
 from mafrt.core.extras import install
 from mafrt.core.shipped import shipped
+from mafrt.engines.vllm.gpu_layout import check_gpus
 from mafrt.runners.checks import check_processes
 from mafrt.scripts.cli.command import Settings
 from mafrt.scripts.cli.settings import ModelSettings, ScaleSettings
@@ -77,6 +78,13 @@ def join(settings: Settings, config: TrainConfig) -> Placement:
             f"load_in_{bits}bit is on, and quantised weights cannot be shared out by FSDP or ZeRO-3; a base in {bits} "
             "bits fits whole: start without FSDP, or with configs/zero1.json or zero2.json."
         )
+    check_gpus(
+        config.engine,
+        settings["model_name_or_path"],
+        settings["device"],
+        shards=size if placement.shards else 1,
+        bits=bits or (32 if settings["dtype"] == "float32" else 16),
+    )
     if fsdp:
         # Else transformers leaves the weights out in all processes but the first, for FSDP to send them on.
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"

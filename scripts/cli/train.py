@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mafrt.config.algorithm import AlgorithmSettings
 from mafrt.core.distributed import Processes, started
 from mafrt.core.errors import ConfigError
+from mafrt.core.gpus import unusable_gpu
 from mafrt.core.progress import reporting
 from mafrt.core.reading import is_writable
 from mafrt.core.threads import ThreadWatch
@@ -27,7 +28,7 @@ from mafrt.runners.loop import check_length
 from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.runners.on_policy import OnPolicy
 from mafrt.scripts.cli.command import Command, Settings
-from mafrt.scripts.cli.loading import check_models, load_base, resolve, stored_args
+from mafrt.scripts.cli.loading import check_format, check_models, load_base, resolve, stored_args
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.processes import Placement, join
 from mafrt.scripts.cli.progress import Terminal
@@ -118,6 +119,8 @@ def train(command: Command, argv: Sequence[str], prepare: Callable[[Settings], P
         coach=coach,
         provenance=Provenance(loaded, settings["accept_changes"], args, command.name),
     )
+    if settings["device"] is None and (why := unusable_gpu()) is not None:
+        runner.doctor.note(1, "unused_gpu", f"{why}.")  # in the summary too: a run on the CPU may look fine, but slow
     # Only now, when everything that may be refused has been checked: a mistyped flag must not move a run.
     moves = settings["set_aside"] and not is_same(loaded, run_dir)
     if moves and (aside := processes.lead(lambda: str(set_aside(run_dir) or ""))):
@@ -171,6 +174,7 @@ def _check(
     config = with_epochs(config, env)
     if loaded is not None and loaded.resumes:
         check_length(loaded.step, config.run.iterations)
+    check_format(settings)
     models = check_models(settings, team)
     now = describe_run(team, settings.values, command=command.name, env=env, eval_env=prepared.eval_env)
     # Before a model is loaded, and again by the runner, which knows the base.

@@ -28,6 +28,7 @@ from mafrt.core.types import Completion, Request
 from mafrt.engines.checks import check_engine, room_for_rank
 from mafrt.engines.requests import check_requests, completion, sampling_words
 from mafrt.engines.vllm.adapter_sync import Handover, Parcel
+from mafrt.engines.vllm.gpu_layout import SHARE, visible
 from mafrt.engines.vllm.watchdog import POLL_S, alive, birth, children, descendants, dismiss, watch, watch_what_starts
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class VllmEngine:
             # Bounded by the run's window, since vLLM refuses to start where the keys and values of its longest sequence
             # do not fit.
             "max_model_len": self.window,
-            "gpu_memory_utilization": config.gpu_memory_utilization or (0.4 if gpu else 0.1),
+            "gpu_memory_utilization": config.gpu_memory_utilization or (SHARE if gpu else 0.1),
             "tensor_parallel_size": config.tensor_parallel_size,
             "logprobs_mode": "processed_logprobs",
             "enable_prefix_caching": True,
@@ -275,11 +276,9 @@ def _environment(device: Any, gpus: int) -> Iterator[None]:
         words |= ON_CPU
     words = {name: value for name, value in words.items() if name not in os.environ}
     words |= {name: None for name in os.environ if name in LAUNCHER or name.startswith("TORCHELASTIC_")}
-    if device.index:
-        # The trainer's own GPU, and those after it: vLLM counts from the first that it sees.
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = seen.split(",") if seen else [str(number) for number in range(device.index + gpus)]
-        words["CUDA_VISIBLE_DEVICES"] = ",".join(names[device.index : device.index + gpus])
+    if device.type == "cuda":
+        # vLLM counts from the first GPU that it sees.
+        words["CUDA_VISIBLE_DEVICES"] = visible(device, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     before = {name: os.environ.get(name) for name in words}
     _set(words)
     try:
