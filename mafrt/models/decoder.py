@@ -28,7 +28,10 @@ class FoldingDecoder(RowDecoder, Protocol):
     """One whose rows can be taken up by another."""
 
     def folded(self) -> PromptKV:
-        """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
+        """Keys and values of every row, own tokens included, as prompts of their own: one for each row.
+
+        The decoder is at its end then.
+        """
 
 
 class DecodeModel:
@@ -49,7 +52,7 @@ class DecodeModel:
         """Decoding of a batch.
 
         Args:
-            prompts: keys and values of the prompts.
+            prompts: keys and values of the prompts; they are taken over, and not to be used again.
             owner: which prompt each row goes on from; rows of one prompt lie side by side.
             adapters: adapter name of each row; rows of one adapter lie side by side, those of None last.
             steps: most tokens that will be fed to a row.
@@ -63,7 +66,7 @@ class ExpandedDecoder:
 
     Args:
         base: the model.
-        prompts: keys and values of the prompts.
+        prompts: keys and values of the prompts, which are let go layer by layer.
         owner: `[rows]`, which prompt each row goes on from.
         adapters: `[rows]`, adapter index of each row, on the host.
     """
@@ -72,9 +75,11 @@ class ExpandedDecoder:
         self.base = base
         self.adapters = adapters
         device = base.device
+        span = prompts.longest
+        # Known on the host; a mask that hides nothing would cost the faster kernels of a GPU.
+        self._padded = int(prompts.lengths[owner].min()) < span
         owner = owner.to(device)
         lengths = prompts.lengths.to(device)[owner]
-        span = prompts.longest
         # Prompts end at the same position (padding on the left), so that distances between positions are right for
         # models with sliding windows too.
         source = torch.arange(span, device=device) - (span - lengths).unsqueeze(1)
@@ -82,9 +87,10 @@ class ExpandedDecoder:
         self._position = lengths
         source = source.clamp_(min=0)
         self._cache = KVCache()
-        for keys, values in zip(prompts.keys, prompts.values, strict=True):
+        while prompts.keys:
             layer = KVLayer(span + 32)
-            layer.update(*(t[owner.unsqueeze(1), :, source].transpose(1, 2) for t in (keys, values)))
+            both = (prompts.keys.pop(0), prompts.values.pop(0))
+            layer.update(*(t[owner.unsqueeze(1), :, source].transpose(1, 2) for t in both))
             self._cache.layers.append(layer)
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -92,7 +98,7 @@ class ExpandedDecoder:
         self._real = torch.cat((self._real, self._real.new_ones(len(tokens), 1)), 1)
         hidden = self.base.forward(
             tokens.unsqueeze(1),
-            self._real.long(),
+            self._real.long() if self._padded else None,
             self.adapters,
             position_ids=self._position.unsqueeze(1),
             past_key_values=self._cache,
@@ -101,17 +107,21 @@ class ExpandedDecoder:
         return hidden[:, 0]
 
     def folded(self) -> PromptKV:
-        """Keys and values of every row, own tokens included, as prompts of their own: one for each row."""
+        """Keys and values of every row, own tokens included, as prompts of their own: one for each row.
+
+        This decoder is at its end then: its layers are let go one by one.
+        """
         used, lengths = self._real.shape[1], self._position
         # From padding on the left to padding on the right, which repeats a row's last token.
         source = torch.arange(int(lengths.max()), device=lengths.device) + (used - lengths).unsqueeze(1)
         source = source.clamp_(max=used - 1)
         rows = torch.arange(len(lengths), device=lengths.device).unsqueeze(1)
-        keys, values = (
-            [getattr(layer, kind)[rows, :, source].transpose(1, 2) for layer in self._cache.layers]
-            for kind in ("keys", "values")
-        )
-        return PromptKV(keys, values, lengths.cpu())
+        folded = PromptKV([], [], lengths.cpu())
+        while self._cache.layers:
+            layer = self._cache.layers.pop(0)
+            folded.keys.append(layer.keys[rows, :, source].transpose(1, 2))
+            folded.values.append(layer.values[rows, :, source].transpose(1, 2))
+        return folded
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]` in the batch."""

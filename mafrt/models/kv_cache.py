@@ -141,12 +141,15 @@ class PromptKV:
 
 
 def joined(first: PromptKV, second: PromptKV) -> PromptKV:
-    """The prompts of both, padded to the longer."""
+    """The prompts of both, padded to the longer; their own keys and values are let go layer by layer."""
     span = max(first.longest, second.longest)
 
     def both(some: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-        pairs = zip(some, others, strict=True)
-        return [torch.cat([functional.pad(t, (0, 0, 0, span - t.shape[2])) for t in pair]) for pair in pairs]
+        made = []
+        while some:
+            pair = some.pop(0), others.pop(0)
+            made.append(torch.cat([functional.pad(t, (0, 0, 0, span - t.shape[2])) for t in pair]))
+        return made
 
     lengths = torch.cat((first.lengths, second.lengths))
     return PromptKV(both(first.keys, second.keys), both(first.values, second.values), lengths)

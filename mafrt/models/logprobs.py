@@ -107,18 +107,23 @@ class FrozenHead:
         # Half-precision log-sum-exp over 150,000 words would be off by more than a clipped ratio may move.
         logits = self.form(self.products(hidden).to(scale.dtype))
         slope = self.form.slope(logits) if want else None
-        logp = (logits * scale).log_softmax(1)
+        # In place, and each buffer let go where it ends: they are the most of what learning holds beside the base.
+        logp = logits.mul_(scale).log_softmax(1)
         del logits
         own, p = logp.gather(1, targets.unsqueeze(1)), logp.exp()
         # A token of probability 0 has a log-probability of -inf at worst; p log p is then 0, not NaN.
         surprise = logp.clamp_(min=torch.finfo(logp.dtype).min).mul_(p)
+        del logp
         entropies = -surprise.sum(1, keepdim=True)
+        if not want_entropy:
+            del surprise
         d_logprobs = d_entropies = None
         if want:
             target = self.weight[targets]
             if slope is not None:
                 p.mul_(slope)
-                surprise.mul_(slope)
+                if want_entropy:
+                    surprise.mul_(slope)
                 target = target * slope.gather(1, targets.unsqueeze(1)).to(target.dtype)
             scale, mean = scale * self.form.factor, self.back(p)
             d_logprobs = (target - mean) * scale
