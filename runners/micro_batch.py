@@ -10,17 +10,19 @@ from mafrt.config.train_config import TrainConfig
 from mafrt.models.memory_estimate import Use, fitting_micro_batch, shape_of
 
 if TYPE_CHECKING:
+    import torch
+
     from mafrt.models.several_bases import Bases
     from mafrt.models.shared_base import SharedBase
 
 
-def free_bytes(device: str) -> float | None:
+def free_bytes(device: torch.device) -> float | None:
     """Free memory of a device in bytes: of the GPU, or of the machine; None where it cannot be known."""
-    if device == "cuda":
+    if device.type == "cuda":
         import torch
 
-        return float(torch.cuda.mem_get_info()[0])
-    return free_memory() if device == "cpu" else None
+        return float(torch.cuda.mem_get_info(device)[0])
+    return free_memory() if device.type == "cpu" else None
 
 
 def free_memory() -> float | None:

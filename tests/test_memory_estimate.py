@@ -175,7 +175,7 @@ def test_a_run_sizes_its_micro_batches_and_info_says_so(capsys):
     assert 256 <= micro_batch_tokens(base, config, 3e7) < 8192
     base.config.to_dict = dict  # a configuration that the formula does not know
     assert micro_batch_tokens(base, config, 1.0) == 8192
-    free = free_bytes("cpu")
+    free = free_bytes(torch.device("cpu"))
     assert free is not None and free > 1e8
     assert main(["--memory", "Qwen/Qwen3-0.6B"]) == 0
     assert "On this machine's CPU" in (said := capsys.readouterr().out) and "micro-batches of" in said

@@ -211,7 +211,7 @@ def _sized(
         args["load_path"] = None  # its history comes along, so that the settings alone describe the run
     if "micro_batch_tokens" in settings.named or processes.size > 1:
         return config, args
-    tokens = micro_batch_tokens(base, config, free_bytes(base.main.device.type))
+    tokens = micro_batch_tokens(base, config, free_bytes(base.main.device))
     if tokens != config.learn.micro_batch_tokens:
         say(f"Micro-batches have {tokens} tokens, which the free memory holds; --micro_batch_tokens chooses.")
     args["micro_batch_tokens"] = tokens  # a run that goes on splits its batches alike

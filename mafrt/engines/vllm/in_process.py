@@ -22,6 +22,8 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from mafrt.config.train_config import EngineConfig
 from mafrt.core.errors import ConfigError, EngineDownError, ModelError
 from mafrt.core.types import Completion, Request
@@ -140,6 +142,9 @@ class VllmEngine:
 
     def _wake(self) -> None:
         if self._asleep:
+            # What torch keeps for later in this process is not free for vLLM's.
+            if self.base.device.type == "cuda":
+                torch.cuda.empty_cache()
             self._ask(self._llm.wake_up)
             self._asleep = False
 
