@@ -13,6 +13,7 @@ from mafrt.config.team import Team
 from mafrt.config.train_config import RunConfig
 from mafrt.core import atomic_files, rng_state
 from mafrt.core.errors import CheckpointError
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.sandbox import tiers_in_use
 from mafrt.storage import checkpoint
 from mafrt.storage.load_path import Loadable
@@ -92,8 +93,8 @@ def digest(base: Bases, adapters: Iterable[str]) -> str:
     """16 hex digits of all weights of these adapters: equal in all processes of a run."""
     digested = hashlib.sha256()
     for name in adapters:
-        for parameter in base.adapter_parameters(name):
-            digested.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        for weights in on_cpu(base.adapter_parameters(name)):
+            digested.update(weights.contiguous().numpy().tobytes())
     return digested.hexdigest()[:16]
 
 

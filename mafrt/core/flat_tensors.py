@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ def flattened(state: Any) -> Any:
 
     def take(value: Any) -> Any:
         if type(value) is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
-            found.append(value.detach().cpu())
+            found.append(value.detach())
             return f"{MARK}{len(found) - 1}"
         return value
 
     content: Any = _mapped(state, take)
+    found = on_cpu(found)
     # As one text where it is plain: the weights-only reader is written in Python and takes every key by itself.
     with contextlib.suppress(TypeError):
         content = json.dumps(_tagged(content))
@@ -48,6 +49,22 @@ def flattened(state: Any) -> Any:
         places.append((list(parts).index(tensor.dtype), first, list(tensor.shape)))
     # One text, since a weights-only reader takes every number of a list by itself.
     return {CONTENT: content, TENSORS: [torch.cat(some) for some in parts.values()], PLACES: json.dumps(places)}
+
+
+def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each on the CPU; those of a GPU come in one transfer for each type of number, since every one is waited for."""
+    import torch
+
+    found = [tensor.detach() for tensor in tensors]
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(found):
+        if tensor.device.type != "cpu":
+            kinds.setdefault((tensor.device, tensor.dtype), []).append(place)
+    for places in kinds.values():
+        whole = torch.cat([found[place].reshape(-1) for place in places]).cpu()
+        for place, part in zip(places, whole.split([found[place].numel() for place in places]), strict=True):
+            found[place] = part.view(found[place].shape)
+    return found
 
 
 def restored(loaded: Any) -> Any:

@@ -211,7 +211,7 @@ class AdaptedModel:
                 self.adapted_layers[path] = StackedLoRALinear(getattr(holder, child), *shapes[path], self.context)
                 setattr(holder, child, self.adapted_layers[path])
             self.adapted_layers[path].add(index, layer_rank, scaling, f"{seed}/{name}/{path}")
-        compute_for(self.model.device.type).link(self.adapted_layers)
+        compute_for((self.context.device or self.model.device).type).link(self.adapted_layers)
         self.records[name] = Adapter(rank, alpha, dict(layers), invocation, index=index)
         self.versions[name] = 0
         self._changed()

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from mafrt.models.tensors import moved
+
 Layout: TypeAlias = "tuple[tuple[int, int, float], ...]"
 """(adapter, rank, scaling) of the batch's adapters that exist in a layer"""
 
@@ -41,10 +43,10 @@ class AdapterRouting:
     def mask(self, layout: Layout, like: Tensor) -> Tensor:
         """`[rows, 1 or steps, sum of ranks]`: an adapter's scaling where a rank is the token's adapter's, else 0."""
         if layout not in self.masks:
-            owner = torch.tensor([k for k, rank, _ in layout for _ in range(rank)], device=like.device)
-            scale = torch.tensor([s for _, rank, s in layout for _ in range(rank)], device=like.device)
-            index = self.index.to(like.device).reshape(self.rows, -1, 1)
-            self.masks[layout] = ((index == owner) * scale).to(like.dtype)
+            owner = torch.tensor([float(k) for k, rank, _ in layout for _ in range(rank)])
+            scale = torch.tensor([s for _, rank, s in layout for _ in range(rank)])
+            index, owner, scale = moved([self.index.float(), owner, scale], like.device)
+            self.masks[layout] = ((index.reshape(self.rows, -1, 1) == owner) * scale).to(like.dtype)
         return self.masks[layout]
 
 
@@ -55,6 +57,8 @@ class LoraContext:
         self._routings: dict[int, AdapterRouting | None] = {}
         self.sharded = False
         """whether FSDP or DeepSpeed gathers the frozen weights before a layer's forward and frees them after it"""
+        self.device: torch.device | None = None
+        """of adapters that are added to a sharded base, whose weights may wait elsewhere; None: where those are"""
         self.packed: Any = None
         """copies of the frozen weights that a faster form has made"""
 

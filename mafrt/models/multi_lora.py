@@ -51,7 +51,7 @@ class StackedLoRALinear(nn.Module):
 
     def add(self, adapter: int, rank: int, scaling: float, seed: str) -> None:
         """Give adapter number `adapter` a pair here: A uniform as PEFT draws it (seeded by `seed`), B zero."""
-        device = self.weight.device
+        device = self.context.device or self.weight.device
         bits = hashlib.sha256(seed.encode()).digest()[:8]
         # A generator of its own, seeded by name and layer: an adapter begins the same whatever others were added before
         # it.

@@ -21,7 +21,7 @@ WINDOWED = ("gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3")
 
 def use_packed_attention(model: Any) -> bool:
     """Enable packed batches if the model supports them (`sdpa` attention, in a sliding window or without one)."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     config = model.config.get_text_config()
@@ -36,9 +36,20 @@ def use_packed_attention(model: Any) -> bool:
             model.config._attn_implementation = "eager"  # slow, and the only one left that caps the scores
         return False
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, sdpa_mask)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, _mask_without_waiting)
     model.config._attn_implementation = PACKED
     return True
+
+
+def _mask_without_waiting(*args: Any, **kwargs: Any) -> Tensor | None:
+    """transformers' mask for `sdpa`, which leaves a mask out if it hides nothing, and waits for a GPU to know that."""
+    from transformers.masking_utils import sdpa_mask
+
+    padding = kwargs.get("attention_mask")
+    if padding is not None and padding.device.type != "cpu":
+        kwargs["allow_is_causal_skip"] = False
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
 
 
 def packed_attention(
@@ -135,7 +146,9 @@ class PackedRows:
         )
         seen = self._mask(family.rests.shape[1], family.shared, queries.device)
         seen = family.mask if seen is None else seen
-        return torch.cat((*done, self._rectangle(queries, keys, values, seen)[family.real]))
+        rests = self._rectangle(queries, keys, values, seen).flatten(0, 1)
+        # By places and not by booleans, whose number a GPU would be asked for in every layer.
+        return torch.cat((*done, rests if family.even else rests.index_select(0, family.order)))
 
     def _rectangle(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.attend_rectangle(q, k, v, None if mask is None else mask[None, None])

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from mafrt.models.tensors import integers
+from mafrt.models.tensors import integers, moved
 
 T = TypeVar("T")
 
@@ -42,7 +42,9 @@ class Family:
     """`[rows, longest]`: place of each token of the rests, counted from the end of the beginning; rows that are shorter
     repeat a token"""
     real: Tensor
-    """`[rows, longest]` bool: False for the repeated ones"""
+    """`[rows, longest]` bool on the CPU: False for the repeated ones"""
+    order: Tensor
+    """`[tokens of all rests]`: place of each in the flattened `[rows, longest]`"""
     mask: Tensor
     """`[longest, shared + longest]`: which of the beginning and of its own rest each token of a rest may attend to"""
     even: bool
@@ -57,7 +59,20 @@ class Family:
         rests = (lengths.cumsum(0) - lengths).unsqueeze(1) + torch.minimum(steps, lengths.unsqueeze(1) - 1)
         mask = torch.ones(len(steps), shared + len(steps), dtype=torch.bool).tril(shared)
         real = steps < lengths.unsqueeze(1)
-        return cls(shared, rests.to(device), real.to(device), mask.to(device), min(sizes) == max(sizes), past)
+        order = real.flatten().nonzero().squeeze(1)
+        family = cls(shared, rests, real, order, mask, min(sizes) == max(sizes), past)
+        return family if device.type == "cpu" else family.with_places(moved(family.places(), device))
+
+    def places(self) -> list[Tensor]:
+        """What is needed on the device of the pass."""
+        return [self.rests, self.order] if self.past is None else [self.rests, self.order, self.past]
+
+    def with_places(self, moved: Sequence[Tensor]) -> Family:
+        """The same with `places` on another device."""
+        rests, order, *past = moved
+        # Made there: of all these it is by far the largest.
+        mask = torch.ones(self.mask.shape, dtype=torch.bool, device=rests.device).tril(self.shared)
+        return replace(self, rests=rests, order=order, past=past[0] if past else None, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,21 @@ class Packing:
     """those of the pass before this one, in which the families begin"""
     _derived: dict[object, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    def to(self, device: torch.device) -> Packing:
+        """This packing, made on the CPU, on the device of its pass: in one transfer, since each would be waited for."""
+        if device.type == "cpu":
+            return self
+        families = [block.family for block in self.blocks if block.family is not None]
+        there = [self.take, self.places, self.source, *(t for family in families for t in family.places())]
+        take, places, source, *rest = moved(there, device)
+        blocks = []
+        for block in self.blocks:
+            if block.family is not None:
+                count = len(block.family.places())
+                block, rest = replace(block, family=block.family.with_places(rest[:count])), rest[count:]
+            blocks.append(block)
+        return replace(self, take=take, places=places, source=source, blocks=tuple(blocks))
+
     def once(self, derive: Callable[[Packing], T]) -> T:
         """What a function makes of this packing, made when the first layer asks."""
         if derive not in self._derived:
@@ -132,14 +162,15 @@ class Beginnings:
         same = {row: first.setdefault(tuple(ids[row, fixed[row]].tolist()), row) for row in rows}
         once = torch.zeros_like(fixed)
         once[list(first.values())] = fixed[list(first.values())]
-        packing = pack(once, torch.full((len(real),), -1), device, ids)
+        packing = _packed(once, torch.full((len(real),), -1), ids)
         token = torch.full((real.numel(),), -1)
-        token[packing.places.cpu()] = packing.source.cpu()
+        token[packing.places] = packing.source
         columns = {row: fixed[row].nonzero().squeeze(1) for row in rows}
         of_row = {row: token[own * steps + columns[own]] for row, own in same.items()}
-        places = torch.cat([row * steps + columns[row] for row in rows]).to(device)
-        source = torch.cat([of_row[row] for row in rows]).to(device)
-        return cls(replace(packing, places=places, source=source, in_order=False, kept={}), of_row, real & ~fixed)
+        places = torch.cat([row * steps + columns[row] for row in rows])
+        source = torch.cat([of_row[row] for row in rows])
+        packing = replace(packing, places=places, source=source, in_order=False, kept={}).to(device)
+        return cls(packing, of_row, real & ~fixed)
 
 
 def pack(
@@ -160,6 +191,18 @@ def pack(
         least_shared: tokens of the shortest prefix that is shared.
         beginnings: of the rows; their pass comes first, and this one has the other tokens.
     """
+    return _packed(real, index, ids, least_shared, beginnings).to(device)
+
+
+def _packed(
+    real: Tensor,
+    index: Tensor,
+    ids: Tensor | None = None,
+    least_shared: int = LEAST_SHARED,
+    beginnings: Beginnings | None = None,
+) -> Packing:
+    """`pack` on the CPU."""
+    device = torch.device("cpu")
     real, past = (real, {}) if beginnings is None else (beginnings.rest, beginnings.of_row)
     lengths = [int(length) for length in real.sum(1).tolist()]
     # A row has one adapter, and -1 where it does not act yet, so the maximum is the adapter.
@@ -188,7 +231,7 @@ def pack(
             adapters += each
             sizes.append(len(flat) - shared)
         if rows[0] in past:
-            own_past = past[rows[0]].to(device)
+            own_past = past[rows[0]]
             blocks.append(TokenBlock(1, len(take) - first, Family.of(len(own_past), sizes, device, own_past)))
         elif len(rows) > 1:
             blocks.append(TokenBlock(1, len(take) - first, Family.of(shared, sizes, device)))
@@ -198,11 +241,11 @@ def pack(
         else:
             blocks.append(TokenBlock(1, lengths[rows[0]]))
     return Packing(
-        integers(take).to(device),
+        integers(take),
         integers(adapters),
         tuple(blocks),
-        integers(places).to(device),
-        integers(source).to(device),
+        integers(places),
+        integers(source),
         len(source) == len(take),  # only a shared beginning is taken more than once
         past=None if beginnings is None else beginnings.packing.kept,
     )

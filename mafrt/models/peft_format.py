@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 from mafrt.core.errors import CheckpointError
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.patterns import PatternError, full_matches
 from mafrt.core.reading import parse_json, read_file, read_text
 from mafrt.core.text import shortened
@@ -97,11 +98,8 @@ def keys(path: str) -> tuple[str, str]:
 
 def state_of(layers: Layers) -> dict[str, Tensor]:
     """A copy of the tensors on the CPU, under PEFT's key names."""
-    return {
-        key: parameter.detach().cpu().clone()
-        for path, pair in layers.items()
-        for key, parameter in zip(keys(path), pair, strict=True)
-    }
+    own = {key: p for path, pair in layers.items() for key, p in zip(keys(path), pair, strict=True)}
+    return {key: read.clone() for key, read in zip(own, on_cpu(list(own.values())), strict=True)}
 
 
 def copy_state(layers: Layers, state: Mapping[str, Tensor], *, name: str, where: str) -> None:

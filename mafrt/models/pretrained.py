@@ -52,7 +52,8 @@ def load_pretrained(
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
-            dtype=dtype or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, trust_remote_code)),
+            dtype=dtype
+            or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, trust_remote_code)),
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,

@@ -112,7 +112,7 @@ class SharedBase(AdaptedModel):
         self._fingerprint = self.fingerprint()
         self._device = self._goes_to or torch.device(self.processes.device)
         self.sharding = make()
-        self.context.sharded = True
+        self.context.sharded, self.context.device = True, self._device
 
     @property
     def main(self) -> SharedBase:

@@ -1,9 +1,13 @@
-"""Tensors from plain numbers: `torch.tensor` looks at every number of a list, and takes seven times as long."""
+"""Tensors from plain numbers, and many small tensors moved, read and looked at together.
+
+`torch.tensor` looks at every number of a list, and takes seven times as long. On a GPU each tensor that is moved or
+read makes the host wait, so several go in one transfer.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,3 +26,24 @@ def floats(values: Iterable[float]) -> Tensor:
 def _tensor(numbers: array[int] | array[float], dtype: torch.dtype) -> Tensor:
     # An empty buffer is refused.
     return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+
+
+def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of the CPU, all of one type of number, on `device`."""
+    if device.type == "cpu":
+        return list(tensors)
+    flat = torch.cat([t.reshape(-1) for t in tensors]).to(device)
+    parts = flat.split([t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """0-d: the largest absolute number; not finite if any is not."""
+    # The largest number and not a sum of squares, which would be infinite for large finite numbers.
+    return torch.stack(torch._foreach_norm([t.detach() for t in tensors], float("inf"))).amax()
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each, without gradient; together in one block of memory."""
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+    return [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]

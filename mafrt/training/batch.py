@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mafrt.core.types import Turn
 from mafrt.models.packing import LEAST_SHARED
-from mafrt.models.tensors import floats, integers
+from mafrt.models.tensors import floats, integers, moved
 from mafrt.training.joined_turns import join
 
 if TYPE_CHECKING:
@@ -51,10 +51,16 @@ class Batch:
 
     def gather(self, lists: Iterable[Sequence[float] | None]) -> Tensor:
         """One value per action token, [N] float32, from one list per turn. A None becomes NaN."""
+        return self.gather_all([lists])[0]
+
+    def gather_all(self, several: Sequence[Iterable[Sequence[float] | None]]) -> list[Tensor]:
+        """`gather` of several kinds of values, in one transfer."""
         flat: list[float] = []
-        for turn, values in zip(self.turns, lists, strict=True):
-            flat += [float("nan")] * len(turn.action_ids) if values is None else values
-        return floats(flat).to(self.input_ids.device)
+        for lists in several:
+            for turn, values in zip(self.turns, lists, strict=True):
+                flat += [float("nan")] * len(turn.action_ids) if values is None else values
+        every = floats(flat).to(self.input_ids.device)
+        return list(every.split(len(self.targets))) if len(self.targets) else [every for _ in several]
 
     def scatter(self, values: Tensor) -> list[list[float]]:
         """The inverse of `gather`: one list per turn from [N]."""
@@ -92,15 +98,10 @@ def collate(
     adapters, starts = torch.tensor([owners[own[-1]] for own in joined]).unbind(1)
     if bool(starts.any()):
         adapters = torch.where(torch.arange(width) < starts.unsqueeze(1), -1, adapters.unsqueeze(1))
-    return Batch(
-        turns=list(turns),
-        input_ids=integers(ids).view(len(joined), width).to(device),
-        attention_mask=(torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long().to(device),
-        adapter_index=adapters,
-        predict=integers(predict).to(device),
-        targets=integers(targets).to(device),
-        turn=integers(number).to(device),
-    )
+    real = (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).long()
+    there = [integers(ids).view(len(joined), width), real, *map(integers, (predict, targets, number))]
+    input_ids, attention_mask, *rest = moved(there, device)
+    return Batch(list(turns), input_ids, attention_mask, adapters, *rest)
 
 
 class MicroBatch(NamedTuple):

@@ -6,6 +6,7 @@ epoch; the same pass gives the reference policy's log-probabilities when a KL pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mafrt.algorithms import Algorithm
 from mafrt.algorithms.losses import value_loss
 from mafrt.config.algorithm_groups import ValueHeadSettings
 from mafrt.config.train_config import LearnConfig
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.value_head import ValueHead, load_critic, save_critic
@@ -230,15 +232,15 @@ class Critic:
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 processes.sum_gradients(self.head.parameters())
-                norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.learn.max_grad_norm)
-                if torch.isfinite(norm):
+                norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.learn.max_grad_norm).item()
+                if math.isfinite(norm):
                     self.optimizer.step()
-                    norms.append(norm.item())
+                    norms.append(norm)
                 # The first pass shows the error before the head has fitted this batch.
                 if epoch == 0:
                     first.append(loss.detach())
         processes.sum(first)
-        metrics = {"value_loss": sum(loss.item() for loss in first) / max(len(first), 1)}
+        metrics = {"value_loss": sum(loss.item() for loss in on_cpu(first)) / max(len(first), 1)}
         if norms:
             metrics["grad_norm/critic"] = sum(norms) / len(norms)
         return metrics

@@ -23,10 +23,12 @@ from torch.nn import functional
 from mafrt.config.team import Team
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import ConfigError
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.progress import stage
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Turn
 from mafrt.models.precision import NO_FLOAT16
+from mafrt.models.tensors import copies, largest
 from mafrt.training.batch import Batch, MicroBatch, collate, micro_batches
 from mafrt.training.lr_schedule import LrSchedule, signal_scale
 from mafrt.training.optimizer_steps import make_optimizer_steps
@@ -190,7 +192,7 @@ class Learner:
         if not learning:
             return metrics.by_name() | {"epochs": 0.0}
         # For the rollback; adapters are small, so a copy is cheap.
-        before = {name: [p.detach().clone() for p in self.base.adapter_parameters(name)] for name in adapters}
+        before = {name: copies(self.base.adapter_parameters(name)) for name in adapters}
         rates = {name: self.rate(name, iteration) for name in adapters}
         epochs = 0
         for epoch in range(self.learn.ppo_epoch):
@@ -217,10 +219,12 @@ class Learner:
     def _roll_back_nonfinite(self, before: Mapping[str, list[Tensor]]) -> int:
         """Restore the weights `before` of every adapter that is not finite any more; the number of them."""
         rollbacks = 0
-        for name, weights in before.items():
-            if all(torch.isfinite(p).all() for p in self.base.adapter_parameters(name)):
+        # Read together: a GPU would be waited for at every adapter, and at each of its hundreds of tensors.
+        sizes = on_cpu([largest(self.base.adapter_parameters(name)) for name in before])
+        for (name, weights), size in zip(before.items(), sizes, strict=True):
+            if torch.isfinite(size):
                 continue
-            if all(torch.isfinite(p).all() for p in weights):
+            if torch.isfinite(largest(weights)):
                 self._roll_back(name, weights)
                 rollbacks += 1
             else:
@@ -285,6 +289,8 @@ class Learner:
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.micro_batch_tokens < 64 or self.base.sharded:
                     raise  # a sharded pass is collective: the other processes are inside it and cannot restart
+            if self.base.device.type == "cuda":
+                torch.cuda.empty_cache()  # what ran out may be memory that torch's own allocator keeps
             # The gradient is a sum over turns, so smaller micro-batches give the same gradient.
             self.micro_batch_tokens //= 2
             log.warning("Out of memory in the backward pass; micro_batch_tokens is now %d.", self.micro_batch_tokens)
@@ -389,5 +395,8 @@ class Learner:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out. CUDA raises its own class; the CPU allocator only a message."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether memory ran out. Torch's allocator on CUDA has a class of its own; CUDA, its libraries and the CPU's
+    allocator have only messages."""
+    said = str(error)
+    messages = ("out of memory", "_STATUS_ALLOC_FAILED", "can't allocate memory")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(message in said for message in messages)

@@ -25,6 +25,7 @@ regression target, though the step before it may bootstrap from its Q'.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from mafrt.algorithms.value_decomposition import Mixed
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.atomic_files import load_tensors, save_tensors
 from mafrt.core.errors import CheckpointError
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.seeding import permutation
 from mafrt.core.types import Episode, Turn
 from mafrt.models.q_mixer import TeamValue, follow, target_of
@@ -293,11 +295,12 @@ class MixerCritic:
         processes.sum_gradients(self.net.parameters())
         processes.sum([loss])
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.learn.max_grad_norm)
-        if not torch.isfinite(norm):
-            return loss.item(), None
+        loss_value, norm_value = (value.item() for value in on_cpu([loss, norm]))
+        if not math.isfinite(norm_value):
+            return loss_value, None
         self.optimizer.step()
         follow(self.target, self.net, self.settings.target_tau)
-        return loss.item(), norm.item()
+        return loss_value, norm_value
 
     def _on_device(self, *tensors: Tensor) -> list[Tensor]:
         return [tensor.to(self.base.device) for tensor in tensors]

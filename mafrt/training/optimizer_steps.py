@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from mafrt.config.train_config import LearnConfig
 from mafrt.core.errors import CheckpointError, ConfigError
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.models.sharding import deepspeed_engine
+from mafrt.models.tensors import largest
 from mafrt.training.optimizers import load_moments, make_optimizer
 
 if TYPE_CHECKING:
@@ -59,13 +61,17 @@ class TorchOptimizerSteps:
 
     def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         self.base.processes.sum_gradients(p for name in names for p in self.base.adapter_parameters(name))
-        norms = {}
-        for name in names:
-            norms[name] = norm = nn.utils.clip_grad_norm_(
-                self.base.adapter_parameters(name), self.learn[name].max_grad_norm
-            )
+        parameters = {name: self.base.adapter_parameters(name) for name in names}
+        on_device = {
+            name: nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
+            for name, own in parameters.items()
+        }
+        # All norms are read at once, since each reading waits for the device.
+        norms = dict(zip(names, on_cpu(list(on_device.values())), strict=True))
+        for name, norm in norms.items():
             # A gradient of exactly 0 teaches nothing: momentum and weight decay alone must not move the weights.
             if torch.isfinite(norm) and norm > 0.0:
+                nn.utils.clip_grads_with_norm_(parameters[name], self.learn[name].max_grad_norm, on_device[name])
                 self.optimizers[name].step()
         return norms
 
@@ -123,9 +129,9 @@ class DeepSpeedOptimizerSteps:
     def step(self, names: Sequence[str]) -> dict[str, Tensor]:
         bad, some = torch.zeros(len(names), device=self.base.device), torch.zeros(len(names), device=self.base.device)
         for place, name in enumerate(names):
-            grads = [p.grad for p in self.base.adapter_parameters(name) if p.grad is not None]
-            bad[place] = float(not all(torch.isfinite(grad).all() for grad in grads))
-            some[place] = float(any(grad.any() for grad in grads))
+            if grads := [p.grad for p in self.base.adapter_parameters(name) if p.grad is not None]:
+                size = largest(grads)
+                bad[place], some[place] = ~torch.isfinite(size), size > 0
         self.base.processes.sum([bad, some])
         norms: dict[str, Tensor] = {}
         for name, sick, moves in zip(names, bad.tolist(), some.tolist(), strict=True):

@@ -23,7 +23,9 @@ from mafrt.algorithms.losses import (
     truncated_importance_weights,
 )
 from mafrt.core.distributed import Processes
+from mafrt.core.flat_tensors import on_cpu
 from mafrt.core.types import Turn
+from mafrt.models.tensors import integers, moved
 from mafrt.training.batch import Batch
 
 _NAMES = {
@@ -44,7 +46,7 @@ COUNTS = frozenset({"skipped_updates", "rollbacks", "nonfinite_terms"})
 
 @dataclass
 class UpdateMetrics:
-    """Accumulates the losses' statistics. Values stay tensors until `by_name`, to avoid device synchronisation."""
+    """Accumulates the losses' statistics. Values stay on their device until they are asked for."""
 
     adapters: Sequence[str]
     skipped: int = 0
@@ -79,8 +81,21 @@ class UpdateMetrics:
             for adapter, values in added.items():
                 own.setdefault(adapter, []).extend(values)
 
+    def _read(self) -> None:
+        """Bring all values to the host, in one transfer for each type of number."""
+        stats = [part for terms in self._parts.values() for parts in terms.values() for part in parts]
+        lists = [*self._losses.values(), *self._norms.values()]
+        # Statistics of a loss of one's own may be plain numbers, which stay.
+        at = [(part, name) for part in stats for name, value in part.items() if isinstance(value, Tensor)]
+        values = iter(on_cpu([*(part[name] for part, name in at), *(value for own in lists for value in own)]))
+        for part, name in at:
+            part[name] = next(values)
+        for own in lists:
+            own[:] = [next(values) for _ in own]
+
     def gather(self, processes: Processes) -> None:
         """Merge the losses' statistics of all processes; norms, steps and skips are already equal in all of them."""
+        self._read()
         parts = {name: {term: _total(some) for term, some in terms.items()} for name, terms in self._parts.items()}
         losses = {name: sum(map(float, values)) for name, values in self._losses.items()}
         self._parts, self._losses = {}, {}
@@ -93,11 +108,13 @@ class UpdateMetrics:
 
     def mean_kl(self) -> float:
         """Mean KL estimate from the sampling policy, over the terms of all adapters; 0 if there were none."""
+        self._read()
         parts = [part for terms in self._parts.values() for part in terms.get("policy", ())]
         return mean_stats(parts).get("approx_kl", 0.0)
 
     def by_name(self) -> dict[str, float]:
         """Metrics by name: per adapter `STATISTIC/ADAPTER`, and the counters."""
+        self._read()
         metrics: dict[str, float] = {}
         bad = 0.0
         for adapter in self.adapters:
@@ -226,22 +243,35 @@ class PolicyLoss:
         turns, batch, logprobs = part.turns, part.batch, part.logprobs
         adapters = tuple(dict.fromkeys(part.owners))
         kl_coefs = {name: self.objective.kl_coef(name, part.kl_coef) for name in adapters}
-        old = batch.gather([turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns])
-        advantages = batch.gather([turn.advantages for turn in turns])
-        reference = batch.gather([turn.ref_logprobs for turn in turns]) if any(kl_coefs.values()) else None
-        weights = None
+        values: dict[str, list[Sequence[float] | None]] = {
+            "old": [turn.logprobs if turn.old_logprobs is None else turn.old_logprobs for turn in turns],
+            "advantages": [turn.advantages for turn in turns],
+        }
+        if any(kl_coefs.values()):
+            values["reference"] = [turn.ref_logprobs for turn in turns]
         if part.weights is not None:
-            weights = batch.gather([[w] * len(t.action_ids) for w, t in zip(part.weights, turns, strict=True)])
+            values["weights"] = [[w] * len(t.action_ids) for w, t in zip(part.weights, turns, strict=True)]
         # The sampler's log-probabilities, where they can differ from the trainer's.
         weighed = self.objective.settings.importance_cap is not None and any(t.old_logprobs is not None for t in turns)
-        engine = self._engine(turns, batch, old) if weighed else None
-        words = torch.tensor([max(len(turn.text.split()), 1) for turn in turns], device=old.device)[batch.turn]
+        if weighed and (sampled := self._engine(turns)) is not None:
+            values["engine"] = sampled
+        by_name = dict(zip(values, batch.gather_all(list(values.values())), strict=True))
+        old, advantages = by_name["old"], by_name["advantages"]
+        reference, weights, engine = (by_name.get(name) for name in ("reference", "weights", "engine"))
+        # The places of each adapter's tokens, found on the host: a device would be waited for to count them.
+        places: dict[str, list[int]] = {name: [] for name in adapters}
+        first = 0
+        for turn, owner in zip(turns, part.owners, strict=True):
+            places[owner] += range(first, first + len(turn.action_ids))
+            first += len(turn.action_ids)
+        words_of = integers([max(len(turn.text.split()), 1) for turn in turns])
+        words, *own = moved([words_of, *(integers(places[name]) for name in adapters)], old.device)
+        words, at_of = words[batch.turn], dict(zip(adapters, own, strict=True))
         total = logprobs.new_zeros(())
         # One term per adapter with its own denominator, so one agent's length does not scale another's loss.
         for name in adapters:
             settings = self.objective.of(name)
-            own_rows = torch.tensor([owner == name for owner in part.owners], device=old.device)
-            at, count = own_rows[batch.turn].nonzero().squeeze(-1), part.denominators[name]
+            at, count = at_of[name], part.denominators[name]
             factors = None if weights is None else weights[at]
             if engine is not None and settings.importance_cap is not None:
                 trust, stats = truncated_importance_weights(
@@ -285,16 +315,18 @@ class PolicyLoss:
             total = total + loss
         return total
 
-    def _engine(self, turns: Sequence[Turn], batch: Batch, old: Tensor) -> Tensor | None:
-        """The sampler's log-probability of each token, [N]; None if it cannot differ from the trainer's.
+    def _engine(self, turns: Sequence[Turn]) -> list[Sequence[float] | None] | None:
+        """The sampler's log-probabilities of each turn's tokens; None if they cannot differ from the trainer's.
 
         Agents that sample from a truncated support get the trainer's log-probabilities, so their weights are 1.
         """
         cut = self.objective.cut
         if not any(turn.old_logprobs is not None and turn.agent not in cut for turn in turns):
             return None
-        own = torch.tensor([turn.agent in cut for turn in turns], device=old.device)[batch.turn]
-        return torch.where(own, old, batch.gather([turn.logprobs for turn in turns]))
+        return [
+            turn.old_logprobs if turn.agent in cut and turn.old_logprobs is not None else turn.logprobs
+            for turn in turns
+        ]
 
 
 def zero_means_no_gradient(loss: Loss, objective: Objective, kl_coefs: Sequence[float]) -> bool:

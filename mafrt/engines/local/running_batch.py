@@ -81,6 +81,7 @@ class RunningBatch:
     def __init__(self, parts: EngineParts, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
         self._parts = parts
         self._decoder: RowDecoder | None = None
+        self._prompts: PromptKV | OwnPrompts | None
         self.rows, self._owner, self._prompts, self._logits = self._prefilled(groups, requests)
         self._live = list(range(len(self.rows)))
         self._sampler = self._new_sampler()
@@ -94,14 +95,16 @@ class RunningBatch:
 
     def step(self) -> list[SamplingRow]:
         """Sample one token for every live row; returns the rows that this has ended."""
-        ids, logprobs = self._sampler(self._logits, self._step)
+        ids, logprobs, totals = self._sampler.drawn(self._logits, self._step)
         self._step += 1
-        # One transfer to the host for all rows; asking row by row would wait for a GPU each time.
-        ended = self._take(ids.tolist(), logprobs.tolist())
+        # All that the host needs of a step in one transfer, since each waits for the device. Doubles hold them exactly.
+        tokens, scores, sums = torch.stack([part.double() for part in (ids, logprobs, totals)]).tolist()
+        self._sampler.check(sums)
+        ended = self._take([int(token) for token in tokens], scores)
         # The last forward is saved: nothing would be sampled from it.
         if not self._live:
             return ended
-        decoder = self._decoder = self._decoder or self._new_decoder()
+        decoder = self._made_decoder()
         if len(self._live) <= (1 - COMPACT_AT) * len(self.rows):
             ids = ids[self._compact()]
         self._logits = self._parts.base.logits(decoder.step(ids))
@@ -110,10 +113,11 @@ class RunningBatch:
     def join(self, groups: Sequence[SamplingGroup], requests: Mapping[int, Request]) -> None:
         """Add requests to the batch, whose keys and values must have the common layout."""
         rows, owner, prompts, logits = self._prefilled(groups, requests)
-        decoder = self._decoder = self._decoder or self._new_decoder()
+        decoder = self._made_decoder()
         if len(self._live) < len(self.rows):
             self._logits = self._logits[self._compact()]
         assert isinstance(prompts, PromptKV), "a model's own cache takes no further rows"
+        # Layer by layer from one form into the next, so that keys and values are hardly ever held twice.
         prompts = joined(cast(FoldingDecoder, decoder).folded(), prompts)
         before = len(self.rows)
         owner = [*range(before), *(before + number for number in owner)]
@@ -159,11 +163,17 @@ class RunningBatch:
             begun=[len(row.ids) for row in self.rows],
         )
 
-    def _new_decoder(self) -> RowDecoder:
-        if isinstance(self._prompts, OwnPrompts):
-            return self._prompts.decoder(self._owner)
-        names = [row.request.adapter for row in self.rows]
-        return self._parts.model.decoder(self._prompts, self._owner, names, self._left())
+    def _made_decoder(self) -> RowDecoder:
+        if self._decoder is None:
+            assert self._prompts is not None
+            if isinstance(self._prompts, OwnPrompts):
+                self._decoder = self._prompts.decoder(self._owner)
+            else:
+                names = [row.request.adapter for row in self.rows]
+                self._decoder = self._parts.model.decoder(self._prompts, self._owner, names, self._left())
+            # It has what it needs of them, in a copy of its own where it wants one.
+            self._prompts = None
+        return self._decoder
 
     def _take(self, ids: list[int], logprobs: list[float]) -> list[SamplingRow]:
         """Give every live row its token; returns the rows that it ended."""

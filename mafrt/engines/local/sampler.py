@@ -10,6 +10,7 @@ Deviation from `generate`: among equal logits at the edge of top-k exactly k are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -77,7 +78,7 @@ class Sampler:
         device: torch.device | str = "cpu",
         begun: Sequence[int] | None = None,
     ) -> None:
-        self.adapters = list(adapters)
+        self.params, self.adapters = list(params), list(adapters)
         draws = torch.zeros(steps, len(params))
         for row, (p, seed) in enumerate(zip(params, seeds, strict=True)):
             done = 0 if begun is None else begun[row]
@@ -94,15 +95,15 @@ class Sampler:
 
     def _look(self) -> None:
         """Find out once per composition of the batch which rows top-k or top-p cut."""
-        cut = ((self.top_p < 1) | (self.top_k > 0)) & (self.temperature > 0)
-        self._cut = cut.nonzero().squeeze(1) if bool(cut.any()) else None
-        if self._cut is not None:
-            ks = self.top_k[self._cut]
-            self._widest = int(ks.max()) if bool((ks > 0).all()) else 0
+        cut = [row for row, p in enumerate(self.params) if (p.top_p < 1 or p.top_k > 0) and p.temperature > 0]
+        self._cut = torch.tensor(cut, device=self.uniforms.device) if cut else None
+        ks = [self.params[row].top_k for row in cut]
+        self._widest = max(ks, default=0) if all(ks) else 0
 
     def keep(self, rows: Tensor) -> None:
         """Leave only the given rows `[kept]` in the batch."""
-        self.adapters = [self.adapters[i] for i in rows.tolist()]
+        kept = rows.tolist()
+        self.params, self.adapters = [self.params[i] for i in kept], [self.adapters[i] for i in kept]
         self.uniforms = self.uniforms.index_select(1, rows)
         self.temperature, self.top_p, self.top_k = (t[rows] for t in (self.temperature, self.top_p, self.top_k))
         self._look()
@@ -120,9 +121,13 @@ class Sampler:
         Raises:
             NonFiniteLogitsError: a row holds NaN or +inf, or nothing but -inf.
         """
+        ids, logprobs, totals = self.drawn(logits, step)
+        self.check(totals.tolist())
+        return ids, logprobs
+
+    def drawn(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same without waiting for the device, and `[rows]` float32 numbers for `check`."""
         ids, logprobs, totals = compute_for(logits.device.type).sample(logits, self.temperature, self.uniforms[step])
-        # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
-        self._check(totals)
         if self._cut is not None:
             # The other rows stay as they are: a row's rounding must not depend on its neighbours' settings.
             own = logits[self._cut].float()
@@ -130,13 +135,13 @@ class Sampler:
             own = (own - own.amax(1, keepdim=True)).div_(self.temperature[self._cut].unsqueeze(1))
             probs = truncate(own.softmax(1), self.top_k[self._cut], self.top_p[self._cut], self._widest)
             ids[self._cut], logprobs[self._cut] = draw(probs, self.uniforms[step][self._cut])
-        return ids, logprobs
+        return ids, logprobs, totals
 
-    def _check(self, values: Tensor) -> None:
-        finite = values.isfinite()
-        if not bool(finite.all()):
-            bad = (~finite).reshape(-1).nonzero().squeeze(1).tolist()
-            raise NonFiniteLogitsError([self.adapters[i] for i in bad])
+    def check(self, totals: Sequence[float]) -> None:
+        """Raise NonFiniteLogitsError for rows that `drawn` could not sample from."""
+        # One NaN or +inf among the logits makes the whole row NaN, so the sum is all that needs a look.
+        if bad := [row for row, total in enumerate(totals) if not math.isfinite(total)]:
+            raise NonFiniteLogitsError([self.adapters[row] for row in bad])
 
 
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, widest: int = 0) -> Tensor:

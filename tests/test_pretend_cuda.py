@@ -1,0 +1,194 @@
+"""The library on a GPU that is pretended: no tensors of two devices, few waits, no memory held twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_models import add_random_adapter, random_ids, tiny_base
+from helpers_pretend_cuda import MixedDevicesError, PretendCuda
+from toy import Digits, settings
+
+from mafrt.config.team import Team
+from mafrt.core.types import Request, SamplingParams, Turn
+from mafrt.engines.local.engine import LocalEngine
+from mafrt.engines.local.running_batch import RunningBatch
+from mafrt.models.logprobs import FrozenHead
+from mafrt.models.shared_base import SharedBase
+from mafrt.runners.on_policy import OnPolicy
+from mafrt.training.learner import Learner
+from mafrt.training.policy_objective import Objective
+
+
+def on_gpu(adapters: int = 2, **shape: object) -> SharedBase:
+    base = tiny_base(**shape)
+    base = SharedBase(base.model.to("cuda"), base.tokenizer, base.name)
+    assert base.device == torch.device("cuda:0") and base.compute.name == "torch"
+    for number in range(adapters):
+        add_random_adapter(base, f"agent{number}", seed=number)
+    return base
+
+
+# ------------------------------------------------------------------------------------------- the device itself notices
+
+
+def test_planted_faults_of_each_kind_are_noticed():
+    with PretendCuda() as gpu:
+        there = torch.arange(6.0, device="cuda").view(2, 3)
+        with pytest.raises(MixedDevicesError, match=r"\(2, 3\).*test_pretend_cuda"):
+            there + torch.ones(2, 3)
+        assert (there + torch.tensor(1.0)).device.type == "cuda" and not gpu.waits, "a number of the CPU may be added"
+        for wait in (
+            lambda: bool((there > 1).any()),
+            lambda: there.tolist(),
+            lambda: there[there > 1],
+            lambda: (there > 1).nonzero(),
+            lambda: there.cpu(),
+            lambda: torch.ones(2, 3).to("cuda"),
+            lambda: torch.tensor([1, 2], device="cuda"),
+            lambda: there[torch.tensor([0, 1])],
+        ):
+            gpu.clear()
+            wait()
+            assert gpu.waited == 1, gpu.waits
+        live = gpu.live
+        copy = there.clone()
+        assert gpu.live == live + 24 and copy.view(-1)[1:].device.type == "cuda" and gpu.live == live + 24
+        del copy
+        assert gpu.live == live
+
+
+# --------------------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kl_coef": 0.01, "entropy_coef": 0.01},
+        pytest.param({"algorithm": "qmix", "n_samples": 2, "adapter_scope": "action"}, marks=pytest.mark.slow),
+        pytest.param({"algorithm": "happo", "async_steps": 1}, marks=pytest.mark.slow),
+        pytest.param({"level": "action", "top_p": 0.9, "top_k": 20}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_with_every_stage_mixes_no_devices(tmp_path, changes):
+    def learnt(base: SharedBase, folder: Path) -> list[float]:
+        runner = OnPolicy(Digits(), Team.of(Digits.agents), base, settings(iterations=2, **changes), run_dir=folder)
+        runner.run()
+        runner.close()
+        return [float(t.double().abs().sum()) for n in Digits.agents for t in base.adapter_state(n).values()]
+
+    with PretendCuda():
+        found = learnt(on_gpu(0), tmp_path / "gpu")
+    assert (tmp_path / "gpu/checkpoints/step_000002").exists() and (tmp_path / "gpu/evaluations.jsonl").exists()
+    assert found == pytest.approx(learnt(tiny_base(), tmp_path / "cpu"), rel=0.2), "up to rounding"
+
+
+# --------------------------------------------------------------------------------------------------------------- play
+
+
+def batch_of(base: SharedBase, rows: int, prompt: int, **sampling: object) -> RunningBatch:
+    ids, adapters = random_ids(rows, prompt, seed=3).tolist(), [*base.adapters, None]
+    how = SamplingParams(max_new_tokens=64, **sampling)
+    requests = {row: Request(ids[row], adapters[row % len(adapters)], how, seed=row) for row in range(rows)}
+    return LocalEngine(base, eos_ids=()).begin(requests)
+
+
+@pytest.mark.parametrize("adapters", [1, 4])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9, "top_k": 7}, {"temperature": 0.0}])
+def test_a_decode_step_waits_once(adapters, sampling):
+    with PretendCuda() as gpu, torch.no_grad():
+        batch = batch_of(on_gpu(adapters), 6, 9, **sampling)
+        batch.step()
+        for _ in range(3):
+            gpu.clear()
+            batch.step()
+            assert gpu.waited == 1, gpu.waits
+
+
+def test_keys_and_values_are_held_once_after_a_compaction_and_while_others_join():
+    rows, prompt = 16, 90
+    with PretendCuda() as gpu, torch.no_grad():
+        base = on_gpu(2, layers=6)
+        engine = LocalEngine(base, eos_ids=())
+        ids = random_ids(rows + 1, prompt, seed=3).tolist()
+
+        def requests(first, last):
+            return {
+                n: Request(ids[n], "agent0", SamplingParams(max_new_tokens=2 if n < 6 else 60), seed=n)
+                for n in range(first, last)
+            }
+
+        before = gpu.live
+        batch = engine.begin(requests(0, rows))
+        batch.step()
+        whole = gpu.live - before
+        batch.step()
+        batch.step()
+        assert len(batch.rows) == 10 and gpu.live - before < 0.7 * whole, (gpu.live - before, whole)
+        live = gpu.live - before
+        gpu.clear()
+        engine.join(batch, requests(rows, rows + 1))
+        batch.step()
+        assert len(batch.rows) == 11
+        assert gpu.peak - before < 1.45 * live, (gpu.peak - before) / live
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+def turns(agents: int, count: int) -> list[Turn]:
+    """Pairs with a common prompt."""
+    made = []
+    for number in range(count):
+        prompt = random_ids(1, 24, seed=number // 2)[0].tolist()
+        ids = random_ids(1, 5 + number % 3, seed=100 + number)[0].tolist()
+        agent = f"agent{number // 2 % agents}"
+        told = {"text": "a b", "stop": "eos", "turn": 0, "env_step": 0, "adapter_version": 0}
+        turn = Turn(agent=agent, prompt_ids=prompt, action_ids=ids, logprobs=[-1.0] * len(ids), **told)
+        turn.advantages = [1.0 if number % 2 else -1.0] * len(ids)
+        made.append(turn)
+    return made
+
+
+@pytest.mark.parametrize(("agents", "layers"), [(1, 2), (4, 2), (4, 6)])
+def test_an_update_waits_as_often_for_any_number_of_layers_and_adapters(agents, layers):
+    with PretendCuda() as gpu:
+        base = on_gpu(agents, layers=layers)
+        names = [f"agent{number}" for number in range(agents)]
+        config = settings(lr=1e-3, num_mini_batch=1, ppo_epoch=1).learn
+        learner = Learner(base, Team.of(names), config, Objective(), 0)
+        gpu.clear()
+        learner.update(turns(agents, 16), names, 0)
+        assert gpu.waited <= 12, gpu.waits.most_common()
+
+
+def test_the_rollback_is_one_look_at_all_adapters():
+    with PretendCuda() as gpu:
+        base = on_gpu(4)
+        names = [f"agent{number}" for number in range(4)]
+        learner = Learner(base, Team.of(names), settings().learn, Objective(), 0)
+        before = {name: [p.detach().clone() for p in base.adapter_parameters(name)] for name in names}
+        gpu.clear()
+        assert learner._roll_back_nonfinite(before) == 0 and gpu.waited == 1, gpu.waits
+        for name, value in (("agent1", float("nan")), ("agent3", float("inf"))):
+            with torch.no_grad():
+                base.adapter_parameters(name)[3].view(-1)[5] = value
+        assert learner._roll_back_nonfinite(before) == 2
+        for name in names:
+            for now, was in zip(base.adapter_parameters(name), before[name], strict=True):
+                assert torch.equal(now.cpu(), was.cpu())
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_the_head_holds_two_buffers_of_its_logits(entropy):
+    tokens, words, width = 64, 4096, 8
+    with PretendCuda() as gpu:
+        draw = torch.Generator().manual_seed(0)
+        hidden, weight = (torch.randn(n, width, generator=draw).to("cuda") for n in (tokens, words))
+        targets, scale = torch.zeros(tokens, dtype=torch.long, device="cuda"), torch.ones(tokens, 1, device="cuda")
+        gpu.clear()
+        with torch.no_grad():
+            FrozenHead(weight).score(hidden, targets, scale, True, entropy)
+        buffers = (gpu.peak - gpu.live) / (4 * tokens * words)
+        assert buffers < 2.1, buffers
