@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,16 +22,17 @@ from mafrt.core.errors import ConfigError
 from mafrt.core.gpus import unusable_gpu
 from mafrt.core.shipped import base_folder
 from mafrt.engines.vllm.gpu_layout import check_gpus, vllm_gpus
-from mafrt.engines.vllm.in_process import _environment
+from mafrt.engines.vllm.in_process import VllmEngine, _environment
 from mafrt.models.compute import Compute
 from mafrt.models.memory_estimate import model_shape
 from mafrt.models.shared_base import SharedBase
 from mafrt.runners import build
+from mafrt.runners.micro_batch import free_bytes
 from mafrt.scripts import info, train_math, train_sft
 from mafrt.scripts.cli import loading
 from mafrt.scripts.cli.processes import Placement
 from mafrt.scripts.cli.run_main import run_main
-from mafrt.training.learner import Learner
+from mafrt.training.learner import Learner, _out_of_memory
 from mafrt.training.policy_objective import Objective
 
 GB = 10**9
@@ -107,8 +109,6 @@ def test_a_base_that_goes_to_a_gpu_gets_no_form_of_the_cpu():
 
 
 def test_every_process_knows_the_number_of_its_gpu(monkeypatch):
-    from types import SimpleNamespace
-
     import accelerate
 
     from mafrt.core import distributed
@@ -154,7 +154,7 @@ def test_gradients_of_long_batches_survive_in_what_a_float16_checkpoint_is_train
 def test_nothing_learns_on_a_float16_base():
     base = SharedBase(tiny_model().half(), tiny_tokenizer())
     base.add_adapter("one", LoraSpec(rank=2), seed=0)
-    with pytest.raises(ConfigError, match="float16.*--dtype bfloat16"):
+    with pytest.raises(ConfigError, match=r"float16.*--dtype bfloat16"):
         Learner(base, Team.of(["one"]), LearnConfig(), Objective(), 0)
 
 
@@ -168,7 +168,10 @@ def test_float16_is_refused_before_anything_is_loaded(command, words, monkeypatc
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SharedBase, "load", never)
-    record = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
+    record = {
+        "agent": "solver",
+        "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}],
+    }
     (tmp_path / "x.jsonl").write_text(json.dumps(record))
     assert command.main(["--dtype", "float16", *words]) == 2
     assert "bfloat16" in capsys.readouterr().err
@@ -186,7 +189,9 @@ def test_one_trainer_has_its_own_gpu_first(machine, own, size, there, expected):
     assert vllm_gpus(own, size, there) == expected
 
 
-@pytest.mark.parametrize(("trainers", "size", "there"), [(2, 2, 4), (4, 2, 8), (2, 4, 8), (8, 1, 8), (3, 2, 8), (1, 8, 8)])
+@pytest.mark.parametrize(
+    ("trainers", "size", "there"), [(2, 2, 4), (4, 2, 8), (2, 4, 8), (8, 1, 8), (3, 2, 8), (1, 8, 8)]
+)
 def test_no_two_processes_share_a_gpu(machine, trainers, size, there):
     sets = []
     for rank in range(trainers):
@@ -272,6 +277,48 @@ def test_the_share_that_is_said_to_fit_does(machine):
     machine(1)
     check_gpus(EngineConfig(**VLLM, gpu_memory_utilization=0.88), QWEN, None)
     assert model_shape(QWEN).heads == 32
+
+
+# -------------------------------------------------------------------------------------------------- memory of a GPU
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_every_way_in_which_memory_runs_out_makes_micro_batches_smaller(error, ran_out):
+    assert _out_of_memory(error) == ran_out
+
+
+def test_free_memory_is_that_of_the_gpu_that_the_base_is_on(machine, monkeypatch):
+    machine(2)
+    of_gpu = {torch.device("cuda:0"): (3, 80), torch.device("cuda:1"): (70, 80)}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: of_gpu[torch.device(device or "cuda:0")])
+    assert free_bytes(torch.device("cuda:1")) == 70 and free_bytes(torch.device("cuda:0")) == 3
+    assert free_bytes(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda:1", ["emptied", "awake"]), ("cpu", ["awake"])])
+def test_vllm_wakes_up_to_memory_that_torch_has_given_back(machine, monkeypatch, device, expected):
+    machine(2)
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    engine = object.__new__(VllmEngine)
+    engine.base = SimpleNamespace(device=torch.device(device))
+    engine._asleep, engine._llm = True, SimpleNamespace(wake_up=lambda: done.append("awake"))
+    engine._ask = lambda work: work()
+    engine._wake()
+    engine._wake()
+    assert done == expected
 
 
 # ------------------------------------------------------------------------------------- a GPU that torch cannot use

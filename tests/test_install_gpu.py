@@ -38,7 +38,9 @@ def install(folder: Path, *, gpu: bool, there: str | None, offered: str) -> tupl
     for name in ("scripts/install.sh", "requirements.txt", "constraints.txt", "setup.cfg", "pyproject.toml"):
         (folder / name).write_text((ROOT / name).read_text())
     programs = {folder / ".venv/bin/python": PYTHON, binaries / "bwrap": "#!/bin/sh\n"}
-    programs[binaries / "nvidia-smi"] = "#!/bin/sh\n" + ("echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\n" if gpu else "exit 9\n")
+    programs[binaries / "nvidia-smi"] = "#!/bin/sh\n" + (
+        "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\n" if gpu else "exit 9\n"
+    )
     for path, text in programs.items():
         path.write_text(text)
         path.chmod(0o755)
@@ -46,7 +48,9 @@ def install(folder: Path, *, gpu: bool, there: str | None, offered: str) -> tupl
     if there is not None:
         (folder / ".venv/bin/torch").write_text(there)
     env = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "scripts/install.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "scripts/install.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=60
+    )
     torch, log = folder / ".venv/bin/torch", folder / ".venv/bin/pip.log"
     return (
         done.returncode,

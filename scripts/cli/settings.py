@@ -36,8 +36,8 @@ class ModelSettings:
     n_agents: int | None = None
     """agents that the team must have; default: as many as it has"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """number format of the base; float16 can only be played; default: the model's own on a GPU (for float16 bfloat16), else
-    float32 or, if measured to pay, bfloat16"""
+    """number format of the base; float16 is for play only; default: on a GPU the model's own (bfloat16 for float16),
+    else float32 or, if measured to pay, bfloat16"""
     device: str | None = None
     """device of the base, such as cpu or cuda:0; default: a GPU if there is one"""
     threads: int | None = None
