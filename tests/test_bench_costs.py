@@ -123,7 +123,7 @@ def test_an_error_of_the_rival_is_told(tmp_path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.chdir(tmp_path)
     # A group of one answer, which TRL refuses.
-    args = iteration._parser().parse_args([*ONE_STEP, "--samples", "1"])
+    args = iteration._parser().parse_args(["1" if word == "2" else word for word in ONE_STEP])
     with pytest.raises(RuntimeError, match="TRL's trainer failed: ValueError"):
         Trl(Work(args, [[{"role": "user", "content": "1 + 1"}]], iteration.reward, 1e-6, 1))
 

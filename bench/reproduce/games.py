@@ -25,6 +25,7 @@ from mafrt.core.shipped import SHIPPED
 from mafrt.runners.intervals import over_seeds
 
 Words = tuple[object, ...]
+SAMPLES = 2  # answers to each held-out instance beside the greedy one
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def evaluate(
         words += ("--profile_path", recipe.profile) if recipe.profile else ()
         words += ("--model_name_or_path", recipe.base)
         words += ("--load_path", adapters) if adapters else ()
-        words += ("--tasks", args.tasks, "--k", 2, "--max_new_tokens", recipe.max_new_tokens)
+        words += ("--tasks", args.tasks, "--k", SAMPLES, "--max_new_tokens", recipe.max_new_tokens)
         words += ("--baselines", "--baseline_episodes", played(adapters)) if adapters and baselines else ()
         run(command.main, *words, "--output", path)
     measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -207,7 +208,7 @@ def table(
             numbers = ("" if baseline[key] is None else f"{baseline[key]:.3f}" for key in ("sampled", "greedy"))
             lines.append(f"| {baseline['name']} | 1 | {' | '.join(numbers)} | |")
     for name, runs in found.items():
-        sampled, greedy = [run["eval/avg@2"] for run in runs], [run["eval/greedy"] for run in runs]
+        sampled, greedy = [run[f"eval/avg@{SAMPLES}"] for run in runs], [run["eval/greedy"] for run in runs]
         cells = [name, len(runs), over_seeds(sampled), over_seeds(greedy), f"{min(sampled):.3f}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labels = dict(zip(range(1, len(recipe.arms) + 1), recipe.arms, strict=True))
         runs = {arm: [train(name, arm, seed, begin, args) for seed in args.seeds] for arm in arms}
         for against in recipe.against:
-            final: dict[str, tuple[float, float, float]] = {}
+            average, final = f"avg@{SAMPLES}", dict[str, tuple[float, float, float]]()
             found = {"start": [evaluate(name, against, "start", begin, args)["metrics"]]}
             beside: list[dict[str, Any]] = []
             for arm, folders in runs.items():
@@ -252,10 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                     measured = evaluate(name, against, f"{arm}_{seed}", folder, args, baselines=first)
                     scores.append(measured["metrics"])
                     if arm == arms[0]:
-                        final[str(seed)] = (measured["metrics"]["eval/avg@4"], *measured["intervals"]["avg@4"])
+                        final[str(seed)] = (measured["metrics"][f"eval/{average}"], *measured["intervals"][average])
                     beside += measured["baselines"] if first else []
             if len(args.seeds) > 3:
-                shown = seeds(f"{name}, {against}: held-out results by seed", final, "avg@4")
+                shown = seeds(f"{name}, {against}: held-out results by seed", final, average)
                 (args.output / f"{name}_seeds.svg").write_text(shown, encoding="utf-8")
             parts.append(f"{name}, {against}\n\n{table(found, players(name, against), beside)}")
         drawn = {labels[arm]: [curve(folder, recipe.drawn) for folder in folders] for arm, folders in runs.items()}
