@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from test_on_policy import adapters, same
 from toy import make
 
 from mafrt.algorithms import assign
+from mafrt.algorithms.stats import correlation
 from mafrt.core.types import Episode, Turn
 
 
@@ -57,6 +59,29 @@ def test_divergence_alone_is_not_scaled_to_1(rule):
         episode.turns[0].ref_logprobs = [-1.0 - 0.01 * i]
     plain(episodes, rule, kl_coef=0.1, kl_in="reward")
     assert 0.0 < max(abs(e.turns[0].advantages[0]) for e in episodes) < 0.01
+
+
+@pytest.mark.parametrize("rule", ["ppo", "ippo", "mappo", "maporl", "happo", "marft", "gae", "cory"])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_where_rewards_are_equal_a_critic_adds_nothing_to_the_divergence(rule, noise):
+    rng = random.Random(0)
+    episodes = batch([0.7] * 8, noise)
+    for episode in episodes:
+        # Two turns, each paid the same, so that the returns to go differ by position and by nothing else.
+        (turn,) = episode.turns
+        second = dataclasses.replace(turn, turn=1, env_step=1, values=[rng.gauss(0, noise) for _ in turn.values])
+        episode.turns.append(second)
+        for spoken in episode.turns:
+            spoken.ref_logprobs = [-1.0 + 0.1 * rng.gauss(0, 1) for _ in spoken.logprobs]
+    assign(episodes, rule, kl_coef=0.01, kl_in="reward")
+    advantages = [advantage for e in episodes for turn in e.turns for advantage in turn.advantages]
+    assert 0.0 < max(map(abs, advantages)) < 0.01 and abs(sum(advantages)) < 1e-9
+    # More divergence from here to the turn's end is worth less.
+    penalties = [
+        sum(p - r for p, r in zip(turn.logprobs, turn.ref_logprobs, strict=True)) for e in episodes for turn in e.turns
+    ]
+    firsts = [turn.advantages[0] for e in episodes for turn in e.turns]
+    assert correlation(list(zip(penalties, firsts, strict=True))) < -0.9
 
 
 def test_an_iteration_of_zero_rewards_leaves_every_weight_as_it_is():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,13 @@ def assign(
     by_turn = shared and chosen.critic_reads is not None and chosen.mixer is None
     # After the metrics: a normalised deviation is 1 and carries no information.
     if chosen.normalize_advantages != "none":
-        normalize(rows, chosen.normalize_advantages, by_turn=by_turn, observed=observed)
+        normalize(
+            rows,
+            chosen.normalize_advantages,
+            by_turn=by_turn,
+            observed=observed,
+            critic=chosen.critic_reads is not None,
+        )
     return metrics
 
 
@@ -176,13 +183,16 @@ def observed_returns(trajectories: Sequence[Sequence[Row]]) -> dict[str, Observe
     return observed
 
 
-def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping[str, ObservedReturns]) -> None:
+def normalize(
+    rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping[str, ObservedReturns], critic: bool = False
+) -> None:
     """Centre and scale the advantages of the rows in the loss; returns stay as they are.
 
     Every action token counts alike, or every turn (`by_turn`, for rules whose tokens share one advantage). Population
     deviation + eps; no spread gives zeros. Where the observed returns of all agents of a group are flat, the spread of
-    advantages is the critic's noise, and they become 0 (with a KL penalty in the reward they are only centred and never
-    scaled up). Elsewhere the divisor is at least `NOISE` times the deviation of the observed returns.
+    advantages is the critic's noise, and they become 0. With a KL penalty in the reward, what is left there is the
+    penalty: critics' advantages become the penalties from each token to its turn's end, centred and never scaled up.
+    Elsewhere the divisor is at least `NOISE` times the deviation of the observed returns.
 
     Args:
         rows: of the batch.
@@ -190,6 +200,7 @@ def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping
             not set another's step size; Dr. MAS's argument).
         by_turn: count turns instead of tokens.
         observed: of each agent.
+        critic: whether the advantages are a critic's.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -198,20 +209,26 @@ def normalize(rows: Sequence[Row], how: str, *, by_turn: bool, observed: Mapping
     for members in groups.values():
         # All tokens of a turn are equal here; counting them all would weigh long turns more.
         lists = [(row.turn.advantages or [])[: 1 if by_turn else None] for row in members]
-        flat = [advantage for own in lists for advantage in own]
         returns = [observed[agent] for agent in {row.turn.agent for row in members} if agent in observed]
+        floor = NOISE * max((agent_returns.spread for agent_returns in returns), default=0.0)
         if all(agent_returns.flat for agent_returns in returns) and returns:
-            penalised = any(row.kl_rewards for row in members)
-            scaled = standardise(flat, eps=EPS, floor=1.0) if penalised else [0.0] * len(flat)
-        else:
-            scaled = standardise(
-                flat, eps=EPS, floor=NOISE * max((agent_returns.spread for agent_returns in returns), default=0.0)
-            )
+            floor = 1.0
+            if not any(row.kl_rewards for row in members):
+                lists = [[0.0] * len(own) for own in lists]
+            elif critic:
+                lists = [_penalties_to_go(row)[: len(own)] for row, own in zip(members, lists, strict=True)]
+        scaled = standardise([advantage for own in lists for advantage in own], eps=EPS, floor=floor)
         start = 0
         for row, own in zip(members, lists, strict=True):
             advantages = scaled[start : start + len(own)]
             start += len(own)
             row.turn.advantages = advantages * len(row.turn.action_ids) if by_turn else advantages
+
+
+def _penalties_to_go(row: Row) -> list[float]:
+    """The KL penalty from each action token to the end of its turn; zeros for a turn without one."""
+    backwards = list(itertools.accumulate(reversed(row.kl_rewards or [0.0] * len(row.turn.action_ids))))
+    return backwards[::-1]
 
 
 def credit_metrics(rows: Sequence[Row], observed: Mapping[str, ObservedReturns]) -> dict[str, float]:
