@@ -18,6 +18,7 @@ from mafrt.core.distributed import Processes
 from mafrt.core.seeding import seed_of
 from mafrt.core.types import SamplingParams
 from mafrt.engines import forget
+from mafrt.engines.checked import CheckedEngine
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.engines.logprob_check import probe_prompt, self_check, summary
 from mafrt.engines.registry import SHIPPED, engine_of
@@ -232,7 +233,9 @@ def _make_engine(base: SharedBase, config: TrainConfig, window: int) -> Engine:
     engine = engine_of(name, base, config, window)
     if name not in SHIPPED:
         # Whatever it says of itself: one that does not take the updates would train to the end and teach nothing.
+        engine = checked = CheckedEngine(engine, base, name)
         checks = {name: self_check(engine, base, name, own=True)}
+        checked.compares = True
         forget(engine)  # no answer of the check may be used again
         log.info("%s", summary(checks))
     return engine

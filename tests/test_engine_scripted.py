@@ -54,6 +54,8 @@ def test_an_adapter_without_answers_is_an_error_that_says_who_has_some():
 # --- an engine of one's own ------------------------------------------------------------------------------------------
 
 OWN = """
+import dataclasses
+
 class Parrot:
     def __init__(self, base, config, window):
         self.base, self.window, self.calls = base, window, 0
@@ -110,6 +112,46 @@ class Late(Deaf):
             self.first = {name: self.base.adapter_state(name) for name in self.base.adapters}
         return super().generate(requests)
 
+class Newer(Deaf):
+    # It takes weights of a newer version than any that it has seen, so none after those of the check.
+    def generate(self, requests):
+        self.seen = getattr(self, "seen", {})
+        for name, version in self.base.versions.items():
+            if version > self.seen.get(name, -1):
+                self.seen[name], self.first[name] = version, self.base.adapter_state(name)
+        versions = dict(self.base.versions)
+        answers = super().generate(requests)
+        self.base.versions.update(versions)
+        return answers
+
+class Tires(Deaf):
+    # It takes updates until its sixth call.
+    def generate(self, requests):
+        if self.calls < 6:
+            self.first = {name: self.base.adapter_state(name) for name in self.base.adapters}
+        versions = dict(self.base.versions)
+        answers = super().generate(requests)
+        self.base.versions.update(versions)
+        return answers
+
+class Cut(Wrapped):
+    def generate(self, requests):
+        return [dataclasses.replace(a, logprobs=a.logprobs[:-1]) for a in super().generate(requests)]
+
+class Fewer(Wrapped):
+    def generate(self, requests):
+        return super().generate(requests)[1:]
+
+class Unknown(Wrapped):
+    def generate(self, requests):
+        return [dataclasses.replace(a, ids=[10**6] * len(a.ids)) for a in super().generate(requests)]
+
+class Breaks(Wrapped):
+    def generate(self, requests):
+        if self.calls > 5:
+            {}["node"]
+        return super().generate(requests)
+
 class Mute:
     def __init__(self, base, config, window): pass
 
@@ -145,8 +187,19 @@ def test_an_engine_of_one_s_own_is_one_class_in_one_file(tmp_path, monkeypatch):
             toy.make(engine=name, iterations=1, eval_episodes=0)
         assert re.search(words, str(refused.value)) and "\n" not in str(refused.value), str(refused.value)
     for name, words in [
+        ("my_engine:Newer", "an update did not arrive.*sample with the weights that the base holds now"),
+        ("my_engine:Tires", "an update did not arrive"),
+        ("my_engine:Cut", "of 8 tokens with 7 log-probabilities"),
+        ("my_engine:Fewer", "gave 2 answers to 3 requests"),
+        ("my_engine:Unknown", "no id below"),
+        ("my_engine:Breaks", r"generate\(\) raised KeyError: 'node' \(.*my_engine.py, line \d+\)"),
+    ]:
+        with pytest.raises(ModelError) as stopped:
+            toy.make(engine=name, iterations=6, eval_episodes=0).run()
+        assert re.search(words, str(stopped.value)) and "\n" not in str(stopped.value), (name, str(stopped.value))
+    for name, words in [
         ("my_engine:Mute", "made a Mute, which has no generate"),
-        ("my_engine:Fails", r"KeyError: 'gpu' \(.*my_engine.py, line 62\)"),
+        ("my_engine:Fails", r"KeyError: 'gpu' \(.*my_engine.py, line \d+\)"),
         ("my_engine:Parot", "did you mean 'Parrot'"),
         ("no_engine:X", "no module 'no_engine'"),
         ("vlm", "did you mean 'vllm'"),

@@ -65,7 +65,7 @@ def self_check(engine: Engine, base: SharedBase, where: str = "vLLM", *, own: bo
     Raises:
         ModelError: they differ; the message names the difference.
     """
-    bound = EXACT_NATS if base.model.dtype == torch.float32 else HALF_NATS
+    bound = nats_apart(base)
     prompt = probe_prompt(base)
     before = {name: base.adapter_state(name) for name in base.adapters}
     versions = dict(base.versions)
@@ -81,6 +81,11 @@ def self_check(engine: Engine, base: SharedBase, where: str = "vLLM", *, own: bo
     return SelfCheck(base_nats, max((gap for gap, _ in gaps)), min((effect for _, effect in gaps)))
 
 
+def nats_apart(base: SharedBase) -> float:
+    """The mean difference per token that another implementation of the base may have."""
+    return EXACT_NATS if base.model.dtype == torch.float32 else HALF_NATS
+
+
 def probe_prompt(base: SharedBase) -> list[int]:
     """Ordinary tokens, the same for the same tokenizer; they mean nothing, so that no answer is near certain."""
     special = set(base.tokenizer.all_special_ids) | set(base.eos_ids)
@@ -94,7 +99,7 @@ def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: floa
     # An adapter beside it, so that a mixed batch is checked.
     others = [Request(prompt, name, PLAIN, seed=0) for name in list(base.adapters)[:1]]
     plain, cut, *_ = engine.generate([Request(prompt, None, PLAIN, 1), Request(prompt, None, CUT, 2), *others])
-    gap = _gap(plain, trainer_logprobs(base, prompt, plain, None, PLAIN))
+    gap = mean_gap(plain, trainer_logprobs(base, prompt, plain, None, PLAIN))
     if not gap <= bound:
         raise ModelError(
             f"{where} does not hold the base {base.name}: the log-probabilities of a probe prompt differ by {gap:.3g} "
@@ -103,7 +108,7 @@ def _check_base(engine: Engine, base: SharedBase, prompt: list[int], bound: floa
     remedy = "start it with --logprobs-mode processed_logprobs."
     if own:
         remedy = "return log-probabilities after temperature, top-k and top-p."
-    raw = _gap(cut, trainer_logprobs(base, prompt, cut, None, CUT))
+    raw = mean_gap(cut, trainer_logprobs(base, prompt, cut, None, CUT))
     if not raw <= bound:
         raise ModelError(
             f"{where} gives log-probabilities of another distribution than it samples from (with temperature and top-p "
@@ -125,12 +130,12 @@ def _check_adapters(
     for name, answer in zip(names, answers, strict=True):
         own = trainer_logprobs(base, prompt, answer, name, PLAIN)
         bare = trainer_logprobs(base, prompt, answer, None, PLAIN)
-        gap, effect = _gap(answer, own), float((own - bare).abs().mean())
+        gap, effect = mean_gap(answer, own), float((own - bare).abs().mean())
         if not gap <= bound:
             base.load_adapter_state(name, replaced[name])
-            if _gap(answer, bare) <= bound:
+            if mean_gap(answer, bare) <= bound:
                 fault = f"adapter {name!r} changes nothing"
-            elif _gap(answer, trainer_logprobs(base, prompt, answer, name, PLAIN)) <= bound:
+            elif mean_gap(answer, trainer_logprobs(base, prompt, answer, name, PLAIN)) <= bound:
                 fault = f"an update of adapter {name!r} does not arrive"
             else:
                 fault = f"adapter {name!r} is not applied as it was trained"
@@ -189,7 +194,7 @@ def _logits(base: SharedBase, ids: list[int], adapter: str | None) -> Tensor:
     return base.logits(base.forward(rows, None, torch.tensor([base.adapter_index(adapter)])))[0].float()
 
 
-def _gap(answer: Completion, trainer: Tensor) -> float:
+def mean_gap(answer: Completion, trainer: Tensor) -> float:
     """Mean absolute difference; infinity where the trainer would never have said it."""
     gap = (torch.tensor(answer.logprobs) - trainer).abs().mean()
     return float(gap) if math.isfinite(gap) else math.inf
