@@ -146,6 +146,26 @@ def test_a_folder_that_others_may_write_to_is_left_alone(monkeypatch, tmp_path, 
     assert "chmod 700" in caplog.text and not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("what", ["a file", "a file for the folder", "a full folder for the library", "no home"])
+def test_without_a_cache_they_are_made_for_this_process(monkeypatch, tmp_path, caplog, what):
+    known = tmp_path / "known.so"
+    known.write_bytes(next(own_cache().glob("*.so")).read_bytes())
+    monkeypatch.setattr(library_module, "_build", lambda command, out: shutil.copy(known, out))
+    if what == "a file":
+        (tmp_path / "mafrt").write_text("")
+    elif what == "a file for the folder":
+        (tmp_path / "mafrt").mkdir()
+        (tmp_path / "mafrt" / "kernels").write_text("")
+    elif what == "a full folder for the library":
+        compiler = library_module.find_compiler()
+        (tmp_path / "mafrt" / "kernels" / f"{library_module._fingerprint(compiler)}.so" / "x").mkdir(parents=True)
+    else:
+        monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home"))))
+    with caplog.at_level(logging.WARNING):
+        made = fresh_library(monkeypatch, "relative" if what == "no home" else tmp_path)
+    assert made is not None and "XDG_CACHE_HOME" in caplog.text and len(caplog.records) == 1
+
+
 def test_a_relative_cache_is_passed_over(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for relative in ("cache", "./cache", "../cache", ""):
@@ -162,15 +182,13 @@ def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
     assert made is not None and hasattr(made, "attend_f32") and hasattr(made, "learn_attention")
 
 
-@pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails", "a cache that is a file"])
+@pytest.mark.parametrize("fault", ["no compiler", "a compiler that fails"])
 def test_without_them_there_is_one_sentence_and_torch_computes(monkeypatch, tmp_path, caplog, fault):
     caplog.set_level(logging.INFO)
     if fault == "no compiler":
         monkeypatch.setattr(library_module.shutil, "which", lambda name: None)
-    elif fault == "a compiler that fails":
-        monkeypatch.setattr(library_module.shutil, "which", lambda name: "/bin/false")
     else:
-        (tmp_path / "mafrt").write_text("")
+        monkeypatch.setattr(library_module.shutil, "which", lambda name: "/bin/false")
     found = fresh_library(monkeypatch, tmp_path)
     assert (found is None) == (len(caplog.records) == 1)
     assert found is None

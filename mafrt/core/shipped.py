@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mafrt.core.errors import ModelError
+from mafrt.core.errors import ConfigError, ModelError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -56,6 +56,14 @@ def user_cache() -> Path:
 
     A relative path is passed over, as the XDG Base Directory Specification asks: libraries are loaded from there, and
     what lies in the current directory may be anyone's.
+
+    Raises:
+        ConfigError: neither is there.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "mafrt"
+    if os.path.isabs(named):
+        return Path(named) / "mafrt"
+    try:
+        return Path.home() / ".cache" / "mafrt"
+    except RuntimeError as error:
+        raise ConfigError("this user has no home folder; name a folder for the cache in XDG_CACHE_HOME.") from error

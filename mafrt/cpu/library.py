@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mafrt.core.atomic_files import fsync
+from mafrt.core.errors import ConfigError
 from mafrt.core.shipped import user_cache
 from mafrt.core.threads import cores
 
@@ -102,19 +103,23 @@ def _loaded(compiler: str) -> ctypes.CDLL:
     """The library in the user's cache, made if it is not there whole; without a safe cache, made for this process.
 
     Raises:
-        OSError: the cache cannot be written.
+        OSError: nothing can be written anywhere, or the library does not load.
         subprocess.SubprocessError: the compiler fails or takes too long.
     """
-    folder = user_cache() / "kernels"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not _is_ours(folder):
-        log.warning(
-            "the C kernels are compiled for this process only: %s is not a folder that this user alone may write to; "
-            "give it to this user (chown, chmod 700), or name another place in XDG_CACHE_HOME", folder,
-        )  # fmt: skip
-        with tempfile.TemporaryDirectory() as private:
-            return ctypes.CDLL(str(_compiled(compiler, Path(private))))
-    return ctypes.CDLL(str(_compiled(compiler, folder)))
+    try:
+        folder = user_cache() / "kernels"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_ours(folder):
+            return ctypes.CDLL(str(_compiled(compiler, folder)))
+        why = f"{folder} is not a folder that this user alone may write to"
+    except (OSError, ConfigError) as error:
+        why = str(error)
+    log.warning(
+        "the C kernels are compiled for this process only: %s; give the cache to this user (chown, chmod 700), or name "
+        "another place in XDG_CACHE_HOME", why,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as private:
+        return ctypes.CDLL(str(_compiled(compiler, Path(private))))
 
 
 def _is_ours(path: Path) -> bool:
