@@ -187,6 +187,16 @@ def test_yaml_that_is_no_settings_ends_in_a_yaml_error(text):
 
 
 def test_yaml_aliases_and_merges_still_work():
+    nine = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)
+    )
+    for text, words in (
+        (nine, "repeat more than"),
+        ("a: &a [*a]", "within what it names"),
+        ("a: &a {b: [*a]}", "within"),
+    ):
+        with pytest.raises(yaml.YAMLError, match=words):
+            parse_yaml(text)
     assert parse_yaml("a: &x {b: 1}\nc: *x\nd: {<<: *x, e: 2}") == {"a": {"b": 1}, "c": {"b": 1}, "d": {"b": 1, "e": 2}}
 
 

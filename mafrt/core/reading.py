@@ -24,6 +24,8 @@ TOO_LONG = "it holds a number of more than 4300 digits"
 
 DEEPEST = 100
 """Levels of nesting that `parse_yaml` takes."""
+MOST_REPEATED = 10_000
+"""Nodes that the aliases of a YAML file may repeat, all together."""
 
 
 def read_file(path: str | os.PathLike[str], *, most_mib: float = MOST_MIB) -> bytes:
@@ -85,23 +87,37 @@ def parse_yaml(text: str) -> Any:
     """`text` as YAML, without tags that build objects.
 
     Raises:
-        yaml.YAMLError: it is not YAML, names a key twice, or is nested deeper than `DEEPEST` levels.
+        yaml.YAMLError: it is not YAML, names a key twice, is nested deeper than `DEEPEST` levels, or its aliases repeat
+            more than `MOST_REPEATED` nodes.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Counts levels and refuses duplicate keys."""
+        """Counts levels and nodes, and refuses duplicate keys."""
 
-        level = 0
+        level = written = repeated = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.level += 1
             if self.level > DEEPEST:
                 raise yaml.YAMLError(f"it is nested deeper than {DEEPEST} levels")
+            alias = self.check_event(yaml.events.AliasEvent)
+            before = self.written + self.repeated
             try:
-                return super().compose_node(parent, index)
+                node = super().compose_node(parent, index)
             finally:
                 self.level -= 1
+            if not alias:
+                self.written += 1
+                sizes[node] = self.written + self.repeated - before
+            elif node not in sizes:
+                raise yaml.YAMLError("an alias stands within what it names")
+            else:
+                # Nine lines of nine aliases each are nine to the ninth nodes for whoever walks them.
+                self.repeated += sizes[node]
+                if self.repeated > MOST_REPEATED:
+                    raise yaml.YAMLError(f"its aliases repeat more than {MOST_REPEATED} values")
+            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[Hashable] = set()
@@ -130,6 +146,7 @@ def parse_yaml(text: str) -> Any:
     for kind in ("int", "float"):
         Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
 
+    sizes: dict[Any, int] = {}
     loader = Loader(text)
     try:
         return loader.get_single_data()
