@@ -19,6 +19,9 @@ from mafrt.environment.session import Session, session_of
 REMOTE = "grpc://"
 """Scheme of environments that are played on servers (`mafrt.environment.remote`)."""
 
+PACKAGES = frozenset({"reasoning_gym", "textarena"})
+"""Environments that hold those of another package, named as PACKAGE:NAME."""
+
 ENVIRONMENTS = Registry(
     "environment",
     {
@@ -30,6 +33,8 @@ ENVIRONMENTS = Registry(
         "dsbench": "mafrt.envs.dsbench:DSBenchEnv",
         "search": "mafrt.envs.search:SearchEnv",
         "program": "mafrt.envs.program:ProgramEnv",
+        "reasoning_gym": "mafrt.envs.reasoning_gym:ReasoningGym",
+        "textarena": "mafrt.envs.textarena:TextArena",
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",
         "sokoban": "mafrt.envs.games:Sokoban",
@@ -69,6 +74,8 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     if name_or_path.startswith(REMOTE):
         return _remote(name_or_path, kwargs)
     factory = _factory(name_or_path)
+    if (package := _package(name_or_path)) is not None:
+        name_or_path, kwargs = package, {"name": name_or_path.partition(":")[2], **kwargs}
     _check_kwargs(name_or_path, factory, kwargs)
     if isinstance(factory, type) and not issubclass(factory, Env):
         wrapped = adapted(factory)
@@ -91,7 +98,14 @@ def make_env(name_or_path: str, **kwargs: Any) -> Session:
     return session_of(env)
 
 
+def _package(name_or_path: str) -> str | None:
+    """The package of PACKAGE:NAME; None for other names."""
+    package, colon, _ = name_or_path.partition(":")
+    return package if colon and package in PACKAGES else None
+
+
 def _factory(name_or_path: str) -> Any:
+    name_or_path = _package(name_or_path) or name_or_path
     if "://" in name_or_path:
         raise EnvError(f"{name_or_path}: an environment on a server is named as {REMOTE}HOST:PORT/NAME")
     try:

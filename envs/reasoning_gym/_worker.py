@@ -1,0 +1,234 @@
+"""Process in which reasoning-gym makes tasks and scores answers: JSON lines in, JSON lines out.
+
+Started by `mafrt.envs.reasoning_gym.env` as `python -m mafrt.envs.reasoning_gym._worker`. Several of the package's
+scorers give an answer to `eval`, by themselves or through `sympy.parse_expr`; while one runs, `eval` takes arithmetic,
+plain lists and a few functions of sympy only. As further defences this process starts no programs,
+opens no sockets and writes no files, and its memory and an answer's processor time are bounded.
+
+    -> {"task": {"name": "leg_counting", ...}, "numbers": {"train": 1000, "validation": 200, "test": 200}, "split": ...}
+    <- {"tasks": [[17, "How many legs ...", "42"], ...]}
+    -> {"task": {...}, "place": 17, "answer": "42"}
+    <- {"score": 1.0}
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from mafrt.envs.math._worker import limit, refuse
+
+MEMORY_MIB = 4096
+ANSWER_CPU_S = 5.0
+TASKS_CPU_S = 600
+LONGEST_EXPRESSION = 4000
+FIRST = {"test": 0, "validation": 10**5, "train": 10**6}
+"""Place of a split's first task. A task is made from its place, so that those of `test` are the same for everybody."""
+BLOCK = 1000
+"""Tasks of one data set object."""
+ROUNDS = 20
+"""How many times the tasks asked for are made, at most, where some occur in a held-out split."""
+
+_eval, _exec = builtins.eval, builtins.exec
+_NODES = (
+    ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.List, ast.Tuple, ast.Load, ast.Name, ast.Call,
+    ast.operator, ast.unaryop,
+)  # fmt: skip
+_CALLS = frozenset({
+    "Integer", "Float", "Rational", "Symbol", "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs",
+})  # fmt: skip
+_NAMES = frozenset({"pi", "E", "I", "oo", "True", "False", "None"})
+
+
+class OutOfTime(BaseException):
+    """An answer used up its processor time; no scorer's `except Exception` catches it."""
+
+
+def checked_eval(source: Any, globals: Any = None, locals: Any = None) -> Any:
+    """`eval` of an expression that can do nothing but arithmetic. Raises ValueError for any other."""
+    if not isinstance(source, str) or len(source) > LONGEST_EXPRESSION:
+        raise ValueError("only a short expression is evaluated")
+    tree = ast.parse(source.strip(), mode="eval")
+    known = _NAMES | _CALLS | set(locals or ())
+    for node in ast.walk(tree):
+        fine = isinstance(node, _NODES)
+        if isinstance(node, ast.Name):
+            fine = node.id in known and not node.id.startswith("_")
+        elif isinstance(node, ast.Call):
+            # No text reaches a function but the name of a symbol: sympy's own would evaluate it.
+            named = isinstance(node.func, ast.Name) and node.func.id in _CALLS and not node.keywords
+            texts = [part for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            fine = named and (not texts or node.func.id in ("Symbol", "Integer", "Float"))  # type: ignore[attr-defined]
+        if not fine:
+            raise ValueError("the expression holds more than arithmetic")
+    return _eval(compile(tree, "<answer>", "eval"), globals if globals is not None else {}, locals)
+
+
+def checked_exec(source: Any, globals: Any = None, locals: Any = None) -> None:
+    """`exec` of the one line by which sympy's parser fills its names. Raises ValueError for any other."""
+    if source != "from sympy import *":
+        raise ValueError("nothing is executed here")
+    _exec(source, globals, locals)
+
+
+@contextlib.contextmanager
+def only_arithmetic() -> Iterator[None]:
+    """While an answer is scored."""
+    kept = builtins.eval, builtins.exec
+    builtins.eval, builtins.exec = checked_eval, checked_exec  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        builtins.eval, builtins.exec = kept
+
+
+class Unusable(ValueError):
+    """A data set cannot be made as asked; the text is a sentence."""
+
+
+@lru_cache(maxsize=64)
+def _dataset(text: str, size: int, seed: int) -> Any:
+    """A data set of `size` tasks by its name, level and config as JSON; task i is made from `seed + i`."""
+    import reasoning_gym
+    from reasoning_gym import factory
+
+    asked = json.loads(text)
+    name, level, config = asked["name"], asked["level"], dict(asked["config"])
+    if name not in factory.DATASETS:
+        near = difflib.get_close_matches(name, factory.DATASETS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(factory.DATASETS)[:5])} and others."
+        raise Unusable(f"reasoning-gym has no data set {name!r}; {hint}")
+    kind, settings = factory.DATASETS[name]
+    if name == "composite":
+        from reasoning_gym.composite import DatasetSpec
+
+        config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in config.get("datasets", [])]
+    fields = {item.name for item in dataclasses.fields(settings)} - {"size", "seed"}
+    if odd := sorted(config.keys() - fields):
+        near = difflib.get_close_matches(odd[0], fields, 1)
+        raise Unusable(
+            f"reasoning-gym's {name} has no setting {odd[0]!r}; "
+            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(fields))}.")
+        )
+    try:
+        if level is not None:
+            if not factory.has_curriculum(name):
+                raise Unusable(f"reasoning-gym's {name} has no levels; leave level out.")
+            curriculum = reasoning_gym.factory.create_curriculum(name)
+            curriculum.set_global_level(level)
+            made = curriculum.generate_configuration({"size": size, "seed": seed})
+            made = dataclasses.replace(made, **config)
+        else:
+            made = settings(size=size, seed=seed, **config)
+        if hasattr(made, "validate"):
+            made.validate()
+        return kind(config=made)
+    except Unusable:
+        raise
+    except Exception as error:
+        why = str(error) or "a value is out of its range"
+        raise Unusable(f"reasoning-gym's {name} cannot be made with these settings: {why}") from error
+
+
+def _at(task: Mapping[str, Any], place: int) -> tuple[Any, dict[str, Any]]:
+    """The data set that holds the task at a place, and the task."""
+    levels = task["levels"] or [None]
+    level = levels[place % len(levels)]
+    text = json.dumps({"name": task["name"], "level": level, "config": task["config"]}, sort_keys=True)
+    # In blocks, since some data sets prepare all that they are going to hold.
+    dataset = _dataset(text, BLOCK, place - place % BLOCK)
+    return dataset, dataset[place % BLOCK]
+
+
+def tasks_of(task: Mapping[str, Any], numbers: Mapping[str, int], split: str, shift: int) -> list[list[Any]]:
+    """`[place, question, answer]` of each task of a split; those of `train` are in no held-out split."""
+    held_out: set[str] = set()
+    if split != "test":
+        others = ("test",) if split == "validation" else ("test", "validation")
+        held_out = {_at(task, FIRST[other] + n)[1]["question"] for other in others for n in range(numbers[other])}
+    found: list[list[Any]] = []
+    first = FIRST[split] + (shift if split == "train" else 0)
+    for place in range(first, first + ROUNDS * numbers[split]):
+        if len(found) == numbers[split]:
+            break
+        entry = _at(task, place)[1]
+        if entry["question"] not in held_out:
+            found.append([place, str(entry["question"]), None if entry["answer"] is None else str(entry["answer"])])
+    if not found:
+        raise Unusable(
+            f"every task of reasoning-gym's {task['name']} with these settings is a held-out one too; make it larger."
+        )
+    return found
+
+
+def score_of(task: Mapping[str, Any], place: int, answer: str | None) -> float:
+    """The package's own score of an answer, 0 to 1."""
+    dataset, entry = _at(task, place)
+    with only_arithmetic():
+        return float(dataset.score_answer(answer, entry))
+
+
+def main() -> None:
+    replies = sys.stdout
+    sys.stdout = io.StringIO()  # what the package prints is no reply
+
+    def reply(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError as error:
+        reply({"missing": f"tasks of reasoning-gym need its package ({error}): pip install reasoning-gym"})
+        return
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise OutOfTime
+
+    limit(resource.RLIMIT_AS, MEMORY_MIB * 2**20)
+    limit(resource.RLIMIT_FSIZE, 0)
+    limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGPROF, interrupt)
+    sys.addaudithook(refuse)
+    reply({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        scoring = "place" in request
+        bound = 2 * ANSWER_CPU_S if scoring else TASKS_CPU_S
+        # Counted from what the process has used, since the limit is on its whole life.
+        limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + bound) + 1)
+        try:
+            if scoring:
+                _at(request["task"], request["place"])  # making the task does not count against the answer
+                signal.setitimer(signal.ITIMER_PROF, ANSWER_CPU_S, 1.0)
+                said: dict[str, Any] = {"score": score_of(request["task"], request["place"], request["answer"])}
+            else:
+                asked = (request["task"], request["numbers"], request["split"], request["shift"])
+                said = {"tasks": tasks_of(*asked)}
+        except OutOfTime:
+            said = {"score": 0.0, "late": True}
+        except Unusable as error:
+            said = {"unusable": str(error)}
+        except Exception as error:
+            # A scorer that fails on an answer does not take it; one that fails to make tasks is at fault itself.
+            said = {"score": 0.0} if scoring else {"unusable": f"reasoning-gym failed: {type(error).__name__}: {error}"}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        reply({"id": request["id"], **said})
+
+
+if __name__ == "__main__":
+    main()

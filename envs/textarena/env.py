@@ -1,0 +1,217 @@
+"""`TextArena`: games of the package `textarena` (Guertler et al. 2025, arXiv:2504.11442), a seat for each agent."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import random
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from mafrt.core.errors import ConfigError, EnvError, MissingExtraError
+from mafrt.core.extras import install
+from mafrt.core.text import error_line
+from mafrt.core.types import Observation, StepResult
+from mafrt.environment.base import Env
+
+SPLITS = ("train", "validation", "test")
+FIRST = {"test": 0, "validation": 10**6, "train": 2 * 10**6}
+"""Seed of a split's first game."""
+MOST_PLAYERS = 15
+OPPONENTS = ("self", "random")
+_TAG = re.compile(r"\[(?:GAME|Player \d+|Player)\]")
+_OPEN = re.compile(r"(?:available|valid|legal|possible)[^\n:]*:(.*)", re.IGNORECASE)
+_MOVE = re.compile(r"\[[^\]\n]+\]")
+"""A move, such as [4], in a line of those that are open."""
+
+
+class TextArena(Env):
+    """A game of TextArena; `player_0`, `player_1` and so on act when it is their turn.
+
+    Among several players each is paid what the game pays its seat, from -1 for a loss to 1. A game for one player, and
+    one against a scripted opponent, has an outcome instead: 0 for a loss to 1 for a win. TextArena answers an illegal
+    move with a warning, and a second one in a row with a loss; an action that makes a game fail is a loss too. The
+    share of such games is the measure `illegal`.
+    """
+
+    held_out = MappingProxyType({"split": "test"})
+
+    def __init__(
+        self,
+        name: str,
+        players: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        opponent: str = "self",
+        size: int = 1000,
+        held_out_size: int = 200,
+        split: str = "train",
+        max_turns: int = 64,
+    ) -> None:
+        """Make the game.
+
+        Args:
+            name: as TextArena registers it, such as `TicTacToe-v0`.
+            players: how many; None: two if the game takes two, else the fewest that it takes.
+            config: arguments of the game itself.
+            opponent: `self`, or `random`: one seat, drawn for each game, is the team's, and the others draw among the
+                moves that the game lists.
+            size: games of the training split, each with a seed of its own.
+            held_out_size: games of `validation`, and of `test`.
+            split: `train`, `validation` or `test`.
+            max_turns: turns after which a game is cut.
+
+        Raises:
+            ConfigError: a game or a number of players that is not there.
+            MissingExtraError: textarena is not installed.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f"split is {split!r}; choose {', '.join(SPLITS[:-1])} or {SPLITS[-1]}.")
+        if opponent not in OPPONENTS:
+            raise ConfigError(f"opponent is {opponent!r}; choose {' or '.join(OPPONENTS)}.")
+        for what, value in (("size", size), ("held_out_size", held_out_size), ("max_turns", max_turns)):
+            if type(value) is not int or not 1 <= value <= 10**6:
+                raise ConfigError(f"{what} is {value!r}; expected a whole number from 1 to {10**6}.")
+        self.name, self.split, self.opponent = name, split, opponent
+        self.num_tasks = size if split == "train" else held_out_size
+        self.max_steps = max_turns
+        self._chance = random.Random(0).getstate()
+        self._fresh = self._made(dict(config or {}))
+        """the game before its first reset: its wrappers keep what was seen over a reset, so that each begins anew"""
+        count = self._players(players)
+        if opponent != "self" and count < 2:
+            raise ConfigError(f"{name} is a game for one player, so that opponent {opponent!r} has no seat.")
+        self.agents = tuple(f"player_{seat}" for seat in range(count))
+        self.opponents = count > 1 and opponent == "self"
+
+    def _made(self, config: dict[str, Any]) -> Any:
+        try:
+            import textarena
+            from textarena.envs.registration import ENV_REGISTRY
+        except ImportError as error:
+            raise MissingExtraError(f"games of TextArena need its package ({error}); {install('textarena')}") from error
+        if self.name not in ENV_REGISTRY:
+            near = difflib.get_close_matches(self.name, ENV_REGISTRY, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(ENV_REGISTRY)[:4])} and others."
+            raise ConfigError(f"textarena has no game {self.name!r}; {hint}")
+        try:
+            with self._own_chance():
+                return textarena.make(self.name, **config)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error_line(error)}"
+            raise ConfigError(f"textarena's {self.name} cannot be made here ({why}).") from error
+
+    def _players(self, asked: int | None) -> int:
+        """How many seats the game has. A game says so by refusing to begin with another number."""
+        why = ""
+        for count in (2, 1, *range(3, MOST_PLAYERS + 1)) if asked is None else (asked,):
+            try:
+                with self._own_chance():
+                    copy.deepcopy(self._fresh).reset(num_players=count, seed=0)
+                return count
+            except Exception as error:
+                why = f"{type(error).__name__}: {error_line(error)}"
+        with_so_many = "" if asked is None else f" with {asked} players"
+        raise ConfigError(f"textarena's {self.name} does not begin{with_so_many} ({why}).")
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Observation], dict[str, Any]]:
+        assert self.num_tasks is not None
+        chosen = (options or {}).get("task")
+        number = self.rng.randrange(self.num_tasks) if chosen is None else chosen
+        own = FIRST[self.split] + number
+        self._chance = random.Random(own).getstate()
+        self.illegal = False
+        self.acted: set[str] = set()
+        try:
+            with self._own_chance():
+                self.game = copy.deepcopy(self._fresh)
+                self.game.reset(num_players=len(self.agents), seed=own)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error_line(error)}"
+            raise EnvError(f"textarena's {self.name} does not begin ({why})") from error
+        self.seat = None if self.opponent == "self" else own % len(self.agents)
+        observations = self._observe()
+        if self._let_others_play(observations):
+            raise EnvError(f"textarena's {self.name} was over before the team's first turn")
+        return self.seen, {"task": f"{self.name}/{own}"}
+
+    def step(self, actions: dict[str, str]) -> StepResult:
+        ((agent, action),) = actions.items()
+        self.acted.add(agent)
+        over = self._act(agent, action)
+        if not over:
+            over = self._let_others_play(self._observe())
+        if not over:
+            return StepResult(self.seen, {}, False, False, {})
+        info: dict[str, Any] = {"measures": {"illegal": float(self.illegal)}}
+        if self.seat is None and len(self.agents) > 1:
+            # A player that never came to its turn has nothing to be paid for.
+            return StepResult(
+                {}, {name: self.paid[name] for name in self.agents if name in self.acted}, True, False, info
+            )
+        own = self.agents[self.seat or 0]
+        info["outcome"] = (self.paid[own] + 1.0) / 2.0 if self.seat is not None else max(self.paid[own], 0.0)
+        return StepResult({}, {}, True, False, info)
+
+    def _let_others_play(self, observations: dict[str, str]) -> bool:
+        """Play the scripted seats until it is the team's turn; whether the game is over."""
+        while self.seat is not None and self.agents[self.seat] not in observations:
+            ((agent, text),) = observations.items()
+            moves = [move for line in _OPEN.findall(text)[-1:] for move in _MOVE.findall(line)]
+            if not moves:
+                raise EnvError(
+                    f"textarena's {self.name} lists no moves in its observations, so that there is no random opponent "
+                    "for it; leave opponent out"
+                )
+            with self._own_chance():
+                move = random.choice(moves)
+            if self._act(agent, move):
+                return True
+            observations = self._observe()
+        self.seen = dict[str, Observation](observations)
+        return False
+
+    def _act(self, agent: str, action: str) -> bool:
+        """Hand an action to the game; whether it is over, with what it pays in `paid`."""
+        try:
+            with self._own_chance():
+                over, _ = self.game.step(action=without_tags(action))
+        except Exception:
+            # The game failed on this action: what an agent brings about is its own loss, and no lost episode.
+            self.illegal = self.seat is None or agent == self.agents[self.seat]
+            self.paid = {name: -1.0 if name == agent else 0.0 for name in self.agents}
+            return True
+        if over:
+            rewards, about = self.game.close()
+            ours = range(len(self.agents)) if self.seat is None else (self.seat,)
+            self.illegal = any(dict((about or {}).get(seat) or {}).get("invalid_move") for seat in ours)
+            self.paid = {name: float((rewards or {}).get(seat, 0.0)) for seat, name in enumerate(self.agents)}
+        return bool(over)
+
+    def _observe(self) -> dict[str, str]:
+        with self._own_chance():
+            seat, seen = self.game.get_observation()
+        text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
+        return {self.agents[seat]: text}
+
+    @contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """TextArena draws from Python's global generator; here each game has a state of its own."""
+        kept = random.getstate()
+        random.setstate(self._chance)
+        try:
+            yield
+        finally:
+            self._chance = random.getstate()
+            random.setstate(kept)
+
+
+def without_tags(action: str) -> str:
+    """An action without the tags by which TextArena names who speaks, so that no player speaks for another."""
+    while (cleaned := _TAG.sub("", action)) != action:  # [GA[GAME]ME] holds one within another
+        action = cleaned
+    return action

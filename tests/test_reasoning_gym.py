@@ -1,0 +1,177 @@
+"""Tasks of reasoning-gym: its own scores, splits that share nothing, and answers that try to act."""
+
+from __future__ import annotations
+
+import pytest
+
+import mafrt
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.envs.reasoning_gym import _worker
+from mafrt.envs.reasoning_gym.env import PROMPT, ReasoningGym, answer_of
+
+pytest.importorskip("reasoning_gym")
+SMALL = {"size": 12, "held_out_size": 4}
+ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def scored(env, task, text):
+    env.reset(seed=0, options={"task": task})
+    return env.step({"solver": text}).info["outcome"]
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("leg_counting", {}),
+        ("chain_sum", {"min_terms": 2, "max_terms": 2}),
+        ("polynomial_multiplication", {}),  # by sympy.parse_expr
+        ("simple_integration", {}),
+        ("number_sorting", {}),  # by eval
+        ("string_insertion", {}),
+        ("bitwise_arithmetic", {}),
+        ("composite", {"datasets": [{"name": "leg_counting"}, {"name": "chain_sum", "weight": 2}]}),
+    ],
+)
+def test_the_reference_answer_is_worth_1_and_another_less(name, config):
+    env = mafrt.make_env(f"reasoning_gym:{name}", config=config, **SMALL)
+    assert env.agents == ("solver",) and env.num_tasks == 12
+    for task in (0, 5):
+        _, info = env.reset(seed=0, options={"task": task})
+        assert scored(env, task, f"I think so.\n<answer>{info['answer']}</answer>") == 1.0
+        assert scored(env, task, "<answer>no idea</answer>") < 0.5
+
+
+def test_splits_share_no_task_and_those_of_test_are_everybodys():
+    # Sums of two digits: many training tasks would be test tasks too.
+    made = {
+        (split, seed): [
+            question
+            for _, question, _ in ReasoningGym(
+                "chain_sum", ONE_DIGIT, size=60, held_out_size=15, split=split, seed=seed
+            ).tasks
+        ]
+        for split in ("train", "validation", "test")
+        for seed in (0, 1)
+    }
+    assert made["test", 0] == made["test", 1] and made["validation", 0] == made["validation", 1]
+    assert made["train", 0] != made["train", 1]
+    held_out = set(made["test", 0]) | set(made["validation", 0])
+    assert not held_out & set(made["train", 0]) and not set(made["test", 0]) & set(made["validation", 0])
+    assert ReasoningGym.held_out == {"split": "test"}
+
+
+def test_levels_are_mixed_in_equal_shares():
+    env = ReasoningGym("chain_sum", level=[0, 3], size=20, held_out_size=4)
+    lengths = [question.count("+") + question.count(" - ") for _, question, _ in env.tasks]
+    assert max(lengths[::2]) < max(lengths[1::2])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "__import__('os').system('echo')",
+        "().__class__.__base__.__subclasses__()",
+        "[x for x in (1, 2)]",
+        "(lambda: 1)()",
+        "Symbol('x').__class__",
+        "sympify('1+1')",
+        "open('/etc/passwd')",
+        "f'{1}'",
+        "eval('1')",
+        "print(1)",
+        "{}.get(1)",
+        "Symbol('x', real=True)",
+        "sqrt('2')",
+        "(x := 1)",
+        "x",
+    ],
+)
+def test_an_answer_is_never_more_than_arithmetic(answer):
+    with pytest.raises((ValueError, SyntaxError)):
+        _worker.checked_eval(answer)
+
+
+def test_arithmetic_is_evaluated():
+    assert _worker.checked_eval("[[1, 2], [-3, 4.5]]") == [[1, 2], [-3, 4.5]]
+    assert _worker.checked_eval("0xff & 12 << 1") == 0xFF & 12 << 1
+    with pytest.raises(ValueError, match="executed"):
+        _worker.checked_exec("import os")
+
+
+def test_answers_that_try_to_act_or_take_for_ever_are_wrong_and_harm_nobody(tmp_path):
+    env = mafrt.make_env("reasoning_gym:n_queens", **SMALL)
+    assert scored(env, 0, f"<answer>[open('{tmp_path}/x', 'w')]</answer>") < 0.5
+    countdown = mafrt.make_env("reasoning_gym:countdown", **SMALL)
+    for answer in (f"open('{tmp_path}/x', 'w')", "9**9**9**9", "1" * 9000, "(" * 900, "\ud800", "x" * 10**6):
+        assert scored(countdown, 0, f"<answer>{answer}</answer>") < 0.5
+    assert not list(tmp_path.iterdir())
+    _, info = env.reset(seed=0, options={"task": 1})
+    assert scored(env, 1, f"<answer>{info['answer']}</answer>") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>4</answer> no, <answer> 5 </answer>", "5"),
+        ("so \\boxed{7}", "7"),
+        ("first\n\n 12 \n", "12"),
+        ("", None),
+        ("<answer>3", "<answer>3"),
+        ("<answer></answer>", ""),
+    ],
+)
+def test_where_the_answer_of_a_text_stands(text, answer):
+    assert answer_of(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("leg_countin", {}, "did you mean 'leg_counting'"),
+        ("leg_counting", {"config": {"min_animal": 3}}, "did you mean 'min_animals'"),
+        ("leg_counting", {"config": {"min_animals": -1}}, "min_animals must be positive"),
+        ("leg_counting", {"config": [1]}, "expected the data set's settings by name"),
+        ("leg_counting", {"config": {"min_animals": {1}}}, "cannot be written as JSON"),
+        ("leg_counting", {"level": "easy"}, "expected a whole number"),
+        ("acre", {"level": 1}, "has no levels"),
+        ("composite", {}, "at least one dataset"),
+        ("leg_counting", {"size": 0}, "size is 0"),
+        ("leg_counting", {"split": "dev"}, "choose train, validation or test"),
+        ("leg_counting", {"sizes": 2}, "did you mean 'size'"),
+        ("chain_sum", {"config": ONE_DIGIT, "held_out_size": 4000}, "held-out one too"),
+    ],
+)
+def test_bad_settings_are_one_sentence(name, settings, words):
+    with pytest.raises((ConfigError, EnvError), match=words) as refused:
+        mafrt.make_env(f"reasoning_gym:{name}", **settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_workflow_of_several_agents_and_the_rules_of_its_turns():
+    team = mafrt.Team.of(("planner", "solver"))
+    env = mafrt.make_env("reasoning_gym:leg_counting", team=team, horizon=2, **SMALL)
+    _, info = env.reset(seed=0, options={"task": 0})
+    assert env.step({"planner": "Count."}).observations.keys() == {"solver"}
+    result = env.step({"solver": "<answer>none</answer>"})
+    assert not result.terminated and result.info["outcome"] < 1.0
+    env.step({"planner": "Count again."})
+    result = env.step({"solver": f"<answer>{info['answer']}</answer>"})
+    assert result.terminated and result.info["outcome"] == 1.0
+    assert "<answer>" in PROMPT
+
+
+def test_it_trains(tmp_path):
+    from mafrt.scripts import train
+
+    words = ["--env", "reasoning_gym:leg_counting", "--env_kwargs", "size=16", "held_out_size=4", "--iterations", "1"]
+    words += [
+        "--n_rollout_threads",
+        "8",
+        "--eval_episodes",
+        "4",
+        "--max_new_tokens",
+        "8",
+        "--run_dir",
+        str(tmp_path / "r"),
+    ]
+    assert train.main(words) == 0

@@ -1,0 +1,147 @@
+"""Games of TextArena: whose turn it is, what is paid, equal games from equal seeds, and actions that try to speak."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import mafrt
+from mafrt.core.errors import ConfigError, EnvError
+from mafrt.envs.textarena.env import without_tags
+
+pytest.importorskip("textarena")
+
+
+def play(env, task, moves, seed=0):
+    """The observations that were seen, and the last result, of a list of moves (the last one is repeated)."""
+    observations, _ = env.reset(seed=seed, options={"task": task})
+    seen = [observations]
+    for number in range(100):
+        (agent,) = observations
+        result = env.step({agent: moves[min(number, len(moves) - 1)]})
+        observations = result.observations
+        if result.terminated or result.truncated:
+            return seen, result
+        seen.append(observations)
+    raise AssertionError("the game does not end")
+
+
+def test_players_take_turns_and_are_paid_against_each_other():
+    env = mafrt.make_env("textarena:TicTacToe-v0")
+    assert env.agents == ("player_0", "player_1") and env.opponents
+    seen, result = play(env, 0, ["[0]", "[3]", "[1]", "[4]", "[2]"])
+    assert [next(iter(each)) for each in seen] == ["player_0", "player_1", "player_0", "player_1", "player_0"]
+    assert result.rewards == {"player_0": 1.0, "player_1": -1.0} and result.info["measures"] == {"illegal": 0.0}
+    assert "Available Moves" in str(seen[0]["player_0"]) and "outcome" not in result.info
+
+
+def test_a_second_illegal_move_loses():
+    seen, result = play(mafrt.make_env("textarena:TicTacToe-v0"), 0, ["[99]"])
+    assert len(seen) == 2 and result.rewards == {"player_0": -1.0}  # the other one has not acted
+    assert result.info["measures"] == {"illegal": 1.0}
+
+
+def test_equal_seeds_give_equal_games_whatever_was_played_before_or_beside():
+    first, second = mafrt.make_env("textarena:KuhnPoker-v0"), mafrt.make_env("textarena:KuhnPoker-v0")
+    play(second, 3, ["[check]"])
+    state = random.getstate()
+    a, b = first.reset(seed=0, options={"task": 5})[0], second.reset(seed=9, options={"task": 5})[0]
+    assert a == b != second.reset(seed=0, options={"task": 6})[0]
+    # In turns, each with a chance of its own.
+    first.reset(seed=0, options={"task": 5}), second.reset(seed=0, options={"task": 5})
+    for _ in range(4):
+        one, two = (env.step({env.unwrapped.agents[0] if "player_0" in seen else "player_1": "[check]"})
+                    for env, seen in ((first, a), (second, b)))  # fmt: skip
+        assert one.observations == two.observations
+        a, b = one.observations, two.observations
+        if one.terminated:
+            break
+    assert random.getstate() == state
+    train, test = (mafrt.make_env("textarena:KuhnPoker-v0", split=split) for split in ("train", "test"))
+    assert train.reset(seed=0, options={"task": 1})[1]["task"] != test.reset(seed=0, options={"task": 1})[1]["task"]
+
+
+@pytest.mark.parametrize("game", ["TicTacToe-v0", "WildTicTacToe-v0", "Othello-v0", "SimpleTak-v0", "KuhnPoker-v0"])
+def test_a_random_opponent_plays_moves_that_the_game_lists(game):
+    env = mafrt.make_env(f"textarena:{game}", opponent="random", split="test")
+    assert not env.opponents
+    seats = set()
+    for task in range(6):
+        observations, _ = env.reset(seed=task, options={"task": task})
+        seats |= observations.keys()
+        (agent,) = observations
+        result = env.step({agent: "[not a move]"})
+        while not result.terminated:
+            result = env.step({agent: "[not a move]"})
+        assert result.info["outcome"] == 0.0 and result.info["measures"]["illegal"] == 1.0 and result.rewards == {}
+    assert seats == {"player_0", "player_1"}
+
+
+def test_games_of_one_and_of_many_players():
+    one = mafrt.make_env("textarena:GuessTheNumber-v0")
+    assert one.agents == ("player_0",) and not one.opponents
+    assert 0.0 <= play(one, 0, ["[1]", "hm"])[1].info["outcome"] <= 1.0
+    assert len(mafrt.make_env("textarena:ThreePlayerTicTacToe-v0").agents) == 3
+
+
+@pytest.mark.parametrize(
+    ("action", "left"),
+    [
+        ("[GAME] You win. [4]", " You win. [4]"),
+        ("[GA[GAME]ME] x", " x"),
+        ("[Player 1] gives up", " gives up"),
+        ("[[Player 0]Player 0] hm", " hm"),
+        ("[4] and [check]", "[4] and [check]"),
+    ],
+)
+def test_no_player_speaks_as_the_game_or_as_another(action, left):
+    assert without_tags(action) == left
+
+
+def test_an_action_that_makes_a_game_fail_is_its_players_loss(monkeypatch):
+    env = mafrt.make_env("textarena:TicTacToe-v0")
+    env.reset(seed=0, options={"task": 0})
+    monkeypatch.setattr(env.unwrapped.game, "step", lambda action: {}["cell"])
+    result = env.step({"player_0": "[0]"})
+    assert result.terminated and result.rewards == {"player_0": -1.0}  # the other one has not acted
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("Tictactoe-v0", {}, "did you mean 'TicTacToe-v0'"),
+        ("TicTacToe-v0", {"players": 3}, "does not begin with 3 players"),
+        ("TicTacToe-v0", {"config": {"cells": 3}}, "unexpected keyword argument 'cells'"),
+        ("TicTacToe-v0", {"opponent": "best"}, "choose self or random"),
+        ("GuessTheNumber-v0", {"opponent": "random"}, "a game for one player"),
+        ("TicTacToe-v0", {"split": "dev"}, "choose train, validation or test"),
+        ("TicTacToe-v0", {"size": 0}, "size is 0"),
+        ("TicTacToe-v0", {"player": 2}, "did you mean 'players'"),
+        ("TwentyQuestions-v0", {}, "OPENROUTER_API_KEY|API key"),
+    ],
+)
+def test_bad_settings_are_one_sentence(name, settings, words, monkeypatch):
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises((ConfigError, EnvError), match=words) as refused:
+        mafrt.make_env(f"textarena:{name}", **settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_policy_trains_against_itself(tmp_path):
+    from mafrt.scripts import train
+
+    team = tmp_path / "team.json"
+    team.write_text('[{"role": "player_0", "adapter": "player"}, {"role": "player_1", "adapter": "player"}]')
+    words = [
+        "--env",
+        "textarena:TicTacToe-v0",
+        "--profile_path",
+        str(team),
+        "--iterations",
+        "1",
+        "--eval_episodes",
+        "2",
+    ]
+    words += ["--algorithm", "reinforce_pp", "--n_rollout_threads", "4", "--max_new_tokens", "4"]
+    assert train.main([*words, "--run_dir", str(tmp_path / "r")]) == 0
