@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Generates the Python code of the gRPC protocol; a test compares what is shipped with what this makes. OUT: a folder.
+# Generates the Python code of the protocols; tests compare what is shipped with what this makes. OUT: a folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="${1:-.}" --pyi_out="${1:-.}" --grpc_python_out="${1:-.}" \
+out="${1:-.}"
+"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" \
   mafrt/environment/remote/environment.proto
+"${PYTHON:-python}" -m grpc_tools.protoc -I . --python_out="$out" --pyi_out="$out" scripts/tinker_server/wire.proto

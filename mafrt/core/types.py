@@ -201,6 +201,8 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
+    """tokens that end a generation; None: the base's own end tokens"""
 
     @property
     def truncated(self) -> bool:

@@ -95,6 +95,11 @@ async def read_json(request: Any, most_mib: float, timeout_s: float = BODY_S) ->
     Raises:
         RefusedError: it is larger than `most_mib` (413), not there within `timeout_s` (408), or no JSON (400).
     """
+    return parse_body(await read_body(request, most_mib, timeout_s))
+
+
+async def read_body(request: Any, most_mib: float, timeout_s: float = BODY_S) -> bytes:
+    """The body of a Starlette request. Raises RefusedError as `read_json`."""
     from starlette.requests import ClientDisconnect
 
     most, content = int(most_mib * 2**20), bytearray()
@@ -112,8 +117,13 @@ async def read_json(request: Any, most_mib: float, timeout_s: float = BODY_S) ->
         raise RefusedError(408, f"the request did not arrive within {timeout_s:g} s") from None
     except ClientDisconnect:
         raise RefusedError(400, "the client left before the request was whole") from None
+    return bytes(content)
+
+
+def parse_body(content: bytes) -> Any:
+    """The JSON in a body. Raises RefusedError (400)."""
     try:
-        return clean_deep(json.loads(bytes(content), parse_constant=_no_number))
+        return clean_deep(json.loads(content, parse_constant=_no_number))
     except RecursionError:
         raise RefusedError(400, "the request is nested too deeply") from None
     except ValueError as error:

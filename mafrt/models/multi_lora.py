@@ -52,13 +52,7 @@ class StackedLoRALinear(nn.Module):
     def add(self, adapter: int, rank: int, scaling: float, seed: str) -> None:
         """Give adapter number `adapter` a pair here: A uniform as PEFT draws it (seeded by `seed`), B zero."""
         device = self.context.device or self.weight.device
-        bits = hashlib.sha256(seed.encode()).digest()[:8]
-        # A generator of its own, seeded by name and layer: an adapter begins the same whatever others were added before
-        # it.
-        generator = torch.Generator().manual_seed(int.from_bytes(bits, "little") >> 1)
-        # Drawn on the CPU, so that a GPU begins with the same weights.
-        a = torch.empty(rank, self.in_features)
-        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+        a = initial_a(rank, self.in_features, seed)
         pair = (nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(self.out_features, rank, device=device)))
         if not self.context.sharded:  # a registered parameter would be sharded along with the module
             self.lora_A[str(adapter)], self.lora_B[str(adapter)] = pair
@@ -106,6 +100,17 @@ class StackedLoRALinear(nn.Module):
             down, up = torch.cat([a for a, _ in pairs]).to(dtype), torch.cat([b for _, b in pairs], 1).to(dtype)
             self._stacked = kept = (key, down, up)
         return kept[1], kept[2]
+
+
+def initial_a(rank: int, in_features: int, seed: str) -> Tensor:
+    """A new adapter's A `[rank, in]`, on the CPU, as PEFT draws it; a function of the seed alone."""
+    bits = hashlib.sha256(seed.encode()).digest()[:8]
+    # A generator of its own, seeded by name and layer: an adapter begins the same whatever others were added before it.
+    generator = torch.Generator().manual_seed(int.from_bytes(bits, "little") >> 1)
+    # Drawn on the CPU, so that a GPU begins with the same weights.
+    a = torch.empty(rank, in_features)
+    nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+    return a
 
 
 def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> None:

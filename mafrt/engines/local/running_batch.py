@@ -47,6 +47,8 @@ class SamplingRow:
     member: int
     request: Request
     limit: int
+    ends: frozenset[int]
+    """tokens that end it"""
     stops: StopStrings | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -143,7 +145,9 @@ class RunningBatch:
             for member in group.members:
                 request = requests[member]
                 limit = min(request.sampling.max_new_tokens, room)
-                rows.append(SamplingRow(member, request, limit, self._parts.watch(request.sampling.stop)))
+                ids = request.sampling.stop_ids
+                ends = self._parts.eos if ids is None else frozenset(ids)
+                rows.append(SamplingRow(member, request, limit, ends, self._parts.watch(request.sampling.stop)))
                 owner.append(number)
         index = [base.adapter_index(group.adapter) for group in groups]
         starts = [base.active_from(group.adapter, group.prompt) for group in groups]
@@ -177,13 +181,13 @@ class RunningBatch:
 
     def _take(self, ids: list[int], logprobs: list[float]) -> list[SamplingRow]:
         """Give every live row its token; returns the rows that it ended."""
-        eos, rows, ended, live = self._parts.eos, self.rows, [], []
+        rows, ended, live = self.rows, [], []
         for place in self._live:
             row, token = rows[place], ids[place]
             row.ids.append(token)
             row.logprobs.append(logprobs[place])
             # Before the stop strings, so that a turn which ends in both counts as ended by itself.
-            if token in eos:
+            if token in row.ends:
                 row.stop = "eos"
             elif row.stops is not None and row.stops.hit(row.ids):
                 row.stop = "stop"

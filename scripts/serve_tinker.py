@@ -1,0 +1,128 @@
+"""Serve a frozen base behind the Tinker API: each training client is an adapter, and all clients train in mixed batches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mafrt.config.team import AgentSpec, Team
+from mafrt.core.errors import ConfigError
+from mafrt.core.reading import is_writable
+from mafrt.core.shipped import base_folder
+from mafrt.environment.local_server import LOOPBACK
+from mafrt.scripts.cli.command import Command
+from mafrt.scripts.cli.loading import check_models, load_base
+from mafrt.scripts.cli.run_main import run_main
+from mafrt.scripts.cli.settings import ModelSettings
+from mafrt.scripts.tinker_server.limits import Limits
+
+TOKEN = "MAFRT_TINKER_TOKEN"
+"""Environment variable of the API keys that are let in, separated by commas: each is a client of its own."""
+
+
+@dataclass(frozen=True)
+class TinkerSettings:
+    """Server"""
+
+    host: str = "127.0.0.1"
+    """address to listen on; any but loopback needs a token in MAFRT_TINKER_TOKEN"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one"""
+    output: str = "runs/tinker"
+    """folder of the checkpoints, which outlive the server"""
+    slots: int = 128
+    """max adapters in memory: of training clients, and of weights that are sampled from"""
+    sessions: int = 64
+    """max open sessions of a client"""
+    adapters: int = 32
+    """max training clients in memory of a client"""
+    batch_tokens: int = 262_144
+    """max tokens of one forward or backward request"""
+    body_mib: float = 64.0
+    """max MiB of one request"""
+    micro_batch_tokens: int = 8192
+    """tokens of all clients computed together when training; results do not depend on it"""
+    max_batch_rows: int = 256
+    """max sequences sampled side by side"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port is {self.port}; choose one in 0..65535.")
+        least = dict.fromkeys(("sessions", "adapters", "batch_tokens", "micro_batch_tokens", "max_batch_rows"), 1)
+        for name, low in {**least, "slots": 2}.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} is {getattr(self, name)}; choose a value of at least {low}.")
+        if not 0 < self.body_mib <= 4096:
+            raise ConfigError(f"body_mib is {self.body_mib}; choose a value above 0 and at most 4096.")
+
+
+COMMAND = Command(
+    "serve_tinker",
+    "Serve a frozen base behind the Tinker API: each training client of the stock SDK is an adapter of it.",
+    (TinkerSettings, ModelSettings),
+    epilog=f"Clients set TINKER_BASE_URL to the address, and TINKER_API_KEY to a token of {TOKEN} (on loopback to any "
+    "key that begins with tml-).",
+)
+
+
+def serve(argv: Sequence[str]) -> int:
+    settings = COMMAND.read(argv)
+    asked, model = settings.make(TinkerSettings), settings.make(ModelSettings)
+    tokens = [token.strip() for token in os.environ.get(TOKEN, "").split(",") if token.strip()]
+    if asked.host not in LOOPBACK and not tokens:
+        raise ConfigError(f"host {asked.host} can be reached from other machines; set a token in {TOKEN}.")
+    if model.dtype == "float16":
+        raise ConfigError("A base in float16 can be sampled from only; leave --dtype out, or give bfloat16.")
+    if (why := is_writable(asked.output)) is not None:
+        raise ConfigError(f"output {asked.output} cannot be written to ({why}); name another folder.")
+    from mafrt.scripts.tinker_server.server import TinkerServer, check_tokens
+
+    check_tokens(tokens, asked.host)
+    team = Team((AgentSpec("client"),))
+    check_models(settings, team)
+    limits = Limits(
+        sessions=asked.sessions,
+        adapters=asked.adapters,
+        slots=asked.slots,
+        batch_tokens=asked.batch_tokens,
+        body_mib=asked.body_mib,
+    )
+    # The port is taken before the model is loaded: one that is in use is then an error at once.
+    server = TinkerServer(host=asked.host, port=asked.port, tokens=tokens, limits=limits)
+    try:
+        print(f"Loading {model.model_name_or_path} ...", flush=True)
+        base = load_base(settings, team).main
+        from mafrt.scripts.tinker_server.checkpoints import Checkpoints
+        from mafrt.scripts.tinker_server.service import Service, names_of
+
+        folder = str(base_folder(model.model_name_or_path) or base.name)
+        server.service = Service(
+            base,
+            names_of(folder, model.model_name_or_path),
+            folder,
+            Checkpoints(Path(asked.output), limits.checkpoints),
+            limits,
+            rows=asked.max_batch_rows,
+            micro_batch_tokens=asked.micro_batch_tokens,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            print(
+                f"TINKER_BASE_URL={server.url} serves {model.model_name_or_path} ({folder}); Ctrl-C ends it.",
+                flush=True,
+            )
+            server.wait()
+    finally:
+        server.close()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_main(serve, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Places for adapters on the base: a fixed number of each shape, which training clients and samplers take and give back.
+
+A base never loses an adapter, so a place that is given back keeps its shape and takes the weights of the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mafrt.models.multi_lora import initial_a
+from mafrt.models.peft_format import keys
+from mafrt.sandbox.fair_semaphore import Slots
+from mafrt.scripts.tinker_server.limits import Limits, refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mafrt.models.shared_base import SharedBase
+
+ALPHA = 32.0
+"""of every adapter, as the API has it"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rank and kinds of layers of an adapter."""
+
+    rank: int
+    attention: bool
+    mlp: bool
+
+
+@dataclass(eq=False)
+class Sampler:
+    """Weights that are sampled from: a snapshot or a checkpoint, in a place while they are used."""
+
+    shape: Shape
+    folder: Path
+    """PEFT folder of the weights, written at the latest when they lose their place"""
+    slot: str | None = None
+    users: int = 0
+    """requests that sample from it now"""
+    saved: bool = True
+    """whether the folder holds the weights"""
+
+
+class AdapterSlots:
+    """Hands out adapters of the base by name.
+
+    Args:
+        base: holds the adapters.
+        limits: bound the number of places.
+    """
+
+    def __init__(self, base: SharedBase, limits: Limits) -> None:
+        self.base, self.limits = base, limits
+        self.sampling, self.training = Slots(1), Slots(1)
+        """held for a decode step, and for a micro-batch; whoever changes a place holds both"""
+        self._lock = threading.RLock()
+        self._free: dict[Shape, list[str]] = {}
+        self._resident: list[Sampler] = []
+        """samplers with a place, the least recently used first"""
+        self._layers: dict[tuple[bool, bool], list[str]] = {}
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While neither a decode step nor a micro-batch runs."""
+        with self.training, self.sampling:
+            yield
+
+    def layers(self, shape: Shape) -> list[str]:
+        """Paths of the linear layers of a shape. Raises RefusedError if there are none."""
+        key = (shape.attention, shape.mlp)
+        if key not in self._layers:
+            every = self.base.match_targets("client", ("all-linear",))
+            # Whatever mixes tokens is attention here, recurrences too.
+            mixing = {path for path in every if any(part in path.lower() for part in ("attn", "attention", "mixer"))}
+            self._layers[key] = [path for path in every if (shape.attention if path in mixing else shape.mlp)]
+        if not self._layers[key]:
+            raise refused("the adapter would have no layers; set train_attn or train_mlp")
+        return self._layers[key]
+
+    def take(self, shape: Shape) -> str:
+        """A place of this shape; its weights are those of whoever had it before.
+
+        Raises:
+            RefusedError: all places are taken (429), or the shape has no layers (400).
+        """
+        with self._lock:
+            layers = self.layers(shape)
+            if not self._free.get(shape) and len(self.base.records) >= self.limits.slots:
+                self._evict(shape)
+            if free := self._free.get(shape):
+                return free.pop()
+            if len(self.base.records) >= self.limits.slots:
+                raise refused(
+                    "all places for adapters are taken; end a session, or start the server with more --slots", 429
+                )
+            name = f"slot{len(self.base.records)}"
+            with self.changing():
+                scaling = ALPHA / shape.rank
+                self.base.place_adapter(name, shape.rank, ALPHA, dict.fromkeys(layers, (shape.rank, scaling)), seed=0)
+            return name
+
+    def give(self, shape: Shape, slot: str) -> None:
+        """Give a place back."""
+        with self._lock:
+            self._free.setdefault(shape, []).append(slot)
+
+    def begin(self, shape: Shape, slot: str, seed: str) -> None:
+        """Weights of a new adapter, a function of the seed: B is 0."""
+        import torch
+
+        state: dict[str, Tensor] = {}
+        for path, (a, b) in self.base.adapter_layers(slot).items():
+            name_a, name_b = keys(path)
+            state[name_a], state[name_b] = initial_a(shape.rank, a.shape[1], f"{seed}/{path}"), torch.zeros(b.shape)
+        self.load(slot, state)
+
+    def load(self, slot: str, state: dict[str, Tensor]) -> None:
+        with self.changing():
+            self.base.load_adapter_state(slot, state)
+
+    def read(self, slot: str, folder: Path) -> None:
+        """Read a PEFT folder of the place's shape. Raises CheckpointError."""
+        with self.changing():
+            self.base.load_adapter(slot, folder)
+
+    # ------------------------------------------------------------------------------------------------------ samplers
+
+    def snapshot(self, slot: str, shape: Shape, folder: Path) -> Sampler:
+        """A sampler with the present weights of a place."""
+        import torch
+
+        sampler = Sampler(shape, folder, self.take(shape), saved=False)
+        with self.changing(), torch.no_grad():
+            pairs = zip(self.base.adapter_parameters(slot), self.base.adapter_parameters(sampler.slot), strict=True)  # type: ignore[arg-type]
+            for own, copy in pairs:
+                copy.copy_(own)
+            self.base.bump(sampler.slot)  # type: ignore[arg-type]
+        with self._lock:
+            self._resident.append(sampler)
+        return sampler
+
+    def hold(self, sampler: Sampler) -> str:
+        """The place of a sampler, which it keeps until `release`. Raises RefusedError and CheckpointError."""
+        with self._lock:
+            if sampler.slot is None:
+                slot = self.take(sampler.shape)
+                try:
+                    self.read(slot, sampler.folder)
+                except BaseException:
+                    self.give(sampler.shape, slot)
+                    raise
+                sampler.slot = slot
+            else:
+                self._resident.remove(sampler)
+            self._resident.append(sampler)
+            sampler.users += 1
+            return sampler.slot
+
+    def release(self, sampler: Sampler) -> None:
+        with self._lock:
+            sampler.users -= 1
+
+    def drop(self, sampler: Sampler) -> None:
+        """The sampler is not used any more; its place is free once its last request ends."""
+        with self._lock:
+            if sampler.slot is not None and not sampler.users:
+                self._resident.remove(sampler)
+                self.give(sampler.shape, sampler.slot)
+                sampler.slot = None
+            else:
+                sampler.saved = True  # nothing is written when it is evicted
+
+    def _evict(self, shape: Shape) -> None:
+        """Take the place of the sampler of this shape that was not used for the longest time."""
+        idle = [each for each in self._resident if not each.users and each.shape == shape]
+        if not idle:
+            return
+        sampler = idle[0]
+        assert sampler.slot is not None
+        if not sampler.saved:
+            self.base.save_adapter(sampler.slot, sampler.folder)
+            sampler.saved = True
+        self._resident.remove(sampler)
+        self.give(shape, sampler.slot)
+        sampler.slot = None

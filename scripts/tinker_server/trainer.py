@@ -1,0 +1,446 @@
+"""The thread that trains: requests of all clients that wait run in common micro-batches, each on its own adapter.
+
+A round takes the passes that stand first in every client's queue, forward and backward, and computes them as one mixed
+batch; then come the optimizer steps and saves behind them. Gradients of an adapter add up until its step.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mafrt.config.train_config import LearnConfig
+from mafrt.models.tensors import copies, floats, integers, largest, moved
+from mafrt.scripts.tinker_server.adapter_slots import AdapterSlots, Shape
+from mafrt.scripts.tinker_server.limits import refused
+from mafrt.scripts.tinker_server.messages import AdamStep, Example, PassRequest, PassResult, Scored, ScoreRequest
+from mafrt.training.optimizers import make_optimizer
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 0.004
+"""a round begins when no request has come for so many seconds"""
+WAIT_SHARE = 0.1
+"""longest wait for further requests, as a share of the time that the last round took"""
+MOST_PADDED = 4
+"""positions of a padded micro-batch, for each token that it computes"""
+LARGEST_WEIGHT = 1e3
+"""An adapter with a larger weight goes back to what it was: activations could overflow, which would show in the rows
+of other clients, since adapters of a batch share matrix products."""
+LARGEST_GRADIENT = 1e6
+"""of a token's log-probability"""
+
+
+@dataclass(eq=False)
+class Adapter:
+    """A training client's adapter. Only the trainer's thread changes its weights."""
+
+    shape: Shape
+    slot: str
+    optimizer: torch.optim.Optimizer | None = None
+    gradients: list[Tensor] | None = None
+    """sum since the last step, parameter by parameter; None: none"""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request of an adapter, or of a sampler."""
+
+    owner: object
+    """requests of one owner are done in order"""
+    work: PassRequest | ScoreRequest | Callable[[], Any]
+    """a pass, a score, or anything else, done in this thread between two passes"""
+    adapter: Adapter | None = None
+    slot: str | None = None
+    """of a score; None: the bare base"""
+    future: Future[Any] = field(default_factory=Future)
+
+
+@dataclass
+class _Row:
+    """A sequence of a pass."""
+
+    job: Job
+    place: int
+    """of the example in its request"""
+    index: int
+    """of the adapter"""
+    tokens: list[int]
+    example: Example | None
+    """None: of a score"""
+
+
+class Trainer:
+    """Runs the passes of a base's adapters.
+
+    Args:
+        slots: the places of the adapters.
+        micro_batch_tokens: tokens computed together.
+        round_tokens: most tokens that a client has in one round.
+    """
+
+    def __init__(self, slots: AdapterSlots, *, micro_batch_tokens: int = 8192, round_tokens: int = 262_144) -> None:
+        self.slots, self.base = slots, slots.base
+        self.micro_batch_tokens, self.round_tokens = micro_batch_tokens, round_tokens
+        self.micro_batches = self.mixed = 0
+        """micro-batches so far, and those with several adapters"""
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._waiting: dict[object, deque[Job]] = {}
+        self._last_s, self._closing = 0.0, False
+        threads = torch.get_num_threads()
+
+        def run() -> None:
+            torch.set_num_threads(threads)  # a new thread takes the default of the machine
+            while not self._closing:
+                self._round()
+
+        self._thread = threading.Thread(target=run, daemon=True, name="mafrt-trainer")
+        self._thread.start()
+
+    def submit(self, job: Job) -> Future[Any]:
+        self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """End after the present round; requests that wait are cancelled."""
+        self._jobs.put(None)
+        self._thread.join(timeout=60)
+
+    # --------------------------------------------------------------------------------------------------------- rounds
+
+    def _round(self) -> None:
+        self._gather()
+        started = time.monotonic()
+        passes: list[Job] = []
+        for waiting in self._waiting.values():
+            tokens = 0
+            while waiting and not callable(waiting[0].work) and (not tokens or tokens < self.round_tokens):
+                tokens += _tokens(waiting[0])
+                passes.append(waiting.popleft())
+        if passes:
+            self._pass(passes)
+        for waiting in self._waiting.values():
+            while waiting and callable(waiting[0].work):
+                job = waiting.popleft()
+                self._settle([job], lambda job=job: [job.work()])  # type: ignore[operator, misc]
+        self._waiting = {owner: waiting for owner, waiting in self._waiting.items() if waiting}
+        self._last_s = time.monotonic() - started
+
+    def _gather(self) -> None:
+        """Take what has come; wait for a first request, and for others that follow closely."""
+        deadline = time.monotonic() + max(SETTLE_S, WAIT_SHARE * self._last_s)
+        idle = not self._waiting
+        while True:
+            left = None if idle else max(0.0, min(SETTLE_S, deadline - time.monotonic()))
+            try:
+                job = self._jobs.get(timeout=left) if left != 0.0 else self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is None:
+                self._closing = True
+                return
+            if job.future.set_running_or_notify_cancel():
+                self._waiting.setdefault(job.owner, deque()).append(job)
+            if idle:
+                idle, deadline = False, time.monotonic() + max(SETTLE_S, WAIT_SHARE * self._last_s)
+
+    def _settle(self, jobs: Sequence[Job], work: Callable[[], Iterable[Any]]) -> None:
+        """Give each job its result, or all of them the error."""
+        try:
+            for job, result in zip(jobs, work(), strict=True):
+                job.future.set_result(result)
+        except Exception as error:  # the clients get it; the thread goes on
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
+
+    # --------------------------------------------------------------------------------------------------------- passes
+
+    def _pass(self, jobs: Sequence[Job]) -> None:
+        """Compute passes of several adapters together.
+
+        An adapter whose loss is not finite fails alone: its gradients are as they were, and the others count.
+        """
+        failed: dict[object, Exception] = {}
+        results: dict[Job, Any] = {}
+        for job in jobs:
+            if isinstance(job.work, PassRequest):
+                results[job] = PassResult([np.empty(0)] * len(job.work.examples))
+        learning = {job.adapter.slot: job.adapter for job in jobs if job.adapter is not None and _backward(job)}
+        self._clear(learning)
+        try:
+            for rows in self._micro_batches(jobs):
+                alive = [row for row in rows if row.job.owner not in failed]
+                with self.slots.training:
+                    self._micro_batch(alive, results, failed)
+        except Exception as error:
+            log.exception("a pass failed")
+            failed = {job.owner: error for job in jobs}
+        for adapter in learning.values():
+            owner = next(job.owner for job in jobs if job.adapter is adapter)
+            if owner not in failed:
+                self._add_gradients(adapter, owner, failed)
+        self._clear(learning)
+        for job in jobs:
+            if (why := failed.get(job.owner)) is not None:
+                job.future.set_exception(why)
+            else:
+                job.future.set_result(results[job])
+
+    def _clear(self, adapters: Iterable[str]) -> None:
+        for slot in adapters:
+            for parameter in self.base.adapter_parameters(slot):
+                parameter.grad = None
+
+    def _add_gradients(self, adapter: Adapter, owner: object, failed: dict[object, Exception]) -> None:
+        parameters = self.base.adapter_parameters(adapter.slot)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if not bool(torch.isfinite(largest(grads))):
+            failed[owner] = refused("the gradient is not finite; lower the learning rate or the weights of the loss")
+        elif adapter.gradients is None:
+            # A copy, since the gradients of all adapters of a pass may share one block of memory.
+            adapter.gradients = copies(grads)
+        else:
+            torch._foreach_add_(adapter.gradients, grads)
+
+    def _micro_batches(self, jobs: Sequence[Job]) -> list[list[_Row]]:
+        """Rows of all jobs in groups, equal beginnings of an adapter side by side, so that they are computed once."""
+        rows: list[_Row] = []
+        for job in jobs:
+            slot = job.slot if job.adapter is None else job.adapter.slot
+            index = self.base.adapter_index(slot)
+            if isinstance(job.work, PassRequest):
+                rows += [_Row(job, n, index, each.tokens, each) for n, each in enumerate(job.work.examples)]
+            elif isinstance(job.work, ScoreRequest):
+                rows.append(_Row(job, 0, index, job.work.tokens, None))
+        # Where rows are padded, those of like length together.
+        rows.sort(key=lambda row: (0 if self.base.packs else len(row.tokens), row.index, row.tokens))
+        groups: list[list[_Row]] = []
+        size = width = 0
+        for row in rows:
+            length = len(row.tokens)
+            fits = groups and size + length <= self.micro_batch_tokens
+            if fits and (len(groups[-1]) + 1) * max(width, length) <= MOST_PADDED * self.micro_batch_tokens:
+                groups[-1].append(row)
+                size, width = size + length, max(width, length)
+            else:
+                groups.append([row])
+                size, width = length, length
+        return groups
+
+    def _micro_batch(self, rows: Sequence[_Row], results: dict[Job, Any], failed: dict[object, Exception]) -> None:
+        if not rows:
+            return
+        self.micro_batches += 1
+        self.mixed += len({row.index for row in rows}) > 1
+        width = max(len(row.tokens) for row in rows)
+        ids = integers(t for row in rows for t in (*row.tokens, *[self.base.pad_id] * (width - len(row.tokens))))
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        real = (torch.arange(width) < lengths.unsqueeze(1)).long()
+        wanted = [_wanted(row) for row in rows]
+        places = torch.cat([at + n * width for n, (at, _) in enumerate(wanted)])
+        targets = torch.cat([own for _, own in wanted])
+        index = torch.tensor([row.index for row in rows])
+        ids, real, places, targets = moved([ids.view(len(rows), width), real, places, targets], self.base.device)
+        train = [row.job.adapter.slot for row in rows if row.job.adapter is not None and _backward(row.job)]
+        with torch.set_grad_enabled(bool(train)):
+            states = self.base.forward(ids, real if self.base.packs else None, index, train=set(train))
+            states = states.reshape(-1, states.shape[-1])
+            logprobs, _ = self.base.token_logprobs(states[places], targets, entropy_grad=False)
+        values = logprobs.detach().float().cpu()
+        parts = values.split([len(own) for _, own in wanted])
+        weights = torch.zeros_like(values)
+        by_job: dict[Job, list[int]] = {}
+        for n, row in enumerate(rows):
+            by_job.setdefault(row.job, []).append(n)
+        starts = np.cumsum([0, *(len(own) for _, own in wanted)])
+        for job, own in by_job.items():
+            try:
+                if isinstance(job.work, ScoreRequest):
+                    results[job] = self._scored(
+                        job.work, states[own[0] * width :][: len(rows[own[0]].tokens)], parts[own[0]]
+                    )
+                    continue
+                gradient = self._losses(job.work, results[job], [(rows[n], parts[n]) for n in own])  # type: ignore[arg-type]
+                if gradient is not None:
+                    for n, part in zip(own, gradient.split([len(parts[n]) for n in own]), strict=True):
+                        weights[starts[n] : starts[n + 1]] = part
+            except Exception as error:
+                failed[job.owner] = error
+        for n, row in enumerate(rows):
+            if row.job.owner in failed:
+                weights[starts[n] : starts[n + 1]] = 0.0
+        if train and bool(weights.any()):
+            logprobs.backward(weights.to(logprobs.device, logprobs.dtype))
+
+    def _losses(self, work: PassRequest, result: PassResult, rows: Sequence[tuple[_Row, Tensor]]) -> Tensor | None:
+        """Add the rows' loss to the result; the gradient of their log-probabilities, `[N]`, of a backward pass."""
+        flat = torch.cat([part for _, part in rows])
+        if not bool(torch.isfinite(flat).all()):
+            raise refused("the adapter gives log-probabilities that are not finite; go back to a checkpoint")
+        examples = [row.example for row, _ in rows if row.example is not None]
+        names = examples[0].inputs.keys()
+        if any(example.inputs.keys() != names for example in examples):
+            raise refused("the examples of a request must have the same inputs")
+        inputs = {
+            name: torch.from_numpy(np.concatenate([example.inputs[name].reshape(-1) for example in examples]))
+            for name in names
+        }
+        leaf = flat.requires_grad_(work.backward)
+        loss = work.loss.of(leaf, inputs, work.settings).sum()
+        gradient = torch.autograd.grad(loss, leaf)[0] if work.backward else None
+        sound = gradient is None or bool((gradient.abs() <= LARGEST_GRADIENT).all())
+        if not sound or not bool(torch.isfinite(loss)):
+            raise refused(
+                f"the loss, or the gradient of a log-probability, is not finite or beyond {LARGEST_GRADIENT:g}; "
+                "look at the logprobs, advantages and weights of the examples"
+            )
+        result.loss += float(loss.detach())
+        for row, part in rows:
+            assert row.example is not None
+            result.logprobs[row.place] = part.numpy().reshape(row.example.targets.shape)
+        return gradient
+
+    @torch.no_grad()
+    def _scored(self, work: ScoreRequest, states: Tensor, own: Tensor) -> Scored:
+        """Log-probabilities of a sequence from its hidden states `[T, d]`; those of its own tokens are there."""
+        length = len(work.tokens)
+        values = np.full(length, np.nan, np.float32)
+        values[work.first :] = own.numpy()
+        scored = Scored(values)
+        if not work.top and work.targets is None:
+            return scored
+        top_ids = np.zeros((length, work.top), np.int32)
+        top_values = np.full((length, work.top), -99999.0, np.float32)
+        targets = None if work.targets is None else np.zeros(work.targets.shape, np.float32)
+        step = max(1, 2**22 // self.base.head_size)
+        for start in range(work.first, length, step):
+            stop = min(start + step, length)
+            logp = self.base.logits(states[start - 1 : stop - 1]).float().log_softmax(1)
+            if work.top:
+                best = logp.topk(work.top, dim=1)
+                top_ids[start:stop], top_values[start:stop] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+            if targets is not None and work.targets is not None:
+                asked = torch.from_numpy(work.targets[start - 1 : stop - 1]).to(logp.device)
+                found = logp.gather(1, asked.clamp(min=0)).masked_fill(asked < 0, 0.0)
+                targets[start - 1 : stop - 1] = found.cpu().numpy()
+        return Scored(values, top_ids if work.top else None, top_values if work.top else None, targets)
+
+    # ---------------------------------------------------------------------------------------------------------- steps
+
+    def step(self, adapter: Adapter, how: AdamStep) -> dict[str, float]:
+        """One step of AdamW from the gradients since the last one; without any, nothing moves.
+
+        Raises:
+            RefusedError: a weight would be absurd; the adapter is as it was, and its gradients are gone.
+        """
+        if adapter.gradients is None:
+            return {"grad_norm:mean": 0.0}
+        parameters = self.base.adapter_parameters(adapter.slot)
+        before, moments = copies(parameters), None
+        if adapter.optimizer is None:
+            adapter.optimizer = make_optimizer(
+                parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda")
+            )
+        elif adapter.optimizer.state:
+            moments = _moments(adapter.optimizer, parameters)
+        for group in adapter.optimizer.param_groups:
+            group |= {"lr": how.lr, "betas": how.betas, "eps": how.eps, "weight_decay": how.weight_decay}
+        for parameter, gradient in zip(parameters, adapter.gradients, strict=True):
+            parameter.grad = gradient
+        norm = nn.utils.get_total_norm(adapter.gradients)
+        if how.clip > 0:
+            nn.utils.clip_grads_with_norm_(parameters, how.clip, norm)
+        adapter.gradients = None
+        with self.slots.training:
+            adapter.optimizer.step()
+            for parameter in parameters:
+                parameter.grad = None
+            # NaN compares as False.
+            if not float(largest(parameters)) <= LARGEST_WEIGHT:
+                with torch.no_grad():
+                    for parameter, weights in zip(parameters, before, strict=True):
+                        parameter.copy_(weights)
+                if moments is None:
+                    adapter.optimizer.state.clear()
+                else:
+                    set_moments(adapter.optimizer, parameters, moments)
+                self.base.bump(adapter.slot)
+                raise refused(
+                    f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as it "
+                    "was before it; lower the learning rate"
+                )
+            self.base.bump(adapter.slot)
+        return {"grad_norm:mean": float(norm)}
+
+    def moments(self, adapter: Adapter) -> dict[str, Tensor]:
+        """The optimizer's state as tensors by name, for a file; empty before the first step."""
+        if adapter.optimizer is None or not adapter.optimizer.state:
+            return {}
+        return _moments(adapter.optimizer, self.base.adapter_parameters(adapter.slot))
+
+    def load_moments(self, adapter: Adapter, moments: dict[str, Tensor]) -> None:
+        """Take over the result of `moments`; empty: as before the first step."""
+        parameters = self.base.adapter_parameters(adapter.slot)
+        adapter.optimizer = make_optimizer(parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda"))
+        if moments:
+            set_moments(adapter.optimizer, parameters, moments)
+
+
+def _tokens(job: Job) -> int:
+    work = job.work
+    return work.tokens if isinstance(work, PassRequest) else len(work.tokens) if isinstance(work, ScoreRequest) else 0
+
+
+def _backward(job: Job) -> bool:
+    return isinstance(job.work, PassRequest) and job.work.backward
+
+
+def _wanted(row: _Row) -> tuple[Tensor, Tensor]:
+    """Positions of a row whose next token is scored, and the tokens, `[N]` each."""
+    if row.example is None:
+        assert isinstance(row.job.work, ScoreRequest)
+        first = row.job.work.first
+        return torch.arange(first - 1, len(row.tokens) - 1), integers(row.tokens[first:])
+    targets = torch.from_numpy(row.example.targets.reshape(-1).copy())
+    return torch.arange(len(row.tokens)).repeat_interleave(len(targets) // len(row.tokens)), targets
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _moments(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    found = {
+        f"{name}.{n}": optimizer.state[p][name].detach().cpu().clone()
+        for n, p in enumerate(parameters)
+        for name in MOMENTS
+    }
+    found["step"] = floats([float(optimizer.state[parameters[0]]["step"])])
+    return found
+
+
+def set_moments(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], moments: dict[str, Tensor]
+) -> None:
+    """Write moments that `_moments` has made. Raises RefusedError for those of another adapter."""
+    wanted = {f"{name}.{n}": p.shape for n, p in enumerate(parameters) for name in MOMENTS}
+    shapes = {name: tensor.shape for name, tensor in moments.items() if name != "step"}
+    if "step" not in moments or shapes != wanted:
+        raise refused("the checkpoint's optimizer state does not fit its adapter")
+    step = float(moments["step"])
+    for n, p in enumerate(parameters):
+        optimizer.state[p] = {
+            "step": torch.tensor(step, dtype=torch.float32, device=p.device if p.device.type == "cuda" else "cpu"),
+            **{name: moments[f"{name}.{n}"].to(p.device, p.dtype).clone() for name in MOMENTS},
+        }
