@@ -1,4 +1,4 @@
-"""Serve a frozen base behind the Tinker API: each training client is an adapter, and all clients train in mixed batches."""
+"""Serve a frozen base behind the Tinker API: every training client is an adapter, and all train in mixed batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places for adapters on the base: a fixed number of each shape, which training clients and samplers take and give back.
+"""Places for adapters on the base, each of one shape, which training clients and samplers take and give back.
 
 A base never loses an adapter, so a place that is given back keeps its shape and takes the weights of the next one.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 

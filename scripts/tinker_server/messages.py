@@ -253,7 +253,7 @@ def _score_targets(value: Any, length: int, reading: Reading) -> np.ndarray | No
     return np.array(data, np.int64).reshape(shape)
 
 
-# ------------------------------------------------------------------------------------------------------ protocol buffers
+# ----------------------------------------------------------------------------------------------------- protocol buffers
 
 
 def parse_pass(content: bytes) -> wire.ForwardBackwardRequest:

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PROTOBUF = "application/x-protobuf"
 MOST_LISTED = 1000
+LIMITS = Limits()
 KEY = "tml-"
 """beginning of every API key that the SDK takes"""
 
@@ -58,7 +59,7 @@ class TinkerServer:
     """
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, tokens: Sequence[str] = (), limits: Limits = Limits()
+        self, *, host: str = "127.0.0.1", port: int = 0, tokens: Sequence[str] = (), limits: Limits = LIMITS
     ) -> None:
         check_tokens(tokens, host)
         try:
@@ -171,7 +172,7 @@ class TinkerServer:
         """The service, and whose request it is. Raises RefusedError."""
         check_caller(request.headers.items(), self.host, body=body, token=bool(self.tokens))
         key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.tokens and not any([hmac.compare_digest(key.encode(), token) for token in self.tokens]):
+        if self.tokens and not any(hmac.compare_digest(key.encode(), token) for token in self.tokens):
             raise refused("the API key is wrong or missing; set TINKER_API_KEY to the server's token", 401)
         if self.service is None:
             raise refused("the base is being loaded; ask again in a moment", 503)

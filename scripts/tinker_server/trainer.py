@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -378,8 +378,8 @@ class Trainer:
                     set_moments(adapter.optimizer, parameters, moments)
                 self.base.bump(adapter.slot)
                 raise refused(
-                    f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as it "
-                    "was before it; lower the learning rate"
+                    f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as "
+                    "it was; lower the learning rate"
                 )
             self.base.bump(adapter.slot)
         return {"grad_norm:mean": float(norm)}
