@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import uuid
 from typing import Any
@@ -170,7 +171,7 @@ def output(content: bytes) -> tuple[float, list[np.ndarray]]:
         part = record.fields["logprobs"]
         offsets = np.frombuffer(part.offsets, np.int64) // 4
         flat = np.frombuffer(part.data, np.float32)
-        for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
+        for start, stop in itertools.pairwise(offsets):
             values.append(flat[start:stop].reshape(-1, *part.trailing_shape))
     return found.metrics["loss:sum"], values
 
