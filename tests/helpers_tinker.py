@@ -44,7 +44,7 @@ class Client:
     def raw(
         self, method: str, path: str, content: bytes | None = None, kind: str = "application/json", **headers: str
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             given = {"X-API-Key": self.key, **({"Content-Type": kind} if content is not None else {}), **headers}
             connection.request(method, f"/api/v1/{path}", content, given)
