@@ -158,7 +158,7 @@ def test_algorithms_are_mathematics():
 
 
 LIGHT = ("core", "config", "environment", "storage", "envs", "scripts")
-HEAVY_FOLDERS = ("mafrt.environment.remote.",)
+HEAVY_FOLDERS = ("mafrt.environment.remote.", "mafrt.scripts.tinker_server.")
 
 
 def test_nothing_heavy_before_arguments_are_parsed():

@@ -435,9 +435,9 @@ def test_the_generated_code_is_that_of_the_protocol(tmp_path):
         text=True,
     )
     assert made.returncode == 0, made.stderr
-    for name in ("environment_pb2.py", "environment_pb2.pyi", "environment_pb2_grpc.py"):
-        shipped = ROOT / "mafrt/environment/remote" / name
-        assert (tmp_path / "mafrt/environment/remote" / name).read_text() == shipped.read_text(), name
+    remote = [f"mafrt/environment/remote/environment_pb2{end}" for end in (".py", ".pyi", "_grpc.py")]
+    for name in (*remote, "scripts/tinker_server/wire_pb2.py", "scripts/tinker_server/wire_pb2.pyi"):
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
 
 
 def test_a_resumed_run_may_use_other_servers(server):

@@ -55,7 +55,8 @@ def custom(data, logprobs):
 
 said["custom"] = client.forward_backward_custom(data, custom).result().metrics["mine:sum"]
 said["sampler"] = service.create_sampling_client(model_path=weights).result().get_base_model()
-said["saved"] = sorted(each.checkpoint_type for each in tinker.RestClient().list_checkpoints(client.model_id).result().checkpoints)
+saved = tinker.RestClient().list_checkpoints(client.model_id).result().checkpoints
+said["saved"] = sorted(each.checkpoint_type for each in saved)
 try:
     client.forward_backward(data, "gspo").result()
 except Exception as error:

@@ -343,7 +343,7 @@ def _numbers(where: str, content: bytes, dtype: np.dtype[Any]) -> np.ndarray:
 
 def _tensor(where: str, tensor: wire.Tensor, length: int, reading: Reading) -> np.ndarray:
     """`[T]` or `[T, K]`; entries that a sparse tensor does not list are 0."""
-    dtypes = {wire.FLOAT32: np.dtype(np.float32), wire.INT64: np.dtype(np.int64)}
+    dtypes: dict[int, np.dtype[Any]] = {wire.FLOAT32: np.dtype(np.float32), wire.INT64: np.dtype(np.int64)}
     if tensor.dtype not in dtypes:
         raise refused(f"{where} has an unknown type of numbers")
     dtype, shape = dtypes[tensor.dtype], list(tensor.shape) or [length]
