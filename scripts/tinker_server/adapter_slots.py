@@ -139,10 +139,9 @@ class AdapterSlots:
 
         sampler = Sampler(shape, folder, self.take(shape), saved=False)
         with self.changing(), torch.no_grad():
-            pairs = zip(self.base.adapter_parameters(slot), self.base.adapter_parameters(sampler.slot), strict=True)  # type: ignore[arg-type]
-            for own, copy in pairs:
-                copy.copy_(own)
-            self.base.bump(sampler.slot)  # type: ignore[arg-type]
+            assert sampler.slot is not None
+            torch._foreach_copy_(self.base.adapter_parameters(sampler.slot), self.base.adapter_parameters(slot))
+            self.base.bump(sampler.slot)
         with self._lock:
             self._resident.append(sampler)
         return sampler

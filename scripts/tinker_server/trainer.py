@@ -29,8 +29,8 @@ from mafrt.training.optimizers import make_optimizer
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.004
-"""a round begins when no request has come for so many seconds"""
+SETTLE_S, SETTLE_SHARE = 0.004, 0.02
+"""A round begins when no request has come for so many seconds, or this share of the time of the rounds before it."""
 WAIT_SHARE = 0.1
 """longest wait for further requests, as a share of the time that the last round took"""
 MOST_PADDED = 4
@@ -135,14 +135,16 @@ class Trainer:
                 job = waiting.popleft()
                 self._settle([job], lambda job=job: [job.work()])  # type: ignore[operator, misc]
         self._waiting = {owner: waiting for owner, waiting in self._waiting.items() if waiting}
-        self._last_s = time.monotonic() - started
+        # A short round of steps and saves says little about the passes that follow it.
+        self._last_s = max(time.monotonic() - started, self._last_s / 2)
 
     def _gather(self) -> None:
         """Take what has come; wait for a first request, and for others that follow closely."""
+        settle = max(SETTLE_S, SETTLE_SHARE * self._last_s)
         deadline = time.monotonic() + max(SETTLE_S, WAIT_SHARE * self._last_s)
         idle = not self._waiting
         while True:
-            left = None if idle else max(0.0, min(SETTLE_S, deadline - time.monotonic()))
+            left = None if idle else max(0.0, min(settle, deadline - time.monotonic()))
             try:
                 job = self._jobs.get(timeout=left) if left != 0.0 else self._jobs.get_nowait()
             except queue.Empty:
@@ -348,13 +350,17 @@ class Trainer:
         if adapter.gradients is None:
             return {"grad_norm:mean": 0.0}
         parameters = self.base.adapter_parameters(adapter.slot)
-        before, moments = copies(parameters), None
+        optimizer = adapter.optimizer
+        # All in a few blocks, for the way back: hundreds of small copies would take as long as the step.
+        kept = list(parameters)
+        if optimizer is not None and optimizer.state:
+            kept += [optimizer.state[p][name] for p in parameters for name in MOMENTS]
+            kept += [optimizer.state[p]["step"] for p in parameters]
+        before = [copies(part) for part in (kept[: len(parameters)], kept[len(parameters) :]) if part]
         if adapter.optimizer is None:
             adapter.optimizer = make_optimizer(
                 parameters, LearnConfig(), fused=self.base.device.type in ("cpu", "cuda")
             )
-        elif adapter.optimizer.state:
-            moments = _moments(adapter.optimizer, parameters)
         for group in adapter.optimizer.param_groups:
             group |= {"lr": how.lr, "betas": how.betas, "eps": how.eps, "weight_decay": how.weight_decay}
         for parameter, gradient in zip(parameters, adapter.gradients, strict=True):
@@ -370,12 +376,10 @@ class Trainer:
             # NaN compares as False.
             if not float(largest(parameters)) <= LARGEST_WEIGHT:
                 with torch.no_grad():
-                    for parameter, weights in zip(parameters, before, strict=True):
-                        parameter.copy_(weights)
-                if moments is None:
+                    for own, value in zip(kept, [value for part in before for value in part], strict=True):
+                        own.copy_(value)
+                if len(kept) == len(parameters):
                     adapter.optimizer.state.clear()
-                else:
-                    set_moments(adapter.optimizer, parameters, moments)
                 self.base.bump(adapter.slot)
                 raise refused(
                     f"the step would make a weight that is not finite or beyond {LARGEST_WEIGHT:g}; the adapter is as "
