@@ -42,8 +42,8 @@ class TinkerSettings:
     """max training clients in memory of a client"""
     batch_tokens: int = 262_144
     """max tokens of one forward or backward request"""
-    body_mib: float = 64.0
-    """max MiB of one request"""
+    body_mib: float = 16.0
+    """max MiB of one request; the SDK cuts its batches at 5"""
     micro_batch_tokens: int = 8192
     """tokens of all clients computed together when training; results do not depend on it"""
     max_batch_rows: int = 256

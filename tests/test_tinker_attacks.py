@@ -324,6 +324,7 @@ def test_wrong_models_are_refused(served):
     ("path", "content", "kind", "status"),
     [
         ("forward_backward", b"\xff" * 100, PROTOBUF, 400),
+        ("forward_backward", b"\x1a\x00" * 500_000, PROTOBUF, 404),  # half a million empty examples, of no model
         ("forward_backward", b"{}", "application/json", 415),
         ("forward_backward", b"x" * (2**20 + 1), PROTOBUF, 413),
         ("create_session", b"x" * (2**20 + 1), "application/json", 413),

@@ -21,8 +21,8 @@ class Limits:
     """max rank of an adapter"""
     batch_tokens: int = 262_144
     """max tokens of one forward or backward request"""
-    waiting: int = 1024
-    """max requests of a client that wait; further ones get status 429"""
+    waiting: int = 8192
+    """max samples and other requests of a client that wait; further ones get status 429"""
     kept: int = 8192
     """max results of a client that are kept until they are fetched"""
     kept_mib: float = 1024.0
@@ -35,8 +35,10 @@ class Limits:
     """max snapshots of a session that can be sampled from; the oldest is dropped"""
     checkpoints: int = 256
     """max checkpoints of a training run"""
-    body_mib: float = 64.0
-    """max MiB of one request"""
+    body_mib: float = 16.0
+    """max MiB of a batch to learn from; the SDK cuts its batches at 5. Parsing takes thirty times as much"""
+    json_mib: float = 8.0
+    """max MiB of any other request"""
     poll_s: float = 20.0
     """seconds that a client waits for a result before it asks again"""
     gap_s: float = 300.0

@@ -183,7 +183,7 @@ class TinkerServer:
             service, owner = self._entered(request, body=body)
             given: Any = {**request.query_params, **request.path_params}
             if body:
-                content = await read_body(request, self.limits.body_mib)
+                content = await read_body(request, min(self.limits.body_mib, self.limits.json_mib))
                 given = {
                     **messages.object_of(parse_body(content) if content else {}, "the body"),
                     **request.path_params,
@@ -204,7 +204,6 @@ class TinkerServer:
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise refused("a compressed body is not taken", 415)
             content = await read_body(request, self.limits.body_mib)
-            # Reading numbers takes its time, and other clients wait for the loop meanwhile.
             return _json({"request_id": service.forward_backward(owner, content).id})
 
         return _safely(respond)

@@ -35,6 +35,9 @@ WAIT_SHARE = 0.1
 """longest wait for further requests, as a share of the time that the last round took"""
 MOST_PADDED = 4
 """positions of a padded micro-batch, for each token that it computes"""
+MIXED_TOKENS = {"cpu": 256}
+"""Tokens, by device type, from which on a micro-batch takes no further adapter where all its adapters' products are
+computed for all its rows: those of the base run near full speed then, and each adapter more costs every row."""
 LARGEST_WEIGHT = 1e3
 """An adapter with a larger weight goes back to what it was: activations could overflow, which would show in the rows
 of other clients, since adapters of a batch share matrix products."""
@@ -93,6 +96,8 @@ class Trainer:
     def __init__(self, slots: AdapterSlots, *, micro_batch_tokens: int = 8192, round_tokens: int = 262_144) -> None:
         self.slots, self.base = slots, slots.base
         self.micro_batch_tokens, self.round_tokens = micro_batch_tokens, round_tokens
+        each = self.base.compute.kernels(self.base.model.dtype) != "torch"
+        self.mixed_tokens = micro_batch_tokens if each else MIXED_TOKENS.get(self.base.device.type, 4096)
         self.micro_batches = self.mixed = 0
         """micro-batches so far, and those with several adapters"""
         self._jobs: queue.Queue[Job | None] = queue.Queue()
@@ -233,6 +238,7 @@ class Trainer:
         for row in rows:
             length = len(row.tokens)
             fits = groups and size + length <= self.micro_batch_tokens
+            fits = fits and (row.index == groups[-1][-1].index or size < self.mixed_tokens)
             if fits and (len(groups[-1]) + 1) * max(width, length) <= MOST_PADDED * self.micro_batch_tokens:
                 groups[-1].append(row)
                 size, width = size + length, max(width, length)
