@@ -31,7 +31,7 @@ def test_a_shell_reads_its_script(scripts, shell):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("mafrt serve_t", "serve_team"),
+        ("mafrt serve_te", "serve_team"),
         ("mafrt train_math --lora_a", "--lora_alpha"),
         ("mafrt show --min", "--min_score"),
         ("mafrt completion z", "zsh"),
