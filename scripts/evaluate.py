@@ -47,7 +47,7 @@ from mafrt.scripts.cli.loading import (
     resolve_played,
     stored_args,
     team_for,
-    with_sandbox,
+    with_places,
 )
 from mafrt.scripts.cli.processes import only_one
 from mafrt.scripts.cli.progress import Terminal
@@ -259,7 +259,7 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
         ConfigError: a flag that this environment does not take.
     """
     team = load_team(settings, profile_of(name))
-    kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    kwargs = with_places(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     for option in ("dataset_path", *describe(FieldSettings), *describe(WorkflowSettings)):
         if option in settings.given and settings[option] is not None:
             if not takes(name, option):
@@ -286,7 +286,7 @@ def _named_environment(settings: Settings, name: str) -> tuple[Env, Team]:
 def _changed(settings: Settings) -> dict[str, Any]:
     """Settings given here that go before the run's own where its environment is built again."""
     own = {*describe(FieldSettings), *describe(WorkflowSettings)}
-    names = {*own, "sandbox", "env_kwargs", "profile_path", "n_agents"} & settings.flags
+    names = {*own, "sandbox", "env_python", "env_kwargs", "profile_path", "n_agents"} & settings.flags
     changed = {name: settings[name] for name in names}
     if "env_kwargs" in changed:
         # Arguments that are given now are for what is played now, and must not be overlaid by the run's.

@@ -21,7 +21,7 @@ from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, weights_of
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.foreign_config import command_of as command_of_config
 from mafrt.scripts.cli.foreign_config import library_of
-from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_sandbox
+from mafrt.scripts.cli.loading import env_arguments, load_team, team_for, with_places
 from mafrt.scripts.cli.prepared_run import PreparedRun
 from mafrt.scripts.cli.recorded_run import command_of, rebuild
 from mafrt.scripts.cli.run_main import run_main
@@ -69,7 +69,7 @@ def prepare(settings: Settings) -> PreparedRun:
     team = load_team(settings)
     if is_mixture(name):
         return prepare_mixture(settings, team, name)
-    kwargs = with_sandbox(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    kwargs = with_places(name, env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     if team is not None and takes(name, "team"):
         kwargs = {"team": team, **kwargs}
     notes: list[str] = []
@@ -101,7 +101,7 @@ def prepare_mixture(settings: Settings, team: Team | None, names: str) -> Prepar
     def build(more: Mapping[str, Mapping[str, Any]]) -> MixedTasks:
         envs = {}
         for name, (path, _) in sets.items():
-            own = {**with_sandbox(path, dict(given.get(name, {})), settings), **more.get(name, {})}
+            own = {**with_places(path, dict(given.get(name, {})), settings), **more.get(name, {})}
             with_team = {"team": team} if team is not None and takes(path, "team") else {}
             envs[name] = make_env(path, **{**with_team, **own})
         return MixedTasks(envs, weights_of(sets))

@@ -104,6 +104,8 @@ class ProgramEnv(Env):
     blocking = True
     costly_reset = True
     max_steps = 64
+    what = "the program"
+    """is played, for messages"""
 
     def __init__(
         self,
@@ -170,18 +172,28 @@ class ProgramEnv(Env):
         else:
             place = options["task"] if options else drawn % len(self.tasks)
             name, task = f"task {place}", {**self.tasks[place], "seed": drawn}
-        episode = ProgramEpisode(f"{next(_NUMBERS)}-{secrets.token_urlsafe(12)}", self.agents)
+        episode = ProgramEpisode(f"{next(_NUMBERS)}-{secrets.token_urlsafe(12)}", self.agents, self.what)
         self._episode = episode
-        self._start(episode, task, SERVER.open(episode))
+        self._begin(episode, task, SERVER.open(episode))
         calls = self._next()
         if isinstance(calls, Ended):
             self._finish()
-            if calls.error is not None:
-                raise start_error(calls.error)
+            self._refuse_failed(calls)
             asked = f"; it asked for {', '.join(map(repr, episode.unknown))}" if episode.unknown else ""
-            raise EnvError(f"the program ended without a call to an agent{asked}")
+            raise EnvError(f"{self.what} ended without a call to an agent{asked}")
+        return self._seen(calls), {"task": name, "problem": self._shown(task)}
+
+    def _begin(self, episode: ProgramEpisode, task: dict[str, Any], base_url: str) -> None:
+        self._start(episode, task, base_url)
+
+    def _shown(self, task: dict[str, Any]) -> str:
         shown = {key: value for key, value in task.items() if key != "seed" or self.tasks is None}
-        return self._seen(calls), {"task": name, "problem": shortened(json.dumps(shown, ensure_ascii=False), 2000)}
+        return shortened(json.dumps(shown, ensure_ascii=False), 2000)
+
+    def _refuse_failed(self, ended: Ended) -> None:
+        """Raise EnvError if the program failed."""
+        if ended.error is not None:
+            raise start_error(ended.error)
 
     def sampled(self, answers: Mapping[str, Sampled]) -> None:
         self._sampled = answers
@@ -201,9 +213,12 @@ class ProgramEnv(Env):
                 return StepResult({}, {}, False, True, {})
             return StepResult(self._seen(calls), {}, False, False, {})
         self._finish()
-        if calls.error is not None:
-            raise start_error(calls.error)
-        reward = episode.reward(calls.returned)
+        self._refuse_failed(calls)
+        return self._result(episode, calls.returned)
+
+    def _result(self, episode: ProgramEpisode, returned: Any) -> StepResult:
+        """The end of an episode whose program has returned this."""
+        reward = episode.reward(returned)
         info: dict[str, Any] = {} if reward.outcome is None else {"outcome": reward.outcome}
         return StepResult({}, reward.rewards, True, False, info)
 

@@ -60,9 +60,11 @@ class ProgramEpisode:
     Args:
         key: names the episode in the address.
         agents: models that it may call; None: any, and `agents` then holds those that it has called.
+        what: is played, for messages.
     """
 
-    def __init__(self, key: str, agents: tuple[str, ...] | None) -> None:
+    def __init__(self, key: str, agents: tuple[str, ...] | None, what: str = "the program") -> None:
+        self.what = what
         self.key, self.agents, self._any = key, agents or (), agents is None
         self.events: queue.Queue[Waiting | Ended] = queue.Queue()
         self.stop: Callable[[], None] | None = None
@@ -137,7 +139,7 @@ class ProgramEpisode:
                 if calls:
                     return {name: calls[name] for name in self.agents if name in calls}
                 raise EnvError(
-                    f"the program made no call and did not end within {timeout_s:g} s{self.where()}"
+                    f"{self.what} made no call and did not end within {timeout_s:g} s{self.where()}"
                 ) from None
             if isinstance(event, Ended):
                 self._held += calls.values()  # of threads that the program has left behind

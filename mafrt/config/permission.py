@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from mafrt.core.errors import ConfigError
 
 REMEDY = "type the setting yourself, or --trust_run if you know whose run this is"
-COMMANDS = frozenset({"command"})
+COMMANDS = frozenset({"command", "env_python"})
 """settings, and arguments of environments, that are run as a command"""
 _ADDRESS = re.compile(r"\s*(?:[a-z]+:)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 

@@ -104,6 +104,7 @@ class Env:
         `rewards` may name any agent; a reward belongs to that agent's latest turn, and an agent that is not named gets
         none (which is not 0). On the last step `info["outcome"]`, if given, is the task's verdict for the team.
         `info["evidence"]` (agent -> `Evidence`), if given, holds findings about that agent's latest turn, and
+        `info["earlier"]`, a list of (agent, step, reward), pays turns of earlier steps as if they had been paid then.
         `info["measures"]` (name -> number) holds further numbers to average over episodes, such as a success rate.
         """
         raise EnvError(f"{type(self).__name__} lacks step(self, actions); define it")

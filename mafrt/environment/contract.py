@@ -193,12 +193,28 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
         if numbers is None or None in numbers.values():
             raise EnvError(f'{where}: info["measures"] must be a dict {{name: finite number}}, found {brief(measures)}')
         info["measures"] = numbers
+    if "earlier" in info:
+        info["earlier"] = _checked_earlier(agents, where, info["earlier"])
     if "evidence" in info:
         given = info["evidence"]
         if not isinstance(given, dict) or not all(isinstance(evidence, Evidence) for evidence in given.values()):
             raise EnvError(f'{where}: info["evidence"] must be a dict {{agent: Evidence}}, found {brief(given)}')
         info["evidence"] = {agent: _checked_evidence(agents, where, agent, e) for agent, e in given.items()}
     return info
+
+
+def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tuple[str, int, float]]:
+    """Rewards of earlier steps. Raises EnvError."""
+    entries = [tuple(each) if isinstance(each, (list, tuple)) else () for each in given] if isinstance(given, list) else [()]
+    for entry in entries:
+        step = entry[1] if len(entry) == 3 else None
+        known = isinstance(step, int) and not isinstance(step, bool) and step >= 0 and entry[0] in agents
+        if not known or real_number(entry[2]) is None:
+            raise EnvError(
+                f'{where}: info["earlier"] must be a list of (agent, number of the step, finite number), found '
+                f"{brief(given)}"
+            )
+    return [(agent, step, float(reward)) for agent, step, reward in entries]
 
 
 def _checked_evidence(agents: tuple[str, ...], where: str, agent: Any, evidence: Evidence) -> Evidence:

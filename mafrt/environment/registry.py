@@ -19,7 +19,7 @@ from mafrt.environment.session import Session, session_of
 REMOTE = "grpc://"
 """Scheme of environments that are played on servers (`mafrt.environment.remote`)."""
 
-PACKAGES = frozenset({"reasoning_gym", "textarena"})
+PACKAGES = frozenset({"reasoning_gym", "textarena", "verifiers"})
 """Environments that hold those of another package, named as PACKAGE:NAME."""
 
 ENVIRONMENTS = Registry(
@@ -35,6 +35,7 @@ ENVIRONMENTS = Registry(
         "program": "mafrt.envs.program:ProgramEnv",
         "reasoning_gym": "mafrt.envs.reasoning_gym:ReasoningGym",
         "textarena": "mafrt.envs.textarena:TextArena",
+        "verifiers": "mafrt.envs.verifiers:VerifiersEnv",
         "referential": "mafrt.envs.games:Referential",
         "plan_path": "mafrt.envs.games:PlanPath",
         "sokoban": "mafrt.envs.games:Sokoban",

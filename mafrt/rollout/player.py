@@ -183,6 +183,11 @@ class Live:
             elif reward:
                 name = self.env.class_name
                 raise EnvError(f"{name} rewards {agent!r} with {reward} before it has acted; reward it later.")
+        for agent, step, reward in result.info.get("earlier", ()):
+            paid = next((t for t in self.episode.turns if t.agent == agent and t.env_step == step), None)
+            if paid is None:
+                raise EnvError(f"{self.env.class_name} pays {agent!r} for step {step}, in which it did not act.")
+            paid.reward = reward if paid.reward is None else paid.reward + reward
         for agent, new in result.info.get("evidence", {}).items():
             if (turn := self.last_turn.get(agent)) is None:
                 name = self.env.class_name

@@ -15,7 +15,7 @@ from mafrt.environment.workers import guarded
 from mafrt.envs.math import MathEnv
 from mafrt.scripts.baselines.table import BaselineRow, Baselines, place_start, table
 from mafrt.scripts.cli.command import Settings
-from mafrt.scripts.cli.loading import env_arguments, stored_args, with_sandbox
+from mafrt.scripts.cli.loading import env_arguments, stored_args, with_places
 from mafrt.scripts.cli.recorded_run import rebuild, run_of
 from mafrt.scripts.cli.settings import BaselineSettings
 from mafrt.storage.checkpoint import ORIGIN
@@ -109,5 +109,5 @@ def training_env(settings: Settings, loaded: Loadable | None, team: Team) -> Env
         return rebuild(run).env
     if settings["env"] is None:
         return MathEnv(team=team)
-    kwargs = with_sandbox(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
+    kwargs = with_places(settings["env"], env_arguments(settings["env_kwargs"], "env_kwargs"), settings)
     return make_env(settings["env"], **kwargs)

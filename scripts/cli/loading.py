@@ -75,6 +75,8 @@ def team_for(env: Env, team: Team | None, n_agents: int | None) -> Team:
     """`team`, checked against the environment's agents, or one agent with its own adapter for each of them."""
     if team is None:
         team = Team.of(env.agents)
+        untrained = getattr(env, "untrained", ())
+        team = Team(tuple(replace(agent, freeze=agent.name in untrained) for agent in team.agents))
         team.check_size(n_agents)
     elif set(team.names) != set(env.agents):
         raise ConfigError(
@@ -135,12 +137,20 @@ def env_arguments(given: Sequence[str], where: str) -> dict[str, Any]:
     return arguments
 
 
-def with_sandbox(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """`kwargs` with the run's sandbox, if the environment takes one; ConfigError if one is asked for in vain."""
+def with_places(env: str, kwargs: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """`kwargs` with the run's sandbox and interpreter, where the environment takes them; ConfigError if one is asked
+    for in vain."""
     if takes(env, "sandbox"):
-        return {"sandbox": settings["sandbox"], **kwargs}
-    if "sandbox" in settings.flags:
+        kwargs = {"sandbox": settings["sandbox"], **kwargs}
+    elif "sandbox" in settings.flags:
         raise ConfigError(f"Environment {env} runs no programs, so it has no use for a sandbox; leave --sandbox out.")
+    if settings["env_python"] is not None:
+        if not takes(env, "env_python"):
+            raise ConfigError(
+                f"Environment {env} is played by this interpreter; leave --env_python out, or name one of another "
+                "package, such as verifiers:ID."
+            )
+        kwargs = {"env_python": settings["env_python"], **kwargs}
     return kwargs
 
 

@@ -88,7 +88,7 @@ def rebuild(run: Path, changed: Mapping[str, Any] | None = None) -> PreparedRun:
     """
     record = load_record(run)
     # An environment that was made from Python has no settings here; only where it plays may change.
-    known = {"sandbox", "n_agents"}
+    known = {"sandbox", "env_python", "n_agents"}
     if record.command in BUILD:
         command: Any = importlib.import_module(f"mafrt.scripts.{record.command}")
         known |= command.COMMAND.settings().keys()

@@ -92,11 +92,13 @@ class EnvSettings:
     """The environment."""
 
     env: str | None = None
-    """a built-in environment such as math, package.module:Class, or several as math@2,code"""
+    """a built-in environment such as math, package.module:Class, verifiers:ID, or several as math@2,code"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor: key=value ..., or one JSON object"""
     eval_env_kwargs: tuple[str, ...] = ()
     """arguments that differ where it is played for evaluation"""
+    env_python: str | None = None
+    """interpreter with the environment's package, for verifiers:ID; default: this one"""
     check_env: bool = True
     """before training, play it with scripted agents and refuse it if it breaks the contract"""
     program: str | None = None
@@ -125,6 +127,8 @@ class EvaluateSettings:
     """play this environment instead of solving problems; default: the run's own"""
     env_kwargs: tuple[str, ...] = ()
     """arguments of its constructor; default: those of the run"""
+    env_python: str | None = None
+    """interpreter with the environment's package, for verifiers:ID; default: that of the run, or this one"""
     env_timeout_s: float | None = 60.0
     """timeout in seconds of reset and step of your own environment, in a worker process; none: no limit, no worker"""
     tasks: int = 0

@@ -63,6 +63,8 @@ class ChatCall:
     seed: int | None = None
     request: Mapping[str, Any] = field(default_factory=dict)
     """the request as it came, for fields that an API repeats in its answer"""
+    session: str = ""
+    """`X-Session-ID` of the request, by which a program tells its conversations apart; empty without one"""
 
 
 @dataclass(frozen=True)

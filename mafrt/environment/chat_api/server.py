@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mafrt.core.errors import ConfigError, MissingExtraError
@@ -177,7 +177,7 @@ class ChatServer:
         self._check(request, body=True)
         key, body = request.path_params.get("key", ""), await self._json(request)
         past, created = self._kept.of(key), int(time.time())
-        call = api.parse(body, past)
+        call = replace(api.parse(body, past), session=request.headers.get("x-session-id", "")[:200])
         running = _Running(self.limits.timeout_s)
         shared = self._begin(key, call, _Attempt.of(request, body), running)
         # Ends when the client leaves or has its answer, also where a stream is never begun.
