@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.core.errors import ConfigError, EnvError
 from mafrt.core.text import brief, real_number
 from mafrt.core.types import StepResult
@@ -35,6 +36,10 @@ class VerifiersEnv(ProgramEnv):
         config: the settings of the environment, as its configuration class has them.
     """
 
+    bounded = True
+    untrained: tuple[str, ...] = ()
+    """agents that the environment keeps from learning"""
+
     def __init__(
         self,
         name: str,
@@ -53,6 +58,7 @@ class VerifiersEnv(ProgramEnv):
             raise ConfigError(f"timeout_s is {timeout_s}; choose a value above 0.")
         if failed_reward is not None and real_number(failed_reward) is None:
             raise ConfigError(f"failed_reward is {failed_reward!r}; choose a number, or leave it out.")
+        refuse_files_of_runs([name, config])
         self.name, self.config, self.split, self.max_tasks = name, config, split, max_tasks
         self.what = f"an episode of verifiers:{name}"
         self.timeout_s, self.settle_s, self.failed_reward = timeout_s, 0.005, failed_reward
@@ -155,3 +161,16 @@ class VerifiersEnv(ProgramEnv):
             for name, value in trace["numbers"].items():
                 found[f"{of}{name}"].append(value)
         return {name: fmean(values) for name, values in found.items()}
+
+
+def refuse_files_of_runs(value: Any) -> None:
+    """ConfigError for a Python file of a run folder, which only the user may name (`mafrt.config.permission`)."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            refuse_files_of_runs(each)
+    elif isinstance(value, str) and ".py" in value:
+        file = value.rpartition("+")[2].partition(":")[0]
+        if permission.run_of(file) is not None and not permission.is_free(value):
+            raise ConfigError(f"{file} lies in the folder of a run; {permission.REMEDY}.")

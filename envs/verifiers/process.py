@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mafrt.config import permission
 from mafrt.core.errors import EnvError
 from mafrt.core.text import clean_text, shortened
 from mafrt.envs.program.episode import Ended, ProgramEpisode
@@ -71,6 +72,8 @@ class Life:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for the trainer
+                # Beside the files of a run nothing of the run's is importable.
+                cwd=None if permission.run_of(os.curdir) is None else "/",
                 env={k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "VIRTUAL_ENV")},
             )
         except OSError as error:
