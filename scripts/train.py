@@ -18,6 +18,7 @@ from mafrt.environment.sample import payment_problem, sample_episode
 from mafrt.environment.session import session_of
 from mafrt.environment.workers import check_guarded, guarded
 from mafrt.envs.mixed import MixedTasks, is_mixture, named_sets, weights_of
+from mafrt.envs.program import ProgramEnv
 from mafrt.scripts.cli.command import Command, Settings
 from mafrt.scripts.cli.foreign_config import command_of as command_of_config
 from mafrt.scripts.cli.foreign_config import library_of
@@ -75,7 +76,8 @@ def prepare(settings: Settings) -> PreparedRun:
     notes: list[str] = []
     # Worker processes are forked here, before a model is loaded and its threads begin.
     env = guarded(make_env(name, **kwargs), settings["env_timeout_s"])
-    if settings["check_env"]:
+    # Programs of others answer for themselves; each of their episodes starts something outside.
+    if settings["check_env"] and not isinstance(env.unwrapped, ProgramEnv):
         check_guarded(make_env(name, **kwargs), settings["env_timeout_s"])
         # With a coach an environment need not pay anything itself.
         if settings["coach"] == "none":

@@ -1,4 +1,4 @@
-"""Environments of `verifiers` (Prime Intellect), each agent with its own adapter; the package has its own interpreter."""
+"""Environments of `verifiers` (Prime Intellect), an adapter an agent; the package has an interpreter of its own."""
 
 from mafrt.envs.verifiers.env import VerifiersEnv
 

@@ -97,9 +97,9 @@ class VerifiersEnv(ProgramEnv):
     def _refuse_failed(self, ended: Ended) -> None:
         if ended.error is not None:
             raise EnvError(f"{self.what} {ended.error}")
-        if isinstance(ended.returned, dict) and (why := ended.returned.get("failed")) is not None:
-            if self.failed_reward is None or not self._spoken:
-                raise EnvError(f"{self.what} failed: {why}")
+        why = ended.returned.get("failed") if isinstance(ended.returned, dict) else None
+        if why is not None and (self.failed_reward is None or not self._spoken):
+            raise EnvError(f"{self.what} failed: {why}")
 
     def step(self, actions: dict[str, str]) -> StepResult:
         for agent in actions:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,10 @@ START_S = 120.0
 """for the package to be imported"""
 LOAD_S = 600.0
 """for an environment to load its data"""
+SEND_S = 10.0
+"""for a request to be taken"""
+END_S = 8.0
+"""for the process to put away what it has started"""
 LARGEST = 17 << 20
 """Bytes of one line"""
 MOST_TASKS = 1_000_000
@@ -176,6 +181,9 @@ class Life:
         assert self.process.stdin is not None
         try:
             with self.lock:
+                # A pipe that is ready takes a short line whole, so that the trainer never waits for a stopped process.
+                if not select.select([], [self.process.stdin], [], SEND_S)[1]:
+                    self.end(f"did not read for {SEND_S:g} s")
                 self.process.stdin.write(line)
                 self.process.stdin.flush()
         except (OSError, ValueError):
@@ -233,24 +241,27 @@ class Life:
 
     def end(self, why: str) -> None:
         """End the process, its episodes and its requests."""
-        self.dead = self.dead or why
+        if self.dead is None:
+            self.dead = why
+            threading.Thread(target=self.close, daemon=True, name="mafrt-verifiers").start()
+        told = {"error": f"was lost: the process of verifiers {self.dead}"}
+        for answers in list(self.answers.values()):
+            answers.put(told)
+        for number in list(self.episodes):
+            if (episode := self.episodes.pop(number, None)) is not None:
+                episode.events.put(Ended(error=told["error"]))
+
+    def close(self, within_s: float = END_S) -> None:
+        """End the process, and wait for it."""
         # Its input ends first, so that it can put away what it has started; it then ends by itself.
         with contextlib.suppress(OSError, ValueError):
             assert self.process.stdin is not None
             self.process.stdin.close()
-        for answers in list(self.answers.values()):
-            answers.put({"error": f"was lost: the process of verifiers {self.dead}"})
-        for number in list(self.episodes):
-            if (episode := self.episodes.pop(number, None)) is not None:
-                episode.events.put(Ended(error=f"was lost: the process of verifiers {self.dead}"))
-
-    def close(self, within_s: float = 6.0) -> None:
-        """End the process, and wait for it."""
-        self.end("was ended")
         try:
             self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
 
 
 class Interpreter:
@@ -270,6 +281,7 @@ class Interpreter:
     def close(self) -> None:
         with self._lock:
             if self._life is not None:
+                self._life.end("was ended")
                 self._life.close()
             self._life = None
 

@@ -183,7 +183,9 @@ def chat_module(vf: Any) -> types.ModuleType:
                     return dict(decision["message"])
             if isinstance(arguments, dict):
                 known = name in dispatch
-                content = await mcp.call_mcp(servers, dispatch, name, arguments) if known else f"error: no tool {name!r}"
+                content = (
+                    await mcp.call_mcp(servers, dispatch, name, arguments) if known else f"error: no tool {name!r}"
+                )
             return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
     module = types.ModuleType(CHAT)
@@ -198,7 +200,11 @@ class Loaded:
         self.vf, self.name = vf, name
         env_id, _, taskset_id = name.rpartition("+")
         taskset_id = importable(taskset_id)
-        given = {**given, "taskset": {**(given.get("taskset") or {}), "id": taskset_id}, **({"id": env_id} if env_id else {})}
+        given = {
+            **given,
+            "taskset": {**(given.get("taskset") or {}), "id": taskset_id},
+            **({"id": env_id} if env_id else {}),
+        }
         for kind, ident in (("environment", env_id), ("taskset", taskset_id)):
             self._find(kind, ident)
         try:
@@ -224,8 +230,10 @@ class Loaded:
             getattr(self.vf, f"import_{kind}")(ident)
         except ModuleNotFoundError as error:
             wanted = ident.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-            if error.name is not None and error.name.split(".")[-1] != wanted and not isinstance(
-                error.__cause__, ModuleNotFoundError
+            if (
+                error.name is not None
+                and error.name.split(".")[-1] != wanted
+                and not isinstance(error.__cause__, ModuleNotFoundError)
             ):
                 raise
             missing = getattr(error.__cause__, "name", wanted)
@@ -267,7 +275,7 @@ class Loaded:
         test = 0 if part.endswith("of train") else each
         parts = {"test": ordered[:test], "validation": ordered[test : test + each], "train": ordered[test + each :]}
         kept = set(parts[part.partition(" ")[0]])
-        return [task for task, own in zip(tasks, hashes) if own in kept]
+        return [task for task, own in zip(tasks, hashes, strict=True) if own in kept]
 
     def _with_our_agents(self, chat: Any, config: Any, taskset_id: str) -> tuple[Any, list[str]]:
         """The settings with agents that are played here, and the names of these agents."""
@@ -360,7 +368,9 @@ class Server:
     def tell(self, message: Mapping[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         if len(line) > LARGEST:
-            line = json.dumps({"id": message.get("id"), "error": f"gave an answer of {len(line)} bytes"}).encode() + b"\n"
+            line = (
+                json.dumps({"id": message.get("id"), "error": f"gave an answer of {len(line)} bytes"}).encode() + b"\n"
+            )
         with self.lock:
             self.out.write(line)
             self.out.flush()
@@ -386,7 +396,9 @@ class Server:
         env = Loaded(self.vf, self.chat, asked["name"], asked["config"], asked["split"], asked["most"])
         await env.open(self.stack)
         for first in range(0, len(env.tasks), TOGETHER):
-            shown = [task.data.prompt_text[:SHOWN] or str(task.data.name or "") for task in env.tasks[first:][:TOGETHER]]
+            shown = [
+                task.data.prompt_text[:SHOWN] or str(task.data.name or "") for task in env.tasks[first:][:TOGETHER]
+            ]
             self.tell({"id": number, "tasks": shown})
         self.loaded[number] = env
         about = {"agents": env.agents, "untrained": env.untrained, "infinite": env.infinite}

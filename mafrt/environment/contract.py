@@ -205,7 +205,9 @@ def _checked_info(agents: tuple[str, ...], where: str, info: Any) -> dict[str, A
 
 def _checked_earlier(agents: tuple[str, ...], where: str, given: Any) -> list[tuple[str, int, float]]:
     """Rewards of earlier steps. Raises EnvError."""
-    entries = [tuple(each) if isinstance(each, (list, tuple)) else () for each in given] if isinstance(given, list) else [()]
+    entries = (
+        [tuple(each) if isinstance(each, (list, tuple)) else () for each in given] if isinstance(given, list) else [()]
+    )
     for entry in entries:
         step = entry[1] if len(entry) == 3 else None
         known = isinstance(step, int) and not isinstance(step, bool) and step >= 0 and entry[0] in agents
