@@ -6,6 +6,7 @@ for it, at the last turn of the trace.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -13,7 +14,7 @@ from typing import Any
 
 from mafrt.config import permission
 from mafrt.core.errors import ConfigError, EnvError
-from mafrt.core.text import brief, real_number
+from mafrt.core.text import brief, error_line, real_number
 from mafrt.core.types import StepResult
 from mafrt.envs.program.env import ProgramEnv
 from mafrt.envs.program.episode import Ended, ProgramEpisode
@@ -59,6 +60,10 @@ class VerifiersEnv(ProgramEnv):
         if failed_reward is not None and real_number(failed_reward) is None:
             raise ConfigError(f"failed_reward is {failed_reward!r}; choose a number, or leave it out.")
         refuse_files_of_runs([name, config])
+        try:
+            json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the settings of verifiers:{name} must be plain JSON: {error_line(error)}.") from None
         self.name, self.config, self.split, self.max_tasks = name, config, split, max_tasks
         self.what = f"an episode of verifiers:{name}"
         self.timeout_s, self.settle_s, self.failed_reward = timeout_s, 0.005, failed_reward

@@ -216,7 +216,9 @@ class Life:
                 if len(tasks) > MOST_TASKS:
                     raise EnvError(f"verifiers:{name} has more than {MOST_TASKS} tasks; give max_tasks in --env_kwargs")
                 if isinstance(about := said.get("loaded"), dict):
-                    agents, untrained = tuple(map(str, about["agents"])), tuple(map(str, about["untrained"]))
+                    agents, untrained = (tuple(map(str, about.get(part) or ())) for part in ("agents", "untrained"))
+                    if not tasks or not agents:
+                        raise EnvError(f"verifiers:{name} told of no tasks, or of no agents")
                     self.loaded[key] = Description(number, agents, untrained, tuple(tasks))
                     return self.loaded[key]
         finally:
