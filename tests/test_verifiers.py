@@ -180,6 +180,7 @@ def test_the_process_ends_with_the_trainer(standin):
         ({"name": "broken"}, "raised RuntimeError: no luck today"),
         ({"how": "raises"}, "raised OSError: the data is gone"),
         ({"taskset": {"size": "x"}}, "does not take these settings: taskset.size: Input should be a valid integer"),
+        ({"taskset": 3}, "does not take these settings: taskset: Input should be a valid dictionary"),
         ({"number": 0}, "has no tasks"),
         ({"agents": {"first": {"model": "gpt"}}}, "names the model 'gpt' for its agent 'first'"),
         ({"agents": {"first": {"harness": HERE}}}, "must be plain JSON"),

@@ -73,7 +73,7 @@ class VerifiersEnv(ProgramEnv):
         self.tasks = [{"place": place, "prompt": prompt} for place, prompt in enumerate(about.tasks)]
         self.num_tasks = len(self.tasks)
         # Each trace is paid by itself: what one agent earns says nothing about another's turns.
-        self.opponents = len(self.agents) > 1
+        self.opponents = len(self.agents) - len(self.untrained) > 1
         if split == "train":
             self.held_out = {"split": "test"}
         self._begin_playing()

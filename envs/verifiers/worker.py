@@ -200,6 +200,8 @@ class Loaded:
         self.vf, self.name = vf, name
         env_id, _, taskset_id = name.rpartition("+")
         taskset_id = importable(taskset_id)
+        if not isinstance(given.get("taskset", {}), dict):
+            raise Refused("does not take these settings: taskset: Input should be a valid dictionary")
         given = {
             **given,
             "taskset": {**(given.get("taskset") or {}), "id": taskset_id},
