@@ -117,8 +117,8 @@ class VerifiersEnv(ProgramEnv):
         traces = self._traces(returned)
         failed = returned.get("failed") is not None
         ends: dict[str, tuple[str, int]] = {}
-        for trace, agent, step in self._spoken:
-            ends[trace] = (agent, step)
+        for session, agent, step in self._spoken:
+            ends[session] = (agent, step)
         latest = {agent: step for _, agent, step in self._spoken}
         rewards: dict[str, float] = {}
         earlier: list[tuple[str, int, float]] = []

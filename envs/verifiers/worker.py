@@ -89,7 +89,7 @@ def share_certificates() -> None:
         return base.httpx.AsyncClient(timeout=timeout, limits=base.DEFAULT_LIMITS, verify=context)
 
     for module in (base, importlib.import_module("verifiers.v1.clients.eval")):
-        module.build_async_httpx = build
+        vars(module)["build_async_httpx"] = build
 
 
 def chat_module(vf: Any) -> types.ModuleType:
@@ -99,10 +99,10 @@ def chat_module(vf: Any) -> types.ModuleType:
     clients = importlib.import_module("verifiers.v1.clients.base")
     to_wire = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 
-    class ChatConfig(vf.HarnessConfig):  # type: ignore[misc, name-defined]
+    class ChatConfig(vf.HarnessConfig):
         id: str = CHAT
 
-    class ChatHarness(vf.Harness[ChatConfig]):  # type: ignore[misc, name-defined]
+    class ChatHarness(vf.Harness[ChatConfig]):
         """Calls the model, and its MCP tools until an answer has no call."""
 
         APPENDS_SYSTEM_PROMPT = True
@@ -189,7 +189,7 @@ def chat_module(vf: Any) -> types.ModuleType:
             return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
     module = types.ModuleType(CHAT)
-    module.ChatHarness, module.ChatConfig, module.__all__ = ChatHarness, ChatConfig, ["ChatHarness"]  # type: ignore
+    vars(module).update(ChatHarness=ChatHarness, ChatConfig=ChatConfig, __all__=["ChatHarness"])
     return module
 
 
