@@ -138,9 +138,7 @@ class TinkerServer:
             "create_sampling_session": lambda s, owner, body: s.create_sampling_session(owner, body),
             "join_sampling_session": lambda s, owner, body: s.join(owner, body),
             "asample": _asample,
-            "cancel_future": lambda s, owner, body: (
-                s.cancel(owner, messages.text_of(body, "request_id", most=400)) or {}
-            ),
+            "cancel_future": lambda s, owner, body: s.cancel(owner, messages.text_of(body, "request_id", most=400)),
             "retrieve_future": self._retrieve,
             "retrieve_futures": lambda s, owner, body: s.completions(owner, body),
             "sessions/{session}/finish": _finish_session,

@@ -301,8 +301,9 @@ class Service:
         if result in (kept := self._kept[result.owner]):
             kept.move_to_end(result, last=False)
 
-    def cancel(self, owner: str, name: str) -> None:
+    def cancel(self, owner: str, name: str) -> dict[str, Any]:
         self.result(owner, name).cancel()
+        return {}
 
     # ------------------------------------------------------------------------------------------- requests with numbers
 
@@ -344,7 +345,7 @@ class Service:
         if seq > model.next + self.limits.waiting:
             raise refused(f"the number {seq} of a request of {model.id} is far ahead of {model.next}, which is next")
         result = self._new(model.owner, f"{model.id}:{seq}", digest)
-        result.forget = lambda: model.results.pop(seq, None)  # type: ignore[assignment, return-value]
+        result.forget = lambda: model.results.pop(seq, None)  # type: ignore[assignment]
         model.results[seq] = result
         try:
             work, finish, binary = make()
@@ -672,7 +673,7 @@ class Service:
             return known, ids
         request = messages.read_sample(body, self.reading)
         result = self._new(owner, name, digest, count)
-        result.forget = lambda: sampling.results.pop(seq, None)  # type: ignore[assignment, return-value]
+        result.forget = lambda: sampling.results.pop(seq, None)  # type: ignore[assignment]
         sampling.results[seq] = result
         self._task(self._sample(sampling, seq, request, result))
         return result, ids

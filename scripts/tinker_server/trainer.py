@@ -138,7 +138,7 @@ class Trainer:
         for waiting in self._waiting.values():
             while waiting and callable(waiting[0].work):
                 job = waiting.popleft()
-                self._settle([job], lambda job=job: [job.work()])  # type: ignore[operator, misc]
+                self._settle([job], lambda job=job: [job.work()])  # type: ignore[misc]
         self._waiting = {owner: waiting for owner, waiting in self._waiting.items() if waiting}
         # A short round of steps and saves says little about the passes that follow it.
         self._last_s = max(time.monotonic() - started, self._last_s / 2)
