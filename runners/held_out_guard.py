@@ -167,17 +167,15 @@ class HeldOutGuard:
                 return
         except (OSError, ValueError):
             pass  # none yet, or one that is damaged
-        from mafrt.models.peft_format import PeftFiles, keys
+        from mafrt.models.peft_format import keys
 
         fresh, old = run_dir / f".{BEST}-none", run_dir / f".{BEST}-old"
         try:
             fresh = Path(tempfile.mkdtemp(prefix=f".{BEST}-", dir=run_dir))
             for name, state in self.weights.items():
                 base = self.base.of_adapter(name)
-                record = base.records[name]
-                layers: Any = {path: tuple(state[key] for key in keys(path)) for path in record.layers}
-                files = PeftFiles.of(record, layers, base_name=base.name, linear_paths=base.linear_paths())
-                files.save(fresh / name)
+                layers: Any = {stem: tuple(state[key] for key in keys(stem)) for stem in base.stored_layers(name)}
+                base.files_of(name, layers).save(fresh / name)
             (fresh / BEST_SCORE).write_text(json.dumps(best) + "\n", encoding="utf-8")
             fresh.chmod(0o755)
             if target.exists():  # else an earlier process was killed between two renames, and `old` is the best so far

@@ -269,7 +269,7 @@ def test_an_unknown_adapter_is_a_configuration_error():
 
 
 def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
-    """Fused experts are no linear layers: default targets adapt the layers beside them."""
+    """Default targets are the linear layers and the experts; what else there is, and how much is on experts, is said."""
     common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16}
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
     config = transformers.Qwen2MoeConfig(**common, **shape, num_experts=4, shared_expert_intermediate_size=16)
@@ -277,7 +277,14 @@ def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
     base.add_adapter("a", LoraSpec(), seed=0)
     base.add_adapter("b", LoraSpec(), seed=0)
     [said] = [record.getMessage() for record in caplog.records if "no adapter reaches" in record.getMessage()]
-    assert "mlp.experts.gate_up_proj (experts)" in said and "mlp.gate" in said and "q_proj" not in said
+    assert "mlp.gate (router)" in said and "q_proj" not in said and "experts" not in said
+    [said] = [record.getMessage() for record in caplog.records if "are on experts" in record.getMessage()]
+    assert "experts.gate_up_proj" in said and "--lora_targets: down_proj gate_proj k_proj" in said
+    base.add_adapter("c", LoraSpec(targets=("q_proj", "mlp.experts.down_proj")), seed=0)
+    assert {path.split(".", 4)[-1] for path in base.adapter_layers("c")} == {"q_proj", "experts.down_proj"}
+    named = SharedBase(transformers.Qwen2MoeForCausalLM(config), tiny_tokenizer(), "moe")
+    named.add_adapter("a", LoraSpec(targets=("q_proj",)), seed=0)
+    assert "mlp.experts.gate_up_proj (experts)" in caplog.messages[-1]
     base = tiny_base()
     assert base.left_out(base.match_targets("a", ("all-linear",))) == []
     assert base.match_targets("a", ("all-linear",)) == base.match_targets("a", ALL) == list(base.linear_paths())

@@ -23,6 +23,7 @@ from mafrt.cpu.lean_model import LeanModel
 from mafrt.cpu.low_rank import Joined, LowRank, Segments, columns_for
 from mafrt.cpu.panels import Panels
 from mafrt.cpu.shared_prompts import SharedPrompts
+from mafrt.models.adapter_routing import AdapterRouting
 from mafrt.models.decoder import DecodeModel, FoldingDecoder
 from mafrt.models.kv_cache import KVCache, PromptKV, prefill
 
@@ -57,6 +58,11 @@ class LeanDecoder:
         number = {name: k for k, name in enumerate(names)}
         index = torch.tensor([-1 if name is None else number[name] for name in adapters])
         self._rows = AdapterRows(model, names, index) if names else None
+        self._experts: AdapterRouting | None = None
+        """the adapters of the rows where experts are called that have some"""
+        if names and model.base.adapted_experts:
+            of_base = torch.tensor([model.base.adapter_index(name) for name in adapters])
+            self._experts = AdapterRouting(len(of_base), 1, of_base)
         self._position = prompts.lengths[owner]
         self._rotary = model.rotary(int(prompts.lengths.max()) + steps)
         self._turn()
@@ -79,7 +85,8 @@ class LeanDecoder:
         x = self._added(number, 1, block.out, h, x, block.norm_out)
         h = self._norm(x, block.norm_mlp)
         if block.feed is None:  # of the families with experts, none norms their output
-            mixed = block.mlp(h.unsqueeze(0))
+            with self.model.base.context.use(self._experts):
+                mixed = block.mlp(h.unsqueeze(0))
             return x + (mixed[0] if isinstance(mixed, tuple) else mixed)[0]
         gate_up, down = block.feed
         h = self._product(number, 2, gate_up, h)
@@ -114,6 +121,9 @@ class LeanDecoder:
         self._prompts.keep(rows)
         if self._rows is not None:
             self._rows.keep(rows)
+        if self._experts is not None:
+            left = self._experts.index[rows]
+            self._experts = AdapterRouting(len(left), 1, left)
 
     def _norm(self, x: Tensor, factors: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, self.model.exact(factors), self.model.shape.eps)

@@ -98,9 +98,9 @@ class LeanModel(DecodeModel):
     def _block(self, layer: Any, where: dict[nn.Module, str], copy: bool, kind: str) -> DecoderBlock:
         attention, linears = layer.self_attn, []
         experts = hasattr(layer.mlp, "experts")
-        # The lean decoder calls experts as they are, so adapters on them would silently have no effect.
+        # Experts are called with a routing of their own, in which linear layers within them would not find their rows.
         if experts and any(path.startswith(f"{where[layer.mlp]}.") for path in self.base.linear_paths()):
-            raise ValueError("experts that adapters may target")
+            raise ValueError("experts of several linear layers")
         for holder, names in _GROUPS[:2] if experts else _GROUPS:
             parent = getattr(layer, holder)
             if hasattr(parent, _FUSED.get(names, "")):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -21,7 +21,10 @@ from mafrt.models.adapter_routing import LoraContext
 from mafrt.models.compute import compute_for
 from mafrt.models.invocation import active_from, invocation_of
 from mafrt.models.multi_lora import StackedLoRALinear
-from mafrt.models.peft_format import AdapterShape, PeftFiles, matches
+from mafrt.models.peft_format import AdapterShape, PeftFiles, matches, stems
+
+if TYPE_CHECKING:
+    from mafrt.models.expert_lora import AdaptedExperts, StackedLoRAExperts
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +57,17 @@ class AdaptedModel:
         self._decoder = _decoder_path(model)
         self.unrouted: frozenset[str] = frozenset()
         """linear layers on which no adapter can act, as `family_checks` found"""
+        self.fused = _fused_experts(model)
+        """path -> (in, out, experts) of every parameter that holds a matrix of each expert of a block"""
         self.context = LoraContext()
         self.records: dict[str, Adapter] = {}
         self.versions: dict[str, int] = {}
         """adapter -> number of changes of its weights"""
         self.adapted_layers: dict[str, StackedLoRALinear] = {}
         """the layers that hold adapters, by path"""
+        self.adapted_experts: dict[str, StackedLoRAExperts] = {}
+        """the parameters of experts that hold adapters, by path"""
+        self._experts: dict[str, AdaptedExperts] = {}
         self._files: dict[str, PeftFiles] = {}
         self._changes = 0
         """changes of any adapter, so that what was derived from them is known to be stale"""
@@ -105,12 +113,16 @@ class AdaptedModel:
             others = [kind for kind in self.left_out(layers) if ALL_LINEAR in spec.targets or "(experts)" in kind]
             if others:
                 log.warning("%s: no adapter reaches %s", self.name, ", ".join(others))
+            self._tell_of_experts(layers, spec)
         invocation = invocation_of(self.tokenizer, self.name) if spec.scope == "action" else None
         self.place_adapter(name, spec.rank, spec.alpha, layers, seed=seed, invocation=invocation)
 
     def match_targets(self, name: str, targets: Sequence[str]) -> list[str]:
-        """Paths of the linear layers that the targets name. Raises ConfigError for a target that names none."""
-        linears = self.linear_paths()
+        """Paths of the linear layers, and of experts' parameters, that the targets name.
+
+        Raises ConfigError for a target that names none.
+        """
+        paths = [*self.linear_paths(), *self.fused]
         chosen = set[str]()
         for target in targets:
             try:
@@ -121,24 +133,41 @@ class AdaptedModel:
                 ) from error
             if not found:
                 # The last part of a path is shown, since a user writes targets that way: q_proj, not model.layers.0...
-                kinds = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in linears}))
+                kinds = ", ".join(sorted({self._short(path) for path in paths}))
                 raise ConfigError(
                     f"adapter {name!r}: found target {target!r}, which is no linear layer of {self.name}; "
                     f"expected {ALL_LINEAR}, or some of {kinds or 'none: it has no linear layers'}"
                 )
             chosen.update(found)
-        return [path for path in linears if path in chosen]
+        return [path for path in paths if path in chosen]
+
+    def _short(self, path: str) -> str:
+        """The end of a path that a user would write: `q_proj`, `experts.down_proj`."""
+        return ".".join(path.rsplit(".", 2)[-2 if path in self.fused else -1 :])
+
+    def _tell_of_experts(self, layers: Collection[str], spec: LoraSpec) -> None:
+        """Say what share of an adapter lies on experts, of which there may be hundreds."""
+        sizes = {path: sum(self.linear_paths()[path]) for path in layers if path not in self.fused}
+        many = {path: (a + b) * count for path, (a, b, count) in self.fused.items() if path in layers}
+        if many:
+            total = sum(sizes.values()) + sum(many.values())
+            log.warning(
+                "%s: %d%% of the %s parameters of an adapter are on experts (%s); to leave these out, name the layers in "
+                "--lora_targets: %s",
+                *(self.name, round(100 * sum(many.values()) / total), f"{spec.rank * total:,}"),
+                *(", ".join(sorted(set(map(self._short, many)))), " ".join(sorted(set(map(self._short, sizes))))),
+            )
 
     def _named(self, target: str) -> list[str]:
-        """Paths of the linear layers that one target means."""
-        linears = self.linear_paths()
+        """Paths that one target means."""
+        paths = [*self.linear_paths(), *self.fused]
         if target == ALL_LINEAR:
-            return [path for path in linears if self._adaptable(path)]
-        if named := [path for path in linears if matches(path, target)]:
+            return [path for path in paths if self._adaptable(path)]
+        if named := [path for path in paths if matches(path, target)]:
             return named
         # A run's args.yaml and a team file may come from anybody, with an expression that takes for ever.
-        [row] = full_matches([target], [*linears])
-        return list(compress(linears, row))
+        [row] = full_matches([target], paths)
+        return list(compress(paths, row))
 
     def _adaptable(self, path: str) -> bool:
         """Whether `all-linear` means a layer: one of a decoder block, and no router of experts."""
@@ -157,7 +186,7 @@ class AdaptedModel:
             adapters = ".lora_A." in path or ".lora_B." in path
             if block is None or not path.startswith(self._decoder) or adapters:
                 continue
-            if parameter.dim() < 2 or layer in layers:
+            if parameter.dim() < 2 or layer in layers or path in layers:
                 continue
             kind = path[block.end() :].removesuffix(".weight").removesuffix(".base_layer")
             why = "router" if ROUTER.search(kind) else "experts" if "expert" in kind and parameter.dim() > 2 else ""
@@ -205,6 +234,10 @@ class AdaptedModel:
         # Read before the loop: it wraps layers, and paths of unwrapped ones would change on the way.
         shapes = self.linear_paths()
         for path, (layer_rank, scaling) in layers.items():
+            if path in self.fused:
+                device = self.context.device or self.model.device
+                self._expert_layer(path).add(index, layer_rank, scaling, f"{seed}/{name}/{path}", device)
+                continue
             if path not in self.adapted_layers:
                 parent, _, child = path.rpartition(".")
                 holder = self.model.get_submodule(parent)
@@ -216,6 +249,17 @@ class AdaptedModel:
         self.versions[name] = 0
         self._changed()
 
+    def _expert_layer(self, path: str) -> StackedLoRAExperts:
+        """The adapters on a parameter of experts, which are computed with them from now on."""
+        from mafrt.models.expert_lora import AdaptedExperts, StackedLoRAExperts
+
+        if path not in self.adapted_experts:
+            holder, _, name = path.rpartition(".")
+            if holder not in self._experts:
+                self._experts[holder] = AdaptedExperts(self.model.get_submodule(holder), self.context)
+            self.adapted_experts[path] = self._experts[holder].layers[name] = StackedLoRAExperts(*self.fused[path])
+        return self.adapted_experts[path]
+
     def copy_adapter(self, name: str, copy: str) -> None:
         """Add an adapter `copy` of the shape of `name`, which changes nothing yet."""
         record = self._record(name)
@@ -223,9 +267,15 @@ class AdaptedModel:
         self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
-        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter."""
+        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter; of experts `[experts * r, in]` and `[out, r * experts]`."""
         record = self._record(name)
-        return {path: self.adapted_layers[path].pairs[record.index] for path in record.layers}
+        layers = {**self.adapted_layers, **self.adapted_experts}
+        return {path: layers[path].pairs[record.index] for path in record.layers}
+
+    def stored_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+        """The same under the names that PEFT gives the layers (`peft_format.stems`)."""
+        layers = self.adapter_layers(name)
+        return {stem: layers[path] for path, stem in stems(layers, self.fused).items()}
 
     def adapter_parameters(self, name: str) -> list[nn.Parameter]:
         """The adapter's parameters, A and B of each layer in turn; no other adapter holds any of them."""
@@ -233,11 +283,11 @@ class AdaptedModel:
 
     def adapter_state(self, name: str) -> dict[str, Tensor]:
         """A copy of the adapter's tensors (on the CPU) under PEFT's key names."""
-        return peft_format.state_of(self.adapter_layers(name))
+        return peft_format.state_of(self.stored_layers(name))
 
     def load_adapter_state(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Copy tensors with PEFT's key names into an adapter; raises CheckpointError unless all keys and shapes fit."""
-        layers = self.adapter_layers(name)
+        layers = self.stored_layers(name)
         peft_format.copy_state(layers, state, name=name, where=f"the state for adapter {name!r}")
         self.bump(name)
 
@@ -251,12 +301,15 @@ class AdaptedModel:
 
     def _peft_files(self, name: str) -> PeftFiles:
         if name not in self._files:
-            record, layers = self._record(name), self.adapter_layers(name)
-            fused = any(p.dim() == 3 and "expert" in path for path, p in self.model.named_parameters())
-            self._files[name] = PeftFiles.of(
-                record, layers, base_name=self.name, linear_paths=self.linear_paths(), fused=fused
-            )
+            self._files[name] = self.files_of(name, self.stored_layers(name))
         return self._files[name]
+
+    def files_of(self, name: str, layers: peft_format.Layers) -> PeftFiles:
+        """The files of an adapter with other weights: `layers` as of `stored_layers`."""
+        fused = any(p.dim() == 3 and "expert" in path for path, p in self.model.named_parameters())
+        return PeftFiles.of(
+            self._record(name), layers, base_name=self.name, linear_paths=self.linear_paths(), fused=fused
+        )
 
     def finite(self, name: str) -> bool:
         """Whether all weights of an adapter are finite."""
@@ -267,13 +320,13 @@ class AdaptedModel:
 
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
-        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths())
+        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused)
         if name in self.records:
             peft_format.refuse_other_shape(self.records[name], loaded, name=name)
         else:
             shape = loaded.shape
             self.place_adapter(name, shape.rank, shape.alpha, shape.layers, seed=0, invocation=shape.invocation)
-        layers, where = self.adapter_layers(name), str(loaded.path / peft_format.WEIGHTS)
+        layers, where = self.stored_layers(name), str(loaded.path / peft_format.WEIGHTS)
         peft_format.copy_state(layers, loaded.tensors, name=name, where=where)
         self.bump(name)
 
@@ -287,8 +340,16 @@ class AdaptedModel:
 
     def _changed(self) -> None:
         self._changes += 1
-        for layer in self.adapted_layers.values():
+        for layer in (*self.adapted_layers.values(), *self.adapted_experts.values()):
             layer.drop_cache()
+
+
+def _fused_experts(model: nn.Module) -> dict[str, tuple[int, int, int]]:
+    if not any("has_gate" in vars(module) for module in model.modules()):
+        return {}
+    from mafrt.models.expert_lora import fused_experts
+
+    return fused_experts(model)
 
 
 def _decoder_path(model: nn.Module) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mafrt.core.errors import ModelError
+from mafrt.models.adapter_routing import AdapterRouting
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ def settle(base: Any) -> None:
             "perhaps scaled or capped; such models cannot be trained here"
         )
     base.unrouted = _unrouted(base, ids)
+    base.fused = _of_interface(base, ids)
     if base.packs:
         expected = _states(base, ids)
         real = torch.ones_like(ids)
@@ -127,6 +129,32 @@ def _unrouted(base: Any, ids: Tensor) -> frozenset[str]:
         for handle in handles:
             handle.remove()
     return frozenset(path for path in linears if seen.get(path) != ids.numel())
+
+
+def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
+    """The parameters of experts that see every token and compute what `expert_lora` computes."""
+    if not base.fused:
+        return {}
+    from mafrt.models.expert_lora import mixed
+
+    routing, fine = AdapterRouting(*ids.shape, torch.full((len(ids),), -1)), set[str]()
+
+    def hook(path: str) -> Callable[..., None]:
+        def compare(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
+            if len(given) == 3 and len(given[0]) == ids.numel():
+                if close(_tried(lambda: mixed(module, {}, routing, (), *given)), out):
+                    fine.add(path)
+
+        return compare
+
+    holders = dict.fromkeys(path.rpartition(".")[0] for path in base.fused)
+    handles = [base.model.get_submodule(path).register_forward_hook(hook(path)) for path in holders]
+    try:
+        base.forward(ids, None, torch.full((len(ids),), -1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path: sizes for path, sizes in base.fused.items() if path.rpartition(".")[0] in fine}
 
 
 def _of_model(base: Any, ids: Tensor) -> Tensor | None:

@@ -51,9 +51,7 @@ class StackedLoRALinear(nn.Module):
 
     def add(self, adapter: int, rank: int, scaling: float, seed: str) -> None:
         """Give adapter number `adapter` a pair here: A uniform as PEFT draws it (seeded by `seed`), B zero."""
-        device = self.context.device or self.weight.device
-        a = initial_a(rank, self.in_features, seed)
-        pair = (nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(self.out_features, rank, device=device)))
+        pair = new_pair(rank, self.in_features, self.out_features, self.context.device or self.weight.device, seed)
         if not self.context.sharded:  # a registered parameter would be sharded along with the module
             self.lora_A[str(adapter)], self.lora_B[str(adapter)] = pair
         self.pairs[adapter], self.ranks[adapter], self.scalings[adapter] = pair, rank, scaling
@@ -111,6 +109,14 @@ def initial_a(rank: int, in_features: int, seed: str) -> Tensor:
     a = torch.empty(rank, in_features)
     nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
     return a
+
+
+def new_pair(
+    rank: int, in_features: int, out_features: int, device: torch.device, seed: str
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """A `[rank, in]`, as `initial_a` draws it, and B `[out, rank]`, zero."""
+    a = initial_a(rank, in_features, seed)
+    return nn.Parameter(a.to(device)), nn.Parameter(torch.zeros(out_features, rank, device=device))
 
 
 def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> None:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,7 +61,9 @@ such a family that have these names are written under `target_parameters`, which
 Layers = Mapping[str, tuple[nn.Parameter, nn.Parameter]]
 """Module path in the base -> (A `[r, in]`, B `[out, r]`)."""
 LinearPaths = Mapping[str, tuple[int, int]]
-"""Module path in the base -> (in, out) features, of every layer that may be adapted."""
+"""Module path in the base -> (in, out) features, of every linear layer that may be adapted."""
+FusedPaths = Mapping[str, tuple[int, int, int]]
+"""Path of a parameter in the base -> (in, out, experts), where it holds a matrix of each expert of a block."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,27 @@ def matches(path: str, target: str) -> bool:
     return path == target or path.endswith("." + target)
 
 
+def stems(paths: Collection[str], experts: Collection[str]) -> dict[str, str]:
+    """Path -> the name under which PEFT keeps an adapter of these paths.
+
+    A module whose parameters are targeted is wrapped once for each, the first innermost.
+
+    Args:
+        paths: of linear layers and of parameters.
+        experts: the paths of parameters, in the order of the model.
+    """
+    targeted: dict[str, list[str]] = {}
+    for path in experts:
+        if path in paths:
+            targeted.setdefault(path.rpartition(".")[0], []).append(path)
+    names = {path: path for path in paths}
+    for module, own in targeted.items():
+        names |= {path: module + ".base_layer" * depth for depth, path in enumerate(reversed(own))}
+    return names
+
+
 def keys(path: str) -> tuple[str, str]:
-    """PEFT's names for A and B of the layer at `path`."""
+    """PEFT's names for A and B of the layer at `path` (of parameters: as `stems` names them)."""
     return f"{PREFIX}{path}.lora_A.weight", f"{PREFIX}{path}.lora_B.weight"
 
 
@@ -191,9 +212,12 @@ def _weights_begin(content: bytes) -> int:
 
 
 def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths, fused: bool) -> bytes:
-    apart = [path for path in shape.layers if fused and path.rsplit(".", 1)[-1] in OF_EXPERTS]
-    ranks = {path: rank for path, (rank, _) in shape.layers.items()}
-    alphas = {path: scaling * ranks[path] for path, (_, scaling) in shape.layers.items()}
+    dense = [path for path in shape.layers if path in linear_paths]
+    apart = [path for path in dense if fused and path.rsplit(".", 1)[-1] in OF_EXPERTS]
+    parameters = [*(f"{path}.weight" for path in apart), *(path for path in shape.layers if path not in linear_paths)]
+    named = {path: f"{path}.weight" if path in apart else path for path in shape.layers}
+    ranks = {named[path]: rank for path, (rank, _) in shape.layers.items()}
+    alphas = {named[path]: scaling * rank for path, (rank, scaling) in shape.layers.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -210,8 +234,8 @@ def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths, fuse
         "use_dora": False,
         "modules_to_save": None,
         "alora_invocation_tokens": None if shape.invocation is None else list(shape.invocation),
-        "target_modules": _targets(linear_paths, [path for path in shape.layers if path not in apart]),
-        **({"target_parameters": sorted(f"{path}.weight" for path in apart)} if apart else {}),
+        "target_modules": _targets(linear_paths, [path for path in dense if path not in apart]),
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
         # Anchored and escaped, since PEFT reads the names as regular expressions and layer 1 would match layer 11.
         "rank_pattern": {f"^{re.escape(p)}$": r for p, r in ranks.items() if r != shape.rank},
         "alpha_pattern": {f"^{re.escape(p)}$": _whole(a) for p, a in alphas.items() if a != shape.alpha},
@@ -219,16 +243,16 @@ def _config(shape: AdapterShape, base_name: str, linear_paths: LinearPaths, fuse
     return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
 
-def read(folder: Path, *, base_name: str, linear_paths: LinearPaths) -> PeftFolder:
+def read(folder: Path, *, base_name: str, linear_paths: LinearPaths, experts: FusedPaths) -> PeftFolder:
     """Read and check a PEFT folder; its own `adapter_config.json` says which shape it has.
 
     Raises:
         CheckpointError: it is missing, corrupt, not LoRA as computed here, or made for another base.
     """
     config, tensors = _read_files(folder)
-    _refuse_unlike(config, folder)
+    _refuse_unlike(config, folder, experts)
     _warn_of_another_base(config.get("base_model_name_or_path"), base_name, folder)
-    layers = _layers(base_name, linear_paths, config, tensors, folder)
+    layers = _layers(base_name, linear_paths, experts, config, tensors, folder)
     shape = AdapterShape(int(config["r"]), float(config["lora_alpha"]), layers, _invocation(config, folder))
     return PeftFolder(folder, shape, tensors)
 
@@ -343,11 +367,15 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, tensors
 
 
-def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
+def _refuse_unlike(config: dict[str, Any], folder: Path, experts: FusedPaths) -> None:
     """Raise CheckpointError for unsupported LoRA variants. Dropout acts in training only and is ignored."""
     unsupported = [f"{key}={config[key]!r}" for key in UNLIKE_PLAIN_LORA if config.get(key)]
-    # Of whole linear layers they are plain LoRA; others are those of experts.
-    others = [name for name in config.get("target_parameters") or () if not str(name).endswith(".weight")]
+    # Of whole linear layers they are plain LoRA, and of experts what is computed here; others are unknown.
+    others = [
+        name
+        for name in config.get("target_parameters") or ()
+        if not str(name).endswith(".weight") and not any(matches(path, str(name)) for path in experts)
+    ]
     if others:
         unsupported.append(f"target_parameters={others!r}")
     # Old versions of PEFT wrote no such key, and had LoRA only.
@@ -366,23 +394,32 @@ def _refuse_unlike(config: dict[str, Any], folder: Path) -> None:
 
 
 def _layers(
-    base_name: str, linear_paths: LinearPaths, config: dict[str, Any], tensors: Mapping[str, Tensor], folder: Path
+    base_name: str,
+    linear_paths: LinearPaths,
+    experts: FusedPaths,
+    config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
 ) -> dict[str, tuple[int, float]]:
     """Path -> (rank, scaling) of every adapted layer: layers from the tensors, scaling from the config."""
     shapes, where = linear_paths, folder / WEIGHTS
     trained_on = config.get("base_model_name_or_path")
     of_this = not trained_on or Path(str(trained_on)).name == Path(base_name).name
     hint = "load it on the base it was trained on" + (f" ({trained_on})" if trained_on else "")
-    paths, of_lora = set(), re.compile(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight")
+    parameters = [str(name) for name in config.get("target_parameters") or ()]
+    fused = [path for path in experts if any(matches(path, name) for name in parameters)]
+    stem_of = {**{path: path for path in shapes}, **stems(fused, experts)}
+    path_of = {stem: path for path, stem in stem_of.items()}
+    paths, of_lora = set(fused), re.compile(re.escape(PREFIX) + r"(.+)\.lora_[AB]\.weight")
     for key in sorted(tensors):
         match = of_lora.fullmatch(key)
-        if match is None or match[1] not in shapes:
+        if match is None or match[1] not in path_of:
             remedy = _foreign_key(key, shapes, of_lora) or ("save it again with PEFT" if of_this else hint)
             raise CheckpointError(f"{where}: found {key}, expected LoRA of a linear layer of {base_name}; {remedy}")
-        paths.add(match[1])
+        paths.add(path_of[match[1]])
     wanted = config.get("target_modules")
     if isinstance(wanted, list):
-        wanted = [*wanted, *(str(name).removesuffix(".weight") for name in config.get("target_parameters") or ())]
+        wanted = [*wanted, *(name.removesuffix(".weight") for name in parameters)]
     if isinstance(wanted, list) and not config.get("layers_to_transform") and not config.get("exclude_modules"):
         # Tensors of other layers than the targets are those of another adapter, or the settings are.
         if stray := sorted(path for path in paths if not any(matches(path, str(t)) for t in wanted)):
@@ -402,22 +439,26 @@ def _layers(
             )
     if not paths:
         raise CheckpointError(f"{where}: found no LoRA weights, expected at least one pair; {hint}")
-    adapted = [path for path in shapes if path in paths]
+    adapted = [path for path in (*shapes, *experts) if path in paths]
+    # PEFT matches patterns with the targets, which are parameters where these are named.
+    apart = {path for path in adapted if any(matches(f"{path}.weight", name) for name in parameters)}
+    named = [f"{path}.weight" if path in apart else path for path in adapted]
     try:
-        ranks = _by_pattern(config.get("rank_pattern"), adapted, config["r"])
-        alphas = _by_pattern(config.get("alpha_pattern"), adapted, config["lora_alpha"])
+        ranks = _by_pattern(config.get("rank_pattern"), named, config["r"])
+        alphas = _by_pattern(config.get("alpha_pattern"), named, config["lora_alpha"])
     except PatternError as error:
         raise CheckpointError(
             f"{folder / CONFIG}: found a pattern of which {error}, expected the names of layers; write them out"
         ) from error
     layers = {}
     for path, rank_of, alpha_of in zip(adapted, ranks, alphas, strict=True):
-        key_a, key_b = keys(path)
+        key_a, key_b = keys(stem_of[path])
         if key_a not in tensors or key_b not in tensors:
             lacking = key_a if key_a not in tensors else key_b
             raise CheckpointError(f"{where}: found no {lacking}, expected it; take the checkpoint before it, or {hint}")
         rank, alpha = int(rank_of), float(alpha_of)
-        for key, expected in ((key_a, [rank, shapes[path][0]]), (key_b, [shapes[path][1], rank])):
+        inner, outer, count = experts[path] if path in experts else (*shapes[path], 1)
+        for key, expected in ((key_a, [rank * count, inner]), (key_b, [outer, rank * count])):
             if list(tensors[key].shape) != expected:
                 raise CheckpointError(
                     f"{where}: found {key} of shape {list(tensors[key].shape)}, expected {expected} for {base_name} "
