@@ -269,7 +269,7 @@ def test_an_unknown_adapter_is_a_configuration_error():
 
 
 def test_experts_and_routers_that_no_adapter_reaches_are_named_once(caplog):
-    """Default targets are the linear layers and the experts; what else there is, and how much is on experts, is said."""
+    """Default targets are the linear layers and the experts; what is left out, and the experts' share, is said."""
     common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16}
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2}
     config = transformers.Qwen2MoeConfig(**common, **shape, num_experts=4, shared_expert_intermediate_size=16)

@@ -16,8 +16,9 @@ from mafrt.engines.local.engine import LocalEngine
 from mafrt.models import expert_lora, family_checks
 from mafrt.models.shared_base import SharedBase
 
-FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe_text")
-"""experts of one layout and of two ways to hold it, with biases, and beside recurrent layers"""
+RECURRENT = "qwen3_5_moe_text"
+FAMILIES = ("gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "mixtral", RECURRENT)))
+"""with biases and the inner width last, without, and beside recurrent layers"""
 ROWS = (0, 1, -1, 0, 2)
 """adapters of a batch's rows"""
 
@@ -78,7 +79,9 @@ def test_values_and_gradients_are_those_of_peft_with_one_adapter_after_the_other
         for stem, pair in ours.items():
             for part, parameter in zip(("lora_A", "lora_B"), pair, strict=True):
                 grad = theirs[f"base_model.model.{stem}.{part}.weight"]
-                assert (grad - parameter.grad).abs().max() <= 1e-5 * max(1.0, float(grad.abs().max())), stem
+                # A recurrence in float32 differs more from itself, where rows stand in another batch.
+                bound = (1e-4 if family == RECURRENT else 1e-5) * max(1.0, float(grad.abs().max()))
+                assert (grad - parameter.grad).abs().max() <= bound, stem
 
 
 def test_a_batch_of_several_is_a_pass_for_each():
@@ -124,6 +127,7 @@ def test_gradients_do_not_depend_on_checkpointing(checkpointing):
         assert torch.allclose(one.grad, other.grad, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [
     ("experts.down_proj",), ("experts.gate_up_proj",), ("q_proj", "mlp.experts.down_proj"),
     (r"model\.layers\.[01]\.mlp\.experts\..*",), ("k_proj", r".*\.1\..*experts\.gate_up_proj"),
@@ -178,9 +182,9 @@ def test_a_folder_of_peft_loads_with_its_own_ranks(tmp_path):
 def test_folders_that_do_not_fit_the_experts_are_refused(tmp_path):
     base = team("qwen3_moe")
     base.save_adapter("a", tmp_path)
-    few = SharedBase(tiny("qwen2_moe"), tiny_tokenizer(), "qwen2_moe")
-    with pytest.raises(CheckpointError):
-        few.load_adapter("a", tmp_path)
+    other = SharedBase(tiny("mixtral"), tiny_tokenizer(), "mixtral")
+    with pytest.raises(CheckpointError, match="expected"):
+        other.load_adapter("a", tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     for change, words in (
         ({"r": 4}, "shape"),
@@ -215,14 +219,16 @@ def test_play_uses_the_experts_adapters(family):
     assert differs
 
 
-def test_groups_may_be_empty_and_torch_may_lack_the_grouped_product(monkeypatch):
+@pytest.mark.parametrize(("inner", "outer"), [(8, 12), (5, 6), (8, 3)])
+def test_groups_may_be_empty_and_of_any_width(inner, outer, monkeypatch):
+    """The product of torch reads 16 bytes at a time, and older ones have none."""
     draw = torch.Generator().manual_seed(0)
-    x, weights = torch.randn(7, 5, generator=draw), torch.randn(4, 5, 6, generator=draw)
+    x, weights = torch.randn(7, inner, generator=draw), torch.randn(4, inner, outer, generator=draw)
     ends = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
     expected = torch.cat((x[:3] @ weights[1], x[3:] @ weights[3]))
-    assert torch.allclose(expert_lora.grouped(x, weights, ends), expected, atol=1e-6)
+    assert torch.allclose(expert_lora.grouped(x, weights, ends), expected, atol=1e-5)
     monkeypatch.delattr(torch.nn.functional, "grouped_mm", raising=False)
-    assert torch.allclose(expert_lora.grouped(x, weights, ends), expected, atol=1e-6)
+    assert torch.allclose(expert_lora.grouped(x, weights, ends), expected, atol=1e-5)
 
 
 def test_experts_that_compute_something_else_are_left_out(monkeypatch):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_models import ALL, tiny_base
+from helpers_families import tiny
+from helpers_models import ALL, tiny_base, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
 from mafrt.config.train_config import TrainConfig
@@ -25,7 +26,9 @@ from mafrt.models.memory_estimate import (
     fitting_micro_batch,
     footprint,
     model_shape,
+    shape_of,
 )
+from mafrt.models.shared_base import SharedBase
 from mafrt.runners.micro_batch import free_bytes, micro_batch_tokens
 from mafrt.scripts.info import InfoSettings, main, memory
 
@@ -108,6 +111,25 @@ def test_weights_are_counted_as_the_model_has_them():
     assert MODEL_SHAPES["Qwen/Qwen3-8B"].block_weights + MODEL_SHAPES["Qwen/Qwen3-8B"].other_weights == pytest.approx(
         8.19e9, rel=2e-3
     )
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "mixtral", "dots1", "glm4_moe"])
+def test_experts_are_counted_as_the_model_has_them(family):
+    """Also dense blocks among them, and an MLP beside the experts of a block."""
+    base = SharedBase(tiny(family), tiny_tokenizer(), family)
+    base.add_adapter("a", LoraSpec(rank=4), seed=1)
+    shape, use = shape_of(base.config.to_dict()), Use(rank=4)
+    assert shape.sparse and shape.expert_inner
+    own = sum(p.numel() for p in base.adapter_parameters("a"))
+    assert adapter_weights(shape, use) == own
+    inner = base.adapter_layers("a")
+    matrices = [base.model.get_parameter(path) for path in inner if path in base.fused]
+    matrices += [base.model.get_submodule(path).weight for path in inner if path not in base.fused]
+    assert shape.block_weights == sum(matrix.numel() for matrix in matrices)
+    without = adapter_weights(shape, Use(rank=4, targets=("q_proj", "k_proj", "v_proj", "o_proj")))
+    with_experts = adapter_weights(shape, Use(rank=4, targets=("experts.gate_up_proj", "experts.down_proj")))
+    assert 0 < without < own and 0 < with_experts < own
+    assert footprint(shape, use).adapters > footprint(shape, Use(rank=4, targets=("q_proj",))).adapters
 
 
 def test_there_is_one_base_however_many_agents_and_shards_divide_it():

@@ -152,8 +152,8 @@ class AdaptedModel:
         if many:
             total = sum(sizes.values()) + sum(many.values())
             log.warning(
-                "%s: %d%% of the %s parameters of an adapter are on experts (%s); to leave these out, name the layers in "
-                "--lora_targets: %s",
+                "%s: %d%% of the %s parameters of an adapter are on experts (%s); to leave these out, name the layers "
+                "in --lora_targets: %s",
                 *(self.name, round(100 * sum(many.values()) / total), f"{spec.rank * total:,}"),
                 *(", ".join(sorted(set(map(self._short, many)))), " ".join(sorted(set(map(self._short, sizes))))),
             )
@@ -267,7 +267,7 @@ class AdaptedModel:
         self.place_adapter(copy, record.rank, record.alpha, record.layers, seed=0, invocation=record.invocation)
 
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
-        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter; of experts `[experts * r, in]` and `[out, r * experts]`."""
+        """Path -> (A `[r, in]`, B `[out, r]`) of one adapter; in experts r is the rank times their number."""
         record = self._record(name)
         layers = {**self.adapted_layers, **self.adapted_experts}
         return {path: layers[path].pairs[record.index] for path in record.layers}
@@ -320,7 +320,9 @@ class AdaptedModel:
 
         Raises CheckpointError if it is missing, corrupt, not LoRA as computed here, or made for another base.
         """
-        loaded = peft_format.read(Path(folder), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused)
+        loaded = peft_format.read(
+            Path(folder), base_name=self.name, linear_paths=self.linear_paths(), experts=self.fused
+        )
         if name in self.records:
             peft_format.refuse_other_shape(self.records[name], loaded, name=name)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -188,10 +189,12 @@ def grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
     `ends` `[groups]` int32: behind the last row of each group.
     """
-    if hasattr(F, "grouped_mm"):
+    # The grouped product reads 16 bytes at a time.
+    fits = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
+    if fits and hasattr(F, "grouped_mm"):
         return F.grouped_mm(x, weights, offs=ends)
     bounds = [0, *ends.tolist()]
-    parts = [x[begin:end] @ weights[n] for n, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))]
+    parts = [x[begin:end] @ weights[n] for n, (begin, end) in enumerate(pairwise(bounds))]
     return torch.cat(parts)
 
 

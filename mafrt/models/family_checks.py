@@ -141,9 +141,9 @@ def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
 
     def hook(path: str) -> Callable[..., None]:
         def compare(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-            if len(given) == 3 and len(given[0]) == ids.numel():
-                if close(_tried(lambda: mixed(module, {}, routing, (), *given)), out):
-                    fine.add(path)
+            every = len(given) == 3 and len(given[0]) == ids.numel()
+            if every and close(_tried(lambda: mixed(module, {}, routing, (), *given)), out):
+                fine.add(path)
 
         return compare
 

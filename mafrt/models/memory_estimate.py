@@ -47,20 +47,36 @@ class ModelShape:
     vocabulary: int
     tied: bool
     """head and embedding are one matrix"""
+    sparse: int = 0
+    """blocks whose MLP is a mixture of experts"""
+    experts: int = 0
+    """in each of these"""
+    chosen: int = 0
+    """experts that compute a token"""
+    expert_inner: int = 0
+    """width of an expert"""
+    shared_inner: int = 0
+    """width of the MLP that computes every token beside the experts; 0: there is none"""
 
     @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """(in, out) features of the linear layers of a block."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.hidden, queries),
-            "k_proj": (self.hidden, keys),
-            "v_proj": (self.hidden, keys),
-            "o_proj": (queries, self.hidden),
-            "gate_proj": (self.hidden, self.inner),
-            "up_proj": (self.hidden, self.inner),
-            "down_proj": (self.inner, self.hidden),
+    def linears(self) -> dict[str, list[tuple[int, int, int]]]:
+        """(number in the model, in, out) of the linear layers, and of the experts' matrices, by name."""
+        queries, keys, dense = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.layers - self.sparse
+        found = {
+            "q_proj": [(self.layers, self.hidden, queries)],
+            "k_proj": [(self.layers, self.hidden, keys)],
+            "v_proj": [(self.layers, self.hidden, keys)],
+            "o_proj": [(self.layers, queries, self.hidden)],
         }
+        widths = [(dense, self.inner), (self.sparse, self.shared_inner)]
+        if mlps := [(number, width) for number, width in widths if number and width]:
+            found["gate_proj"] = found["up_proj"] = [(number, self.hidden, width) for number, width in mlps]
+            found["down_proj"] = [(number, width, self.hidden) for number, width in mlps]
+        if self.sparse:
+            number = self.sparse * self.experts
+            found["experts.gate_up_proj"] = [(number, self.hidden, 2 * self.expert_inner)]
+            found["experts.down_proj"] = [(number, self.expert_inner, self.hidden)]
+        return found
 
     def named(self, targets: Collection[str]) -> tuple[str, ...]:
         """The targets by name."""
@@ -69,7 +85,12 @@ class ModelShape:
     @property
     def block_weights(self) -> int:
         """Weights of the linear layers of all blocks."""
-        return self.layers * sum(a * b for a, b in self.linears.values())
+        return sum(number * a * b for layers in self.linears.values() for number, a, b in layers)
+
+    @property
+    def widest(self) -> int:
+        """Width of the widest MLP that a token goes through; that of experts together."""
+        return max(self.inner if self.layers > self.sparse else 0, self.chosen * self.expert_inner + self.shared_inner)
 
     @property
     def other_weights(self) -> int:
@@ -144,7 +165,8 @@ class Footprint:
 
 def adapter_weights(shape: ModelShape, use: Use) -> int:
     """A: parameters of one adapter."""
-    return use.rank * shape.layers * sum(sum(shape.linears[name]) for name in shape.named(use.targets))
+    linears = shape.linears
+    return use.rank * sum(n * (a + b) for name in shape.named(use.targets) for n, a, b in linears[name])
 
 
 def footprint(shape: ModelShape, use: Use) -> Footprint:
@@ -208,13 +230,15 @@ def activations(shape: ModelShape, use: Use, number: int) -> float:
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     inner = use.rank * len(shape.named(use.targets))
-    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.inner + inner)
+    in_a_block = number * (4 * shape.hidden + 4 * queries + 3 * keys + 3 * shape.widest + inner)
+    # Of every expert of a token its input, output, and inner activations of its adapter.
+    in_a_block += number * shape.chosen * (2 * shape.hidden + 2 * use.rank)
     # In float32 whatever the base's precision: the rows' factors of the norms, and the log-sum-exps of attention.
     in_a_block += 4 * (2 + 2 * shape.heads + shape.kv_heads)
     if use.on_cpu and use.kernels:
         in_a_block -= number * queries
     else:
-        in_a_block += number * shape.inner + (4 - number) * (2 * shape.hidden + queries + keys)
+        in_a_block += number * shape.widest + (4 - number) * (2 * shape.hidden + queries + keys)
     tokens = use.micro_batch_tokens
     head = 2 * 4 * min(HEAD_ELEMENTS, tokens * shape.vocabulary) + 2 * number * tokens * shape.hidden
     if use.gradient_checkpointing:
@@ -242,17 +266,44 @@ def model_shape(model: str) -> ModelShape:
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """From the content of a config.json. Raises KeyError, TypeError or ValueError for one of another kind."""
+    config = config.get("text_config") or config  # of a model that reads images too
     heads = int(config["num_attention_heads"])
     return ModelShape(
         hidden=int(config["hidden_size"]),
         layers=int(config["num_hidden_layers"]),
-        inner=int(config["intermediate_size"]),
+        inner=int(config.get("intermediate_size") or config["moe_intermediate_size"]),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
         head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
         vocabulary=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", False)),
+        **_experts(config),
     )
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a `ModelShape` that tell of experts; none for a model without."""
+    experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    chosen = _first(config, "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
+    if experts < 2 or not chosen:
+        return {}
+    layers, width = int(config["num_hidden_layers"]), _first(config, "moe_intermediate_size", "intermediate_size")
+    step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
+    first = _first(config, "first_k_dense_replace", "num_dense_layers")
+    sparse = [n for n in range(first, layers) if n not in dense and (n + 1) % step == 0]
+    shared = _first(config, "n_shared_experts", "num_shared_experts") * width
+    return {
+        "sparse": len(sparse),
+        "experts": experts,
+        "chosen": chosen,
+        "expert_inner": width,
+        "shared_inner": _first(config, "shared_expert_intermediate_size", "shared_intermediate_size") or shared,
+    }
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    """The first of these settings that is a number; 0 if none is."""
+    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), 0)
 
 
 def fitting_micro_batch(shape: ModelShape, use: Use, free: float, asked: int) -> int:
