@@ -25,8 +25,9 @@ from mafrt.engines.registry import SHIPPED, engine_of
 from mafrt.engines.several import SeveralEngines
 from mafrt.engines.vllm.in_process import VllmEngine
 from mafrt.engines.vllm.server import ServerEngine
+from mafrt.models.multi_lora import decoder_blocks
 from mafrt.models.several_bases import Bases, SeveralBases
-from mafrt.models.sharding import FullyShard, Zero3, decoder_blocks
+from mafrt.models.sharding import FullyShard, Zero3
 from mafrt.models.shared_base import SharedBase
 from mafrt.rollout.continued_tree import ContinuedTreePlayer
 from mafrt.rollout.player import Feedback, Player

@@ -125,13 +125,19 @@ def set_checkpointing(inner: nn.Module, context: LoraContext, enabled: bool) -> 
     Hugging Face's own switch works in training mode only, and its recomputation would run after the forward has
     removed its routing; here each block keeps the routing for its recomputation.
     """
-    lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
-    # The longest list holds the decoder blocks; a model may have other lists, such as those of experts.
-    for block in max(lists, key=len, default=()):
+    for block in decoder_blocks(inner):
         # The wrapper is an attribute of the instance; without it the class's own forward is back.
         block.__dict__.pop("forward", None)
         if enabled:
             block.forward = _checkpointed(block.forward, context)
+
+
+def decoder_blocks(inner: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a Hugging Face model; of one that reads images too, those that read text."""
+    part = getattr(inner, "get_decoder", lambda: inner)()
+    lists = [module for module in (part or inner).children() if isinstance(module, nn.ModuleList)]
+    # The longest list holds them; a model may have other lists, such as those of experts.
+    return [*max(lists, key=len, default=nn.ModuleList())]
 
 
 def _checkpointed(forward: Callable[..., Any], context: LoraContext) -> Callable[..., Any]:

@@ -34,6 +34,8 @@ def load_pretrained(
     import_generation()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from mafrt.models.checkpoint_class import auto_class, dequantising, read_config, refuse_other_kinds
+
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)
     path = str(base_folder(name_or_path) or name_or_path)
@@ -46,10 +48,12 @@ def load_pretrained(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelError(f"found dtype {dtype!r}, expected float32, bfloat16 or float16")
-    quantised = quantisation(bits, device) if bits else {}
+    config = read_config(name_or_path, path)
+    refuse_other_kinds(name_or_path, config, trust_remote_code=trust_remote_code, bits=bits)
+    quantised = quantisation(bits, device) if bits else dequantising(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = (auto_class(config) or AutoModelForCausalLM).from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
             dtype=dtype
@@ -106,6 +110,11 @@ def check_folder(name: str, path: str) -> None:
     """Raise ModelError for a missing folder or one without a model, before the name is tried as a hub id."""
     folder = Path(path)
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise ModelError(
+                f"the folder {path} holds an adapter and no model; give its base as --model_name_or_path, and the "
+                "adapter in the team file or as --load_path"
+            )
         if not (folder / "config.json").is_file():
             raise ModelError(f"the folder {path} holds no config.json; expected a Hugging Face model folder")
         if not any((folder / file).is_file() for file in TOKENIZER_FILES):

@@ -125,12 +125,6 @@ class FullyShard(Sharding):
         return sum(int(p.to_local().numel()) for p in self.root.parameters() if hasattr(p, "to_local"))
 
 
-def decoder_blocks(inner: nn.Module) -> list[nn.Module]:
-    """The decoder layers of a Hugging Face model."""
-    lists = [module for module in inner.children() if isinstance(module, nn.ModuleList)]
-    return [*max(lists, key=lambda blocks: len(blocks), default=nn.ModuleList())]
-
-
 class Zero3(Sharding):
     """DeepSpeed's ZeRO-3 without an optimizer: parameters in parts, gathered layer by layer.
 

@@ -43,14 +43,15 @@ def check_mergeable(bases: Iterable[str], settings: Mapping[str, Any]) -> None:
 def write_merged(target: Path, base: str, adapters: Mapping[str, Path]) -> None:
     """Write `target/ADAPTER` with weights, configuration and tokenizer, for each adapter."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from mafrt.models.checkpoint_class import auto_class, read_config
 
     folder = str(base_folder(base) or base)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     for name, path in adapters.items():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", trust_remote_code=False
-        )  # merging changes it: one load for each
+        # Merging changes it: one load for each.
+        model = auto_class(read_config(base, folder)).from_pretrained(folder, dtype="auto", trust_remote_code=False)
         merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
         merged.save_pretrained(str(target / name))
         tokenizer.save_pretrained(str(target / name))

@@ -1,0 +1,118 @@
+"""What kind of model a checkpoint holds, by its config.json: which class loads it, and what cannot be trained here."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mafrt.core.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+DEQUANTISED = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+"""formats whose weights transformers turns into ordinary ones while loading, with the class that asks for it"""
+OWN_FORMATS = ("bitsandbytes",)
+"""formats through whose layers gradients go"""
+OTHER_TASKS = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoice", "NextSentencePrediction",
+               "PreTraining", "RewardModel", "ImageGeneration", "SpeechSeq2Seq", "CTC")  # fmt: skip
+"""ends of the names of classes whose heads do not predict the next token"""
+
+
+def read_config(name: str, path: str) -> dict[str, Any]:
+    """The content of config.json, of a folder or a hub id; empty where it cannot be read (loading says why)."""
+    from transformers import PretrainedConfig
+
+    try:
+        found: dict[str, Any] = PretrainedConfig.get_config_dict(path)[0]
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: bool, bits: int | None) -> None:
+    """Raise ModelError for a checkpoint that is no causal language model, or that cannot be trained through.
+
+    Args:
+        name: of the model, for the message.
+        config: content of its config.json.
+        trust_remote_code: whether code that comes with it may run.
+        bits: to which it is quantised while it is loaded; None: not at all.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind, [cls] = str(config.get("model_type", "")), [*(config.get("architectures") or []), ""][:1]
+    what = f"{cls} of type {kind}" if cls else f"a model of type {kind}"
+    wanted = "expected a causal language model, such as Qwen/Qwen3-0.6B"
+    own_code = (config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    if own_code and not trust_remote_code:
+        if kind not in CONFIG_MAPPING_NAMES:
+            raise ModelError(
+                f"the model {name!r} is computed by code of its own ({own_code}), which is not run unasked; read it, and "
+                "give --trust_remote_code, or take a model that transformers knows"
+            )
+        own_code = None
+    if own_code or not kind:
+        return
+    if kind not in CONFIG_MAPPING_NAMES:
+        raise ModelError(
+            f"the model {name!r} is {what}, which this version of transformers does not know; upgrade transformers, or "
+            "take another model"
+        )
+    if any(cls.endswith(task) for task in OTHER_TASKS):
+        raise ModelError(f"the model {name!r} is {what}, whose head does not predict the next token; {wanted}")
+    if config.get("is_encoder_decoder") and not cls.endswith("CausalLM") or _has_encoder(kind):
+        raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {wanted}")
+    if auto_class(config) is None:
+        raise ModelError(f"the model {name!r} is {what}, which does not write text; {wanted}")
+    quantised = (config.get("quantization_config") or {}).get("quant_method")
+    if not quantised or quantised in OWN_FORMATS:
+        return
+    if bits:
+        raise ModelError(
+            f"the model {name!r} is quantised already ({quantised}), so load_in_{bits}bit has no weights to quantise; "
+            "take the checkpoint in bfloat16, or leave the flag out"
+        )
+    if quantised not in DEQUANTISED:
+        raise ModelError(
+            f"the model {name!r} is quantised ({quantised}), and no gradient goes through its layers to the adapters; "
+            "take the checkpoint in bfloat16, and --load_in_4bit if memory is short"
+        )
+    log.warning("%s: its %s weights are turned into ordinary ones, which take more memory.", name, quantised)
+
+
+def _has_encoder(kind: str) -> bool:
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    return kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def auto_class(config: dict[str, Any]) -> Any:
+    """The class of transformers that loads a checkpoint under the names that PEFT and vLLM know its layers by.
+
+    A model that reads images too is loaded as such (`...ForConditionalGeneration`), and its text is used alone. None: it
+    is no language model.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind, classes = str(config.get("model_type", "")), config.get("architectures") or []
+    of_images = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    if of_images is not None and (of_images in classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
+
+
+def dequantising(config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `from_pretrained` that have a quantised checkpoint loaded in ordinary numbers."""
+    import transformers
+
+    quantised = (config.get("quantization_config") or {}).get("quant_method")
+    if quantised not in DEQUANTISED:
+        return {}
+    return {"quantization_config": getattr(transformers, DEQUANTISED[quantised])(dequantize=True)}
