@@ -146,9 +146,9 @@ def test_the_text_of_a_model_that_reads_images_is_trained_and_goes_home_to_its_c
         tiny_tokenizer().save_pretrained(tmp_path / "text")
         text = SharedBase.load(str(tmp_path / "text"), device="cpu", dtype="float32")
         assert type(text.model).__name__ == "Qwen3_5ForCausalLM"
-        with pytest.raises(CheckpointError, match="is called base_model.model.model.layers.*class of this base"):
+        with pytest.raises(CheckpointError, match=r"is called base_model\.model\.model\.layers.*class of this base"):
             text.load_adapter("a", tmp_path / "a")
         text.add_adapter("a", LoraSpec(), seed=0)
         text.save_adapter("a", tmp_path / "other")
-        with pytest.raises(CheckpointError, match="is called base_model.model.model.language_model"):
+        with pytest.raises(CheckpointError, match=r"is called base_model\.model\.model\.language_model"):
             SharedBase.load(str(tmp_path / "base"), device="cpu").load_adapter("b", tmp_path / "other")

@@ -47,8 +47,8 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
     if own_code and not trust_remote_code:
         if kind not in CONFIG_MAPPING_NAMES:
             raise ModelError(
-                f"the model {name!r} is computed by code of its own ({own_code}), which is not run unasked; read it, and "
-                "give --trust_remote_code, or take a model that transformers knows"
+                f"the model {name!r} is computed by code of its own ({own_code}), which is not run unasked; read it, "
+                "and give --trust_remote_code, or take a model that transformers knows"
             )
         own_code = None
     if own_code or not kind:
@@ -60,7 +60,7 @@ def refuse_other_kinds(name: str, config: dict[str, Any], *, trust_remote_code: 
         )
     if any(cls.endswith(task) for task in OTHER_TASKS):
         raise ModelError(f"the model {name!r} is {what}, whose head does not predict the next token; {wanted}")
-    if config.get("is_encoder_decoder") and not cls.endswith("CausalLM") or _has_encoder(kind):
+    if (config.get("is_encoder_decoder") and not cls.endswith("CausalLM")) or _has_encoder(kind):
         raise ModelError(f"the model {name!r} is an encoder-decoder ({what}); {wanted}")
     if auto_class(config) is None:
         raise ModelError(f"the model {name!r} is {what}, which does not write text; {wanted}")
@@ -92,8 +92,8 @@ def _has_encoder(kind: str) -> bool:
 def auto_class(config: dict[str, Any]) -> Any:
     """The class of transformers that loads a checkpoint under the names that PEFT and vLLM know its layers by.
 
-    A model that reads images too is loaded as such (`...ForConditionalGeneration`), and its text is used alone. None: it
-    is no language model.
+    A model that reads images too is loaded as such (`...ForConditionalGeneration`), and its text is used alone. None:
+    it is no language model.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import (
@@ -106,6 +106,18 @@ def auto_class(config: dict[str, Any]) -> Any:
     if of_images is not None and (of_images in classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         return AutoModelForImageTextToText
     return AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else None
+
+
+def attention_of(config: Any, loader: Any, wanted: str) -> str:
+    """The implementation of attention that a class has: the wanted one, or `eager`, which all have.
+
+    Args:
+        config: of transformers.
+        loader: the auto class.
+        wanted: `sdpa` or `eager`.
+    """
+    cls = loader._model_mapping.get(type(config), None)
+    return wanted if wanted != "sdpa" or getattr(cls, "_supports_sdpa", True) else "eager"
 
 
 def dequantising(config: dict[str, Any]) -> dict[str, Any]:

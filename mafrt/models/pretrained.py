@@ -32,9 +32,9 @@ def load_pretrained(
 ) -> tuple[Any, Any, str]:
     """(model, tokenizer, path or hub id); arguments and errors as of `SharedBase.load`."""
     import_generation()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from mafrt.models.checkpoint_class import auto_class, dequantising, read_config, refuse_other_kinds
+    from mafrt.models.checkpoint_class import attention_of, auto_class, dequantising, read_config, refuse_other_kinds
 
     # Asked for first, so that a base that is fetched by name fails with the command that fetches it.
     require_base(name_or_path)
@@ -53,12 +53,14 @@ def load_pretrained(
     quantised = quantisation(bits, device) if bits else dequantising(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        loaded: Any = (auto_class(config) or AutoModelForCausalLM).from_pretrained(
+        loader = auto_class(config) or AutoModelForCausalLM
+        own = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        loaded: Any = loader.from_pretrained(
             path,
             # Half precision is emulated on many CPUs, where it is slower than float32.
             dtype=dtype
             or ("float32" if torch.device(goes_to or device).type == "cpu" else own_format(path, trust_remote_code)),
-            attn_implementation=attn_implementation,
+            attn_implementation=attention_of(own, loader, attn_implementation),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **quantised,
@@ -72,6 +74,10 @@ def load_pretrained(
         ) from None
     model, info = loaded
     _check_weights(name_or_path, model, info["missing_keys"])
+    if quantised and not bits:
+        # Transformers leaves some of these in bfloat16, whatever format was asked for.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(model.dtype)
     if bits:
         keep_differentiable(model)
     # bitsandbytes places quantised layers itself and may refuse a later move.
