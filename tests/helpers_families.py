@@ -96,11 +96,20 @@ OWN: dict[str, dict[str, Any]] = {
     "xlnet": {"d_head": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "layer_types": None, "n_mamba_heads": 4},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "n_mamba_heads": 4},
     "prophetnet": {"num_encoder_layers": 2, "num_decoder_layers": 2},
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16]},
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "qwen4_exp_text": {"num_key_value_heads": 2, "num_attention_heads": 4},
+    "qwen4_exp_text": {
+        "num_key_value_heads": 2,
+        "num_attention_heads": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}},
     "rwkv": {"attention_hidden_size": 64},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -122,6 +131,8 @@ def small(config: Any) -> dict[str, Any]:
     for name in getattr(config, "sub_configs", {}):
         if getattr(config, name, None) is not None:
             given[name] = small(getattr(config, name))
+    if config.model_type == "xlnet":
+        given.pop("max_position_embeddings", None)  # it has no largest position, and says so
     if "num_hidden_layers" in given and config.model_type == "prophetnet":
         del given["num_hidden_layers"]  # the sum of two others
     return given | OWN.get(config.model_type, {})

@@ -10,8 +10,10 @@ from helpers_families import VOCAB, tiny
 from helpers_models import ALL, tiny_tokenizer
 
 from mafrt.config.agent import LoraSpec
-from mafrt.core.errors import CheckpointError
+from mafrt.config.train_config import EngineConfig
+from mafrt.core.errors import CheckpointError, ConfigError
 from mafrt.core.types import Request, SamplingParams
+from mafrt.engines.checks import check_engine
 from mafrt.engines.local.engine import LocalEngine
 from mafrt.models import expert_lora, family_checks
 from mafrt.models.shared_base import SharedBase
@@ -217,6 +219,15 @@ def test_play_uses_the_experts_adapters(family):
         assert torch.allclose(found[0, at:], torch.tensor(answer.logprobs), atol=1e-3)
         differs |= request.adapter == "a" and bool((bare - found).abs().max() > 1e-2)
     assert differs
+
+
+def test_vllm_is_not_given_experts():
+    """Their layout is another one there; what is refused names the way out."""
+    targets = {"a": ["model.layers.0.self_attn.q_proj", "model.layers.0.mlp.experts.gate_up_proj"]}
+    with pytest.raises(ConfigError, match=r"experts.*--lora_targets"):
+        check_engine(EngineConfig(engine="vllm"), {"a": 8}, targets)
+    check_engine(EngineConfig(engine="vllm"), {"a": 8}, {"a": targets["a"][:1]})
+    check_engine(EngineConfig(), {"a": 8}, targets)
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(8, 12), (5, 6), (8, 3)])

@@ -104,7 +104,9 @@ def walk(model_type: str, folder: Path) -> dict[str, Any]:
 
 
 def family_block(path: str) -> str:
-    return path.rsplit(".", 1)[-1]
+    """The kind of a layer: the end of its path, with `experts` before it where it is one of theirs."""
+    holder, last = path.rsplit(".", 2)[-2:]
+    return f"experts.{last}" if holder == "experts" else last
 
 
 def _at_home(model_type: str, base: SharedBase, ids: torch.Tensor, folder: Path) -> float:
@@ -166,6 +168,7 @@ def test_the_docs_name_every_family():
     shown = DOCS.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     missing = [name for name in model_types() if f"| `{name}` |" not in shown]
     assert not missing, "bench/results/families.md is out of date; run: python tests/test_families.py"
+    assert summary([line for line in shown.splitlines() if line.startswith("| `")]).strip() in shown
 
 
 def row(name: str, folder: Path) -> str:
@@ -185,6 +188,21 @@ def row(name: str, folder: Path) -> str:
     return f"| `{name}` | {' | '.join(cells)} |"
 
 
+def state(line: str) -> str:
+    """Whether a row's family is fast (lean and packed), general, refused, failing or not tried."""
+    play, learn = (cell.strip() for cell in line.split("|")[2:4])
+    if (play, learn) == ("lean", "packed"):
+        return "fast"
+    return {"-": "not tried", "refused": "refused", "fails": "fail"}.get(play, "general")
+
+
+def summary(lines: list[str]) -> str:
+    """How many families are in each state."""
+    states = [state(line) for line in lines]
+    counts = ", ".join(f"{states.count(each)} {each}" for each in ("fast", "general", "refused", "fail", "not tried"))
+    return f"{len(lines)} families: {counts}.\n\n"
+
+
 def _short(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:150]
 
@@ -201,5 +219,5 @@ if __name__ == "__main__":  # python tests/test_families.py: an hour of one core
             lines[each] = row(each, Path(temporary))
             print(lines[each], flush=True)
     head = "| family | play | learn | layers with adapters | left out, or the reason |\n|---|---|---|---|---|\n"
-    made = head + "".join(f"{lines[each]}\n" for each in sorted(lines))
+    made = summary([*lines.values()]) + head + "".join(f"{lines[each]}\n" for each in sorted(lines))
     DOCS.write_text(page.split(BEGIN)[0] + BEGIN + made + END + page.split(END)[1], encoding="utf-8")

@@ -48,8 +48,8 @@ class LoraSpec:
     rank: int = 8
     alpha: float = 16.0
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """The linear layers that are adapted: `all-linear`, all of the decoder blocks but routers; or ends of their paths,
-    such as `q_proj`; or regular expressions for whole paths."""
+    """What is adapted: `all-linear`, all linear layers and experts of the decoder blocks but routers; or ends of paths,
+    such as `q_proj` or `experts.down_proj`; or regular expressions for whole paths."""
     scope: Literal["all", "action"] = "all"
     """Tokens on which the adapter acts: all, or the agent's own action with the invocation before it."""
 

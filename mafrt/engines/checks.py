@@ -91,6 +91,11 @@ def check_engine(
                 f"Adapter {name!r} has rank {rank}, above {where} ({most}); raise the one or lower the other."
             )
     for name, layers in targets.items():
+        if any(path.rsplit(".", 2)[-2:-1] == ["experts"] for path in layers):
+            raise ConfigError(
+                f"Adapter {name!r} has experts among its targets, which engine {config.engine} does not serve yet; "
+                "name the others in --lora_targets, such as q_proj k_proj v_proj o_proj, or use --engine local."
+            )
         strange = sorted({last for path in layers if (last := path.rsplit(".", 1)[-1]) not in SERVED})
         if strange:
             raise ConfigError(
