@@ -109,7 +109,6 @@ OWN: dict[str, dict[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 4,
     },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4}},
     "rwkv": {"attention_hidden_size": 64},
     "zaya": {"num_experts_per_tok": 1},
 }
