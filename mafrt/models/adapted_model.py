@@ -269,7 +269,7 @@ class AdaptedModel:
     def adapter_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
         """Path -> (A `[r, in]`, B `[out, r]`) of one adapter; in experts r is the rank times their number."""
         record = self._record(name)
-        layers = {**self.adapted_layers, **self.adapted_experts}
+        layers: dict[str, StackedLoRALinear | StackedLoRAExperts] = {**self.adapted_layers, **self.adapted_experts}
         return {path: layers[path].pairs[record.index] for path in record.layers}
 
     def stored_layers(self, name: str) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
@@ -342,8 +342,10 @@ class AdaptedModel:
 
     def _changed(self) -> None:
         self._changes += 1
-        for layer in (*self.adapted_layers.values(), *self.adapted_experts.values()):
+        for layer in self.adapted_layers.values():
             layer.drop_cache()
+        for experts in self.adapted_experts.values():
+            experts.drop_cache()
 
 
 def _fused_experts(model: nn.Module) -> dict[str, tuple[int, int, int]]:

@@ -137,7 +137,7 @@ def _of_interface(base: Any, ids: Tensor) -> dict[str, tuple[int, int, int]]:
         return {}
     from mafrt.models.expert_lora import mixed
 
-    routing, fine = AdapterRouting(*ids.shape, torch.full((len(ids),), -1)), set[str]()
+    routing, fine = AdapterRouting(ids.shape[0], ids.shape[1], torch.full((len(ids),), -1)), set[str]()
 
     def hook(path: str) -> Callable[..., None]:
         def compare(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
